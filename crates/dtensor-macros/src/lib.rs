@@ -1,0 +1,1 @@
+//! The derive macros of `dtensor`.

@@ -1,0 +1,27 @@
+//! Values to and from Candle, without copying.
+
+#![deny(unsafe_code)]
+
+use candle_core as candle;
+
+use super::Local;
+use crate::{Error, Result, Tensor};
+
+/// Shares the storage. The tensor has no gradient history here, whatever it has in Candle.
+impl TryFrom<candle::Tensor> for Tensor {
+    type Error = Error;
+    fn try_from(tensor: candle::Tensor) -> Result<Self> {
+        if !tensor.device().is_cpu() {
+            return Err(Error::argument("from_candle", "only CPU tensors are supported"));
+        }
+        Ok(Tensor::from_local_value(Local::foreign(tensor.detach())?))
+    }
+}
+
+/// Shares the storage; fails for a meta tensor, which has none.
+impl TryFrom<&Tensor> for candle::Tensor {
+    type Error = Error;
+    fn try_from(tensor: &Tensor) -> Result<Self> {
+        Ok(tensor.local("to_candle")?.export())
+    }
+}

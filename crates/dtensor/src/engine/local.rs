@@ -1,0 +1,188 @@
+//! The value of a tensor on this rank.
+
+#![deny(unsafe_code)]
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use candle_core as candle;
+use candle_core::Storage;
+
+use super::Elem;
+use crate::tensor::{DType, Meta, Shape};
+use crate::{Device, Element, Error, Result};
+
+/// A strided array in this rank's memory: shared, immutable, cheap to clone. A view keeps its base alive.
+#[derive(Clone)]
+pub struct Local(Arc<Inner>);
+
+struct Inner {
+    tensor: candle::Tensor,
+    dtype: DType,
+    /// The value whose storage this one looks into. It is held so that its owner can tell it is not alone.
+    _base: Option<Local>,
+    /// Whether code outside this crate may hold the storage too.
+    foreign: AtomicBool,
+}
+
+impl From<candle::Error> for Error {
+    fn from(error: candle::Error) -> Self {
+        Error::Engine(error.to_string())
+    }
+}
+
+impl Local {
+    /// Takes a result of Candle's that owns its storage.
+    pub(crate) fn owned(tensor: candle::Tensor) -> Result<Self> {
+        Self::new(tensor, None, false)
+    }
+
+    /// Takes a tensor whose storage others may hold.
+    pub(crate) fn foreign(tensor: candle::Tensor) -> Result<Self> {
+        Self::new(tensor, None, true)
+    }
+
+    fn new(tensor: candle::Tensor, base: Option<Local>, foreign: bool) -> Result<Self> {
+        let dtype = match tensor.dtype() {
+            candle::DType::U8 => DType::U8,
+            candle::DType::I64 => DType::I64,
+            candle::DType::F16 => DType::F16,
+            candle::DType::BF16 => DType::BF16,
+            candle::DType::F32 => DType::F32,
+            candle::DType::F64 => DType::F64,
+            other => return Err(Error::argument("from_candle", format!("dtype {other:?} is not supported"))),
+        };
+        Ok(Local(Arc::new(Inner { tensor, dtype, _base: base, foreign: AtomicBool::new(foreign) })))
+    }
+
+    /// An array of `shape`, filled row by row from `data`.
+    pub fn from_vec<T: Element>(data: Vec<T>, shape: &[usize]) -> Result<Self> {
+        debug_assert_eq!(data.len(), shape.iter().product::<usize>());
+        let tensor = candle::Tensor::from_storage(
+            Storage::Cpu(T::to_cpu_storage_owned(data)),
+            shape,
+            candle::op::BackpropOp::none(),
+            false,
+        );
+        Ok(Local(Arc::new(Inner {
+            tensor,
+            dtype: <T as Element>::DTYPE,
+            _base: None,
+            foreign: AtomicBool::new(false),
+        })))
+    }
+
+    /// The sizes of the dims.
+    pub fn dims(&self) -> &[usize] {
+        self.0.tensor.dims()
+    }
+
+    /// The strides, in elements; 0 on an expanded dim.
+    pub fn strides(&self) -> &[usize] {
+        self.0.tensor.stride()
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// The number of elements.
+    pub fn numel(&self) -> usize {
+        self.dims().iter().product()
+    }
+
+    /// Whether the elements lie row by row without gaps.
+    pub fn is_contiguous(&self) -> bool {
+        self.0.tensor.is_contiguous()
+    }
+
+    /// Shape, dtype and device.
+    pub fn meta(&self) -> Meta {
+        Meta { shape: Shape::from(self.dims()), dtype: self.dtype(), device: Device::Cpu }
+    }
+
+    /// Whether nobody else can see this storage, so that it may be written to.
+    pub fn is_unique(&mut self) -> bool {
+        Arc::get_mut(&mut self.0).is_some_and(|inner| inner._base.is_none() && !*inner.foreign.get_mut())
+    }
+
+    /// The Candle tensor, for an operator of Candle's. It must not leave the engine.
+    pub(crate) fn candle(&self) -> &candle::Tensor {
+        &self.0.tensor
+    }
+
+    /// The Candle tensor, to be given away: the storage counts as shared from here on.
+    pub(crate) fn export(&self) -> candle::Tensor {
+        let mut owner = self;
+        while let Some(base) = &owner.0._base {
+            owner = base;
+        }
+        owner.0.foreign.store(true, Ordering::Relaxed);
+        self.0.tensor.clone()
+    }
+
+    /// A view made by one of Candle's view operators. Candle copies where a view is impossible, which is
+    /// fine: the base is then held for nothing, and only until the view goes.
+    pub(crate) fn view_with(
+        &self,
+        view: impl FnOnce(&candle::Tensor) -> candle::Result<candle::Tensor>,
+    ) -> Result<Self> {
+        Self::new(view(&self.0.tensor)?, Some(self.clone()), false)
+    }
+
+    /// The same elements row by row without gaps: this one if it already is, else a copy.
+    pub fn contiguous(&self) -> Result<Self> {
+        if self.is_contiguous() { Ok(self.clone()) } else { super::kernels::copy::contiguous(self) }
+    }
+
+    /// Access to the elements. `T` must be the dtype's own type: kernels choose it by the dtype.
+    pub(crate) fn read<T: Elem>(&self) -> Result<Read<'_, T>> {
+        let (storage, layout) = self.0.tensor.storage_and_layout();
+        let len = match &*storage {
+            Storage::Cpu(storage) => T::cpu_storage_as_slice(storage)?.len(),
+            _ => return Err(Error::Engine("the value is not in main memory".into())),
+        };
+        // A view of nothing may start anywhere.
+        let offset = layout.start_offset().min(len);
+        Ok(Read { storage, offset, dims: layout.dims(), strides: layout.stride(), elem: PhantomData })
+    }
+
+    /// The elements row by row, copied out.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        let dense = self.contiguous()?;
+        let read = dense.read::<T>()?;
+        Ok(read.data()[..dense.numel()].to_vec())
+    }
+}
+
+impl std::fmt::Debug for Local {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Local({} {:?})", self.dtype(), self.dims())
+    }
+}
+
+/// A look at a value's storage, with the strides that make it an array.
+pub(crate) struct Read<'a, T> {
+    storage: candle::StorageRef<'a>,
+    offset: usize,
+    /// The sizes of the dims.
+    pub(crate) dims: &'a [usize],
+    /// The strides, in elements.
+    pub(crate) strides: &'a [usize],
+    elem: PhantomData<T>,
+}
+
+impl<T: Elem> Read<'_, T> {
+    /// The storage from the array's first element on: for a contiguous array, its elements (and then what
+    /// happens to lie behind them).
+    pub(crate) fn data(&self) -> &[T] {
+        match &*self.storage {
+            Storage::Cpu(storage) => {
+                &T::cpu_storage_as_slice(storage).expect("checked when the look began")[self.offset..]
+            }
+            _ => unreachable!("checked when the look began"),
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The one error type.
+//!
+//! Messages are lower case, name the operator and the argument, and keep the key words of PyTorch's
+//! message where it has one, so that a search for either finds the same advice.
+
+use crate::tensor::{DType, Shape};
+
+/// The result of everything in this crate that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong, and in which operator.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Two shapes that must agree do not.
+    #[error("{op}: {why}: {left} and {right}")]
+    ShapeMismatch {
+        /// The operator.
+        op: &'static str,
+        /// The rule that is broken.
+        why: &'static str,
+        /// The first shape.
+        left: Shape,
+        /// The second shape.
+        right: Shape,
+    },
+
+    /// A dim that the tensor does not have.
+    #[error(
+        "{op}: dimension out of range (expected to be in range of [-{rank}, {}], but got {dim})",
+        (*rank as isize - 1).max(0)
+    )]
+    DimOutOfRange {
+        /// The operator.
+        op: &'static str,
+        /// The dim asked for.
+        dim: isize,
+        /// The number of dims there are.
+        rank: usize,
+    },
+
+    /// An index outside the dim it indexes.
+    #[error("{op}: index {index} is out of bounds for dimension {dim} with size {size}")]
+    IndexOutOfBounds {
+        /// The operator.
+        op: &'static str,
+        /// The index.
+        index: i64,
+        /// The dim indexed.
+        dim: usize,
+        /// Its size.
+        size: usize,
+    },
+
+    /// Operands whose dtypes must agree do not.
+    #[error("{op}: dtypes differ: {left} and {right}; cast one of them with `to_dtype`")]
+    DTypeMismatch {
+        /// The operator.
+        op: &'static str,
+        /// The first dtype.
+        left: DType,
+        /// The second dtype.
+        right: DType,
+    },
+
+    /// An operator that is not defined for a dtype.
+    #[error("{op}: not defined for dtype {dtype}: {why}")]
+    DType {
+        /// The operator.
+        op: &'static str,
+        /// The dtype given.
+        dtype: DType,
+        /// What would be accepted.
+        why: &'static str,
+    },
+
+    /// Any other argument that cannot be used.
+    #[error("{op}: {message}")]
+    Argument {
+        /// The operator or function.
+        op: &'static str,
+        /// What is wrong with which argument.
+        message: String,
+    },
+
+    /// A gradient that cannot be computed.
+    #[error("{op}: {message}")]
+    Autograd {
+        /// The operator or function.
+        op: &'static str,
+        /// What is missing.
+        message: String,
+    },
+
+    /// A value asked of a tensor that has none.
+    #[error("{op}: a meta tensor has shape and dtype but no value")]
+    NoValue {
+        /// The operator or function.
+        op: &'static str,
+    },
+
+    /// The local engine refused.
+    #[error("engine: {0}")]
+    Engine(String),
+}
+
+impl Error {
+    /// An [`Error::Argument`], the common case of "this argument cannot be used".
+    pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
+        Error::Argument { op, message: message.into() }
+    }
+}
