@@ -3,7 +3,7 @@
 //! Messages are lower case, name the operator and the argument, and keep the key words of PyTorch's
 //! message where it has one, so that a search for either finds the same advice.
 
-use crate::tensor::{DType, Shape};
+use crate::tensor::{DType, Device, Shape};
 
 /// The result of everything in this crate that can fail.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -27,8 +27,8 @@ pub enum Error {
 
     /// A dim that the tensor does not have.
     #[error(
-        "{op}: dimension out of range (expected to be in range of [-{rank}, {}], but got {dim})",
-        (*rank as isize - 1).max(0)
+        "{op}: dimension out of range (expected to be in range of [-{}, {}], but got {dim})",
+        rank.max(&1), rank.max(&1) - 1
     )]
     DimOutOfRange {
         /// The operator.
@@ -108,5 +108,11 @@ impl Error {
     /// An [`Error::Argument`], the common case of "this argument cannot be used".
     pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
         Error::Argument { op, message: message.into() }
+    }
+
+    /// Two tensors that must be in the same place are not.
+    pub(crate) fn devices(op: &'static str, left: Device, right: Device) -> Self {
+        let message = format!("expected all tensors to be on the same device, but found {left} and {right}");
+        Error::argument(op, message)
     }
 }

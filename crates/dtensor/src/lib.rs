@@ -1,8 +1,53 @@
-//! Tensors.
+//! Tensors for Rust: one [`Tensor`] type with automatic gradients.
+//!
+//! ```
+//! use dtensor::prelude::*;
+//!
+//! # fn main() -> dtensor::Result<()> {
+//! let x = Tensor::from_slice(&[1f32, 2., 3., 4.], [2, 2])?;
+//! let w = Tensor::ones([2, 2], DType::F32)?.requires_grad_(true)?;
+//! let loss = x.matmul(&w)?.relu()?.sum_all()?;
+//! loss.backward()?;
+//! assert_eq!(w.grad().unwrap().to_vec::<f32>()?, [4., 4., 6., 6.]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The rooms of this house, from the ground up: the local engine (the only one that names Candle), operators with
+//! their shape rules, kernels and gradients, the one dispatch they all go through, the graph of gradients, modules
+//! and optimizers.
+#![warn(missing_docs)]
+
+// The derive macro names this crate from outside; inside, it must find it too.
+extern crate self as dtensor;
+
+mod autograd;
+mod dispatch;
 mod engine;
 mod error;
+pub mod nn;
+mod ops;
+pub mod optim;
+mod random;
 mod tensor;
 
-pub use engine::{num_threads, set_num_threads, with_num_threads};
+pub use autograd::{Backward, BackwardOptions, Grads, Saves, enable_grad, grad, no_grad};
+pub use dispatch::{apply, apply_all};
+pub use engine::{Local, num_threads, set_num_threads, with_num_threads};
 pub use error::{Error, Result};
-pub use tensor::{DType, Device, Dim, Dims, Element, INFER, Meta, NewShape, Shape};
+pub use ops::{Attention, CrossEntropy, Gelu, Locals, Metas, Op, Reduction};
+pub use random::{Generator, manual_seed};
+pub use tensor::{DType, Device, Dim, Dims, Element, INFER, Meta, NewShape, Operand, Scalar, Shape, Tensor};
+
+/// What most programs use.
+pub mod prelude {
+    pub use crate::{
+        Attention, CrossEntropy, DType, Device, Error, Gelu, Reduction, Result, Shape, Tensor, manual_seed,
+        no_grad,
+    };
+}
+
+/// The example in the README compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -1,13 +1,12 @@
 //! Values to and from Candle, without copying.
 
-#![deny(unsafe_code)]
-
 use candle_core as candle;
 
 use super::Local;
 use crate::{Error, Result, Tensor};
 
-/// Shares the storage. The tensor has no gradient history here, whatever it has in Candle.
+/// Shares the storage. The tensor has no gradient history here, whatever it has in Candle. What Candle then writes into
+/// it in place is seen here, too: Candle's tensors are not immutable, so do not.
 impl TryFrom<candle::Tensor> for Tensor {
     type Error = Error;
     fn try_from(tensor: candle::Tensor) -> Result<Self> {
@@ -18,7 +17,7 @@ impl TryFrom<candle::Tensor> for Tensor {
     }
 }
 
-/// Shares the storage; fails for a meta tensor, which has none.
+/// Shares the storage; fails for a meta tensor, which has none. Do not let Candle write into it in place.
 impl TryFrom<&Tensor> for candle::Tensor {
     type Error = Error;
     fn try_from(tensor: &Tensor) -> Result<Self> {

@@ -3,15 +3,18 @@
 //! Half-precision types compute in `f32`, integers in `i64` with wrapping, so a kernel is written once over
 //! [`Elem::Acc`] and serves every dtype.
 
+// Public only in name: they bound the public `Element`, which nobody outside can implement.
+#![allow(unreachable_pub)]
+
 use std::num::Wrapping;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use half::{bf16, f16};
 
-use super::kernels::math;
+use super::kernels::{halves, math};
 
 /// An element type of the engine.
-pub trait Elem: candle_core::WithDType + Default {
+pub trait Elem: candle_core::WithDType + Default + Vectors {
     /// The type in which arithmetic on this element is done.
     type Acc: Num;
     /// Widens.
@@ -20,12 +23,39 @@ pub trait Elem: candle_core::WithDType + Default {
     fn from_acc(acc: Self::Acc) -> Self;
 }
 
+/// For which vector units loops over a type are compiled. Every one is another copy of every loop.
+pub trait Vectors {
+    /// Whether for those beyond what every machine has.
+    const ANY: bool;
+    /// Whether for the widest too.
+    const WIDEST: bool;
+}
+
+macro_rules! vectors {
+    ($($t:ty: $any:expr, $widest:expr;)*) => {$(
+        impl Vectors for $t {
+            const ANY: bool = $any;
+            const WIDEST: bool = $widest;
+        }
+    )*};
+}
+vectors! {
+    u8: false, false;
+    i64: false, false;
+    Wrapping<i64>: false, false;
+    f16: true, false;
+    bf16: true, false;
+    f32: true, true;
+    f64: true, false;
+}
+
 /// An element type whose values are real numbers.
 pub trait Float: Elem<Acc: Real> {}
 
 /// A type that kernels accumulate in.
 pub trait Num:
-    Copy
+    Vectors
+    + Copy
     + PartialOrd
     + Add<Output = Self>
     + Sub<Output = Self>
@@ -68,22 +98,16 @@ macro_rules! real_functions {
         pub trait Real: Num + Div<Output = Self> + Neg<Output = Self> {
             /// `self × b + c`, in one rounding where the machine has it.
             fn mul_add(self, b: Self, c: Self) -> Self;
-            /// `self` to the power `e`.
-            fn powf(self, e: Self) -> Self;
             $($(#[$doc])* fn $name(self) -> Self;)*
         }
         impl Real for f32 {
             #[inline(always)]
             fn mul_add(self, b: Self, c: Self) -> Self { f32::mul_add(self, b, c) }
-            #[inline(always)]
-            fn powf(self, e: Self) -> Self { f32::powf(self, e) }
             $(#[inline(always)] fn $name(self) -> Self { $f32(self) })*
         }
         impl Real for f64 {
             #[inline(always)]
             fn mul_add(self, b: Self, c: Self) -> Self { f64::mul_add(self, b, c) }
-            #[inline(always)]
-            fn powf(self, e: Self) -> Self { f64::powf(self, e) }
             $(#[inline(always)] fn $name(self) -> Self { $f64(self) })*
         }
     };
@@ -161,8 +185,8 @@ macro_rules! elem {
 elem! {
     u8, Wrapping<i64>, |x| Wrapping(x as i64), |x: Wrapping<i64>| x.0 as u8;
     i64, Wrapping<i64>, Wrapping, |x: Wrapping<i64>| x.0;
-    f16, f32, f16::to_f32, f16::from_f32;
-    bf16, f32, bf16::to_f32, bf16::from_f32;
+    f16, f32, halves::f16_to_f32, halves::f32_to_f16;
+    bf16, f32, halves::bf16_to_f32, halves::f32_to_bf16;
     f32, f32, |x| x, |x| x;
     f64, f64, |x| x, |x| x;
 }

@@ -1,7 +1,5 @@
 //! The value of a tensor on this rank.
 
-#![deny(unsafe_code)]
-
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,11 +31,6 @@ impl From<candle::Error> for Error {
 }
 
 impl Local {
-    /// Takes a result of Candle's that owns its storage.
-    pub(crate) fn owned(tensor: candle::Tensor) -> Result<Self> {
-        Self::new(tensor, None, false)
-    }
-
     /// Takes a tensor whose storage others may hold.
     pub(crate) fn foreign(tensor: candle::Tensor) -> Result<Self> {
         Self::new(tensor, None, true)
@@ -58,7 +51,11 @@ impl Local {
 
     /// An array of `shape`, filled row by row from `data`.
     pub fn from_vec<T: Element>(data: Vec<T>, shape: &[usize]) -> Result<Self> {
-        debug_assert_eq!(data.len(), shape.iter().product::<usize>());
+        // Kernels trust this: they read as many elements as the shape says, some through pointers.
+        if shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size)) != Some(data.len()) {
+            let message = format!("shape {shape:?} cannot hold {} elements", data.len());
+            return Err(Error::argument("from_vec", message));
+        }
         let tensor = candle::Tensor::from_storage(
             Storage::Cpu(T::to_cpu_storage_owned(data)),
             shape,
@@ -108,17 +105,9 @@ impl Local {
         Arc::get_mut(&mut self.0).is_some_and(|inner| inner._base.is_none() && !*inner.foreign.get_mut())
     }
 
-    /// The Candle tensor, for an operator of Candle's. It must not leave the engine.
-    pub(crate) fn candle(&self) -> &candle::Tensor {
-        &self.0.tensor
-    }
-
     /// The Candle tensor, to be given away: the storage counts as shared from here on.
     pub(crate) fn export(&self) -> candle::Tensor {
-        let mut owner = self;
-        while let Some(base) = &owner.0._base {
-            owner = base;
-        }
+        let owner = self.0._base.as_ref().unwrap_or(self);
         owner.0.foreign.store(true, Ordering::Relaxed);
         self.0.tensor.clone()
     }
@@ -129,7 +118,9 @@ impl Local {
         &self,
         view: impl FnOnce(&candle::Tensor) -> candle::Result<candle::Tensor>,
     ) -> Result<Self> {
-        Self::new(view(&self.0.tensor)?, Some(self.clone()), false)
+        // The base of a view of a view is the same base: a chain of them would keep every link alive.
+        let base = self.0._base.clone().unwrap_or_else(|| self.clone());
+        Self::new(view(&self.0.tensor)?, Some(base), false)
     }
 
     /// The same elements row by row without gaps: this one if it already is, else a copy.
@@ -184,5 +175,35 @@ impl<T: Elem> Read<'_, T> {
             }
             _ => unreachable!("checked when the look began"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn storage_is_unique_until_somebody_else_can_see_it() {
+        let mut x = Local::from_vec(vec![1f32, 2.0], &[2]).unwrap();
+        assert!(x.is_unique());
+        let clone = x.clone();
+        assert!(!x.is_unique());
+        drop(clone);
+        assert!(x.is_unique());
+        let mut view = x.view_with(|t| t.narrow(0, 0, 1)).unwrap();
+        assert!(!x.is_unique() && !view.is_unique());
+        drop(view);
+        assert!(x.is_unique());
+        // What was given to Candle once may be held there for ever.
+        drop(x.export());
+        assert!(!x.is_unique());
+        assert!(!Local::foreign(x.export()).unwrap().is_unique());
+    }
+
+    #[test]
+    fn exporting_a_view_gives_away_its_base() {
+        let mut x = Local::from_vec(vec![1f32, 2.0], &[2]).unwrap();
+        x.view_with(|t| t.narrow(0, 0, 1)).unwrap().export();
+        assert!(!x.is_unique());
     }
 }

@@ -1,76 +1,46 @@
 //! The local engine: values on this rank, and the arithmetic on them. The only room that names Candle.
 //!
-//! A [`Local`] is a strided array, shared and immutable. Views share its storage. Operators that Candle does as
-//! fast as anybody are Candle's; the rest are in [`kernels`]. Nothing here knows of gradients or of other ranks.
+//! A [`Local`] is a strided array, shared and immutable: a Candle tensor, whose storage and views are Candle's. The
+//! loops over it are in [`kernels`]. Nothing here knows of gradients or of other ranks.
 
-#![allow(unsafe_code)] // narrowed again in every module but `kernels`
-
+mod convert;
 mod elem;
+#[allow(unsafe_code)]
 pub(crate) mod kernels;
 mod local;
 mod threads;
 
-pub use elem::{Elem, Float, Num, Real};
+pub(crate) use elem::{Elem, Float, Num, Real, Vectors};
 pub use local::Local;
 pub(crate) use local::Read;
 pub use threads::{num_threads, set_num_threads, with_num_threads};
 
-/// Runs `body` with `T` standing for the Rust type of a floating-point dtype.
+/// Runs `body` with `T` standing for the Rust type of a dtype, of those listed.
+macro_rules! with_types {
+    ($dtype:expr, $T:ident => $body:expr, [$($name:ident: $rust:ty),*] $($rest:tt)*) => {
+        match $dtype {
+            $($crate::DType::$name => {
+                type $T = $rust;
+                $body
+            })*
+            $($rest)*
+        }
+    };
+}
+
+/// Runs `body`, which gives a result, with `T` standing for the Rust type of a floating-point dtype.
 macro_rules! with_float {
     ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            $crate::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            $crate::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            $crate::DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            $crate::DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            dtype => {
-                Err($crate::Error::DType { op: $op, dtype, why: "it needs a floating-point dtype" })
-            }
-        }
+        $crate::engine::with_types!($dtype, $T => $body, [F32: f32, F64: f64, BF16: half::bf16, F16: half::f16]
+            dtype => Err($crate::Error::DType { op: $op, dtype, why: "it needs a floating-point dtype" }))
     };
 }
 
 /// Runs `body` with `T` standing for the Rust type of any dtype.
 macro_rules! with_elem {
     ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            $crate::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            $crate::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            $crate::DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
-            $crate::DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            $crate::DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            $crate::DType::U8 => {
-                type $T = u8;
-                $body
-            }
-        }
+        $crate::engine::with_types!($dtype, $T => $body,
+            [F32: f32, F64: f64, BF16: half::bf16, F16: half::f16, I64: i64, U8: u8])
     };
 }
-pub(crate) use {with_elem, with_float};
+pub(crate) use {with_elem, with_float, with_types};

@@ -2,8 +2,6 @@
 //!
 //! Ranks that are threads set 1, so that they do not fight over the cores; a program with one rank keeps them all.
 
-#![deny(unsafe_code)]
-
 use std::cell::Cell;
 
 thread_local! {

@@ -183,12 +183,15 @@ impl NewShape {
         let known = self.0.iter().filter(|&&s| s != INFER).try_fold(1usize, |n, &s| n.checked_mul(s));
         let refuse = || {
             let sizes: Vec<isize> = self.0.iter().map(|&s| s as isize).collect();
-            Error::argument(op, format!("shape {sizes:?} is invalid for input of shape {from} ({numel} elements)"))
+            Error::argument(
+                op,
+                format!("shape {sizes:?} is invalid for input of shape {from} ({numel} elements)"),
+            )
         };
         let known = known.ok_or_else(refuse)?;
         let hole = match holes {
             0 if known == numel => 0,
-            1 if known > 0 && numel % known == 0 => numel / known,
+            1 if known > 0 && numel.is_multiple_of(known) => numel / known,
             _ => return Err(refuse()),
         };
         Ok(self.0.iter().map(|&s| if s == INFER { hole } else { s }).collect())
@@ -250,7 +253,7 @@ impl Dim {
     }
 }
 
-/// Several dims; none at all means every dim where an operator says so.
+/// Several dims. None at all is none: a reduction over no dims changes nothing.
 #[derive(Clone, Debug)]
 pub struct Dims(SmallVec<[Dim; 4]>);
 
@@ -264,7 +267,10 @@ impl Dims {
         for dim in &self.0 {
             let dim = dim.resolve(op, rank)?;
             if dims.contains(&dim) {
-                return Err(Error::argument(op, format!("dim {dim} appears multiple times in the list of dims")));
+                return Err(Error::argument(
+                    op,
+                    format!("dim {dim} appears multiple times in the list of dims"),
+                ));
             }
             dims.push(dim);
         }
@@ -280,30 +286,32 @@ impl Dims {
 }
 
 macro_rules! dims_from {
-    ($($int:ty),*) => {$(
+    ($($int:ty => $index:expr),*) => {$(
         impl From<$int> for Dim {
             fn from(dim: $int) -> Self {
-                Dim(dim as isize)
+                let index: fn($int) -> isize = $index;
+                Dim(index(dim))
             }
         }
         impl From<$int> for Dims {
             fn from(dim: $int) -> Self {
-                Dims([Dim(dim as isize)].into_iter().collect())
+                Dim::from(dim).into()
             }
         }
         impl<const N: usize> From<[$int; N]> for Dims {
             fn from(dims: [$int; N]) -> Self {
-                Dims(dims.into_iter().map(|d| Dim(d as isize)).collect())
+                Dims(dims.into_iter().map(Dim::from).collect())
             }
         }
         impl From<&[$int]> for Dims {
             fn from(dims: &[$int]) -> Self {
-                Dims(dims.iter().map(|&d| Dim(d as isize)).collect())
+                Dims(dims.iter().copied().map(Dim::from).collect())
             }
         }
     )*};
 }
-dims_from!(i32, isize, usize);
+// A `usize` is never a dim counted from the back, however large.
+dims_from!(i32 => |d| d as isize, isize => |d| d, usize => |d| d.min(isize::MAX as usize) as isize);
 
 impl From<Dim> for Dims {
     fn from(dim: Dim) -> Self {

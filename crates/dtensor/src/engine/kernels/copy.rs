@@ -1,9 +1,335 @@
-//! Copies between layouts.
+//! Copies between layouts, and arrays made from nothing.
 
-use crate::Result;
-use crate::engine::Local;
+use std::mem::MaybeUninit;
+
+use half::vec::HalfBitsVecExt;
+use smallvec::SmallVec;
+
+use super::layout::{Axes, Axis, Walk, push_axis};
+use super::{fill_local, simd};
+use crate::engine::{Elem, Local, Num, with_elem};
+use crate::tensor::{DType, Shape};
+use crate::{Element, Result};
 
 /// A copy with the elements row by row.
 pub(crate) fn contiguous(x: &Local) -> Result<Local> {
-    Local::owned(x.candle().force_contiguous()?)
+    with_elem!(x.dtype(), T => {
+        let read = x.read::<T>()?;
+        let axes = axes_to(read.dims, read.strides, &Shape::from(read.dims).strides());
+        // SAFETY: the target strides are those of a dense array, so every element is written.
+        unsafe { fill_local::<T>(read.dims, |out| assign(&axes, read.data(), out)) }
+    })
+}
+
+/// The axes of a copy from one layout to another.
+pub(crate) fn axes_to(sizes: &[usize], from: &[usize], to: &[usize]) -> Axes<2> {
+    let mut axes = Axes::new();
+    for d in 0..sizes.len() {
+        push_axis(&mut axes, Axis { size: sizes[d], strides: [from[d], to[d]] });
+    }
+    axes
+}
+
+/// Copies every element of some axes from `src` to `dst`, in the strides of the first and the second array.
+/// The target's innermost axis should be contiguous; the source may lie in any way.
+pub(crate) fn assign<T: Elem>(axes: &[Axis<2>], src: &[T], dst: &mut [MaybeUninit<T>]) {
+    if axes.iter().any(|axis| axis.size == 0) {
+        return;
+    }
+    let Some((&last, outer)) = axes.split_last() else {
+        dst[0].write(src[0]);
+        return;
+    };
+    let n = last.size;
+    match last.strides {
+        [1, 1] => {
+            for [from, to] in Walk::new(outer) {
+                write_run(&src[from..from + n], &mut dst[to..to + n]);
+            }
+        }
+        [0, 1] => {
+            for [from, to] in Walk::new(outer) {
+                fill(&mut dst[to..to + n], src[from]);
+            }
+        }
+        [_, 1] => match outer.iter().position(|axis| axis.strides[0] == 1) {
+            Some(d) => {
+                let mut others: SmallVec<[Axis<2>; 4]> = outer.into();
+                let unit = others.remove(d);
+                simd::<T, _>(
+                    #[inline(always)]
+                    || {
+                        for [from, to] in Walk::new(&others) {
+                            transpose(
+                                &src[from..],
+                                last.strides[0],
+                                &mut dst[to..],
+                                unit.strides[1],
+                                unit.size,
+                                n,
+                            );
+                        }
+                    },
+                );
+            }
+            None => simd::<T, _>(
+                #[inline(always)]
+                || gather(outer, last, src, dst),
+            ),
+        },
+        _ => simd::<T, _>(
+            #[inline(always)]
+            || gather(outer, last, src, dst),
+        ),
+    }
+}
+
+/// Copies a run of elements to memory that need not hold any yet.
+pub(crate) fn write_run<T: Copy>(src: &[T], dst: &mut [MaybeUninit<T>]) {
+    assert_eq!(src.len(), dst.len());
+    // SAFETY: both are valid for that many elements; `dst` is borrowed mutably, so they do not overlap.
+    unsafe { src.as_ptr().copy_to_nonoverlapping(dst.as_mut_ptr().cast(), src.len()) };
+}
+
+/// Writes one value everywhere.
+pub(crate) fn fill<T: Elem>(dst: &mut [MaybeUninit<T>], value: T) {
+    simd::<T, _>(
+        #[inline(always)]
+        || dst.fill(MaybeUninit::new(value)),
+    );
+}
+
+#[inline(always)]
+fn gather<T: Elem>(outer: &[Axis<2>], last: Axis<2>, src: &[T], dst: &mut [MaybeUninit<T>]) {
+    let [s, t] = last.strides;
+    for [from, to] in Walk::new(outer) {
+        for i in 0..last.size {
+            dst[to + i * t].write(src[from + i * s]);
+        }
+    }
+}
+
+/// Elements of a row of the target that a transpose writes at once: a cache line of `f32`.
+const TILE: usize = 16;
+/// Rows of the target that it goes through per tile.
+const STRIP: usize = 64;
+/// Rows of the source that are interleaved at once.
+const WAYS: usize = 4;
+
+/// `dst[i][j] = src[j][i]` for `i < rows`, `j < cols`; rows of `src` are `from` apart, those of `dst` `to`.
+///
+/// Each tile goes through a buffer, so that every cache line of both arrays is touched once: rows whose distance
+/// is a power of two would otherwise evict one another.
+#[inline(always)]
+fn transpose<T: Elem>(
+    src: &[T],
+    from: usize,
+    dst: &mut [MaybeUninit<T>],
+    to: usize,
+    rows: usize,
+    cols: usize,
+) {
+    let tiled = cols - cols % TILE;
+    let mut tile = [[[T::default(); WAYS]; STRIP]; TILE / WAYS];
+    for i in (0..rows).step_by(STRIP) {
+        let w = (rows - i).min(STRIP);
+        for j in (0..tiled).step_by(TILE) {
+            for (k, part) in tile.iter_mut().enumerate() {
+                let row = |way: usize| &src[(j + k * WAYS + way) * from + i..][..w];
+                interleave([row(0), row(1), row(2), row(3)], &mut part[..w]);
+            }
+            for a in 0..w {
+                let out = &mut dst[(i + a) * to + j..][..TILE];
+                for (out, part) in out.as_chunks_mut::<WAYS>().0.iter_mut().zip(&tile) {
+                    *out = part[a].map(MaybeUninit::new);
+                }
+            }
+        }
+        for a in i..i + w {
+            for j in tiled..cols {
+                dst[a * to + j].write(src[j * from + a]);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn interleave<T: Copy>([a, b, c, d]: [&[T]; WAYS], out: &mut [[T; WAYS]]) {
+    let n = out.len();
+    let (a, b, c, d) = (&a[..n], &b[..n], &c[..n], &d[..n]);
+    for i in 0..n {
+        out[i] = [a[i], b[i], c[i], d[i]];
+    }
+}
+
+/// An array with the same value everywhere.
+pub(crate) fn full(dtype: DType, shape: &[usize], value: f64) -> Result<Local> {
+    // Negative zero is not all zero bits.
+    if value.to_bits() == 0 {
+        return zeros(dtype, shape);
+    }
+    with_elem!(dtype, T => {
+        let value = T::from_acc(Num::from_f64(value));
+        // SAFETY: `fill` writes every element.
+        unsafe { fill_local::<T>(shape, |out| fill(out, value)) }
+    })
+}
+
+/// As [`full`], of a whole number, which is exact in the integer dtypes.
+pub(crate) fn full_i64(dtype: DType, shape: &[usize], value: i64) -> Result<Local> {
+    let n = shape.iter().product();
+    match dtype {
+        _ if value == 0 => zeros(dtype, shape),
+        DType::I64 => Local::from_vec(vec![value; n], shape),
+        DType::U8 => Local::from_vec(vec![value as u8; n], shape),
+        _ => full(dtype, shape, value as f64),
+    }
+}
+
+/// Zeros, in fresh pages of the system where the array is large: they cost nothing until touched.
+fn zeros(dtype: DType, shape: &[usize]) -> Result<Local> {
+    let n = shape.iter().product();
+    match dtype {
+        DType::U8 => Local::from_vec(vec![0u8; n], shape),
+        DType::I64 => Local::from_vec(vec![0i64; n], shape),
+        DType::F16 => Local::from_vec(vec![0u16; n].reinterpret_into::<half::f16>(), shape),
+        DType::BF16 => Local::from_vec(vec![0u16; n].reinterpret_into::<half::bf16>(), shape),
+        DType::F32 => Local::from_vec(vec![0f32; n], shape),
+        DType::F64 => Local::from_vec(vec![0f64; n], shape),
+    }
+}
+
+/// `start + i × step` for `i < n`. Whole numbers are exact in the integer dtypes.
+pub(crate) fn arange(dtype: DType, start: f64, step: f64, n: usize) -> Result<Local> {
+    fn collect<T: Element>(n: usize, at: impl Fn(usize) -> T) -> Result<Local> {
+        Local::from_vec((0..n).map(at).collect(), &[n])
+    }
+    let whole = start.trunc() == start && step.trunc() == step;
+    let integer = |i: usize| (start as i64).wrapping_add((step as i64).wrapping_mul(i as i64));
+    match dtype {
+        DType::I64 if whole => collect(n, integer),
+        DType::U8 if whole => collect(n, |i| integer(i) as u8),
+        _ => with_elem!(dtype, T => collect::<T>(n, |i| T::from_acc(Num::from_f64(start + i as f64 * step)))),
+    }
+}
+
+/// Ones where the two indices are equal, zeros elsewhere.
+pub(crate) fn eye(dtype: DType, n: usize, m: usize) -> Result<Local> {
+    with_elem!(dtype, T => {
+        let mut data = vec![T::default(); n * m];
+        for i in 0..n.min(m) {
+            data[i * m + i] = T::from_acc(Num::ONE);
+        }
+        Local::from_vec(data, &[n, m])
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn iota<T: Element>(shape: &[usize]) -> Local {
+        let n = shape.iter().product::<usize>();
+        let data = (0..n).map(|i| T::from_acc(Num::from_f64((i % 251) as f64))).collect();
+        Local::from_vec::<T>(data, shape).unwrap()
+    }
+
+    /// The elements row by row, one at a time.
+    fn naive<T: Element>(x: &Local) -> Vec<T> {
+        let read = x.read::<T>().unwrap();
+        let mut index = vec![0; read.dims.len()];
+        (0..x.numel())
+            .map(|flat| {
+                let mut rest = flat;
+                for d in (0..index.len()).rev() {
+                    index[d] = rest % read.dims[d];
+                    rest /= read.dims[d];
+                }
+                read.data()[index.iter().zip(read.strides).map(|(i, s)| i * s).sum::<usize>()]
+            })
+            .collect()
+    }
+
+    fn check(x: &Local) {
+        with_elem!(x.dtype(), T => {
+            let copy = contiguous(x).unwrap();
+            assert!(copy.is_contiguous());
+            assert_eq!(copy.dims(), x.dims());
+            assert!(copy.to_vec::<T>().unwrap() == naive::<T>(x), "{x:?} {:?}", x.strides());
+        });
+    }
+
+    #[test]
+    fn every_layout_of_every_dtype_is_copied_in_order() {
+        for dtype in DType::ALL {
+            for (m, n) in
+                [(1, 1), (3, 5), (16, 64), (17, 65), (100, 33), (128, 64), (3, 200), (0, 4), (40, 0)]
+            {
+                let x = with_elem!(dtype, T => iota::<T>(&[m, n]));
+                check(&x);
+                check(&x.view_with(|t| t.t()).unwrap());
+                let wide = with_elem!(dtype, T => iota::<T>(&[2, m + 3, n + 2]));
+                let cut = wide.view_with(|t| t.narrow(1, 2, m)?.narrow(2, 1, n)).unwrap();
+                check(&cut);
+                check(&cut.view_with(|t| t.transpose(1, 2)).unwrap());
+                check(&cut.view_with(|t| t.transpose(0, 1)).unwrap());
+                check(&cut.view_with(|t| t.permute((2, 0, 1))).unwrap());
+                check(&cut.view_with(|t| t.permute((2, 1, 0))).unwrap());
+            }
+            let x = with_elem!(dtype, T => iota::<T>(&[2, 3, 4, 5]));
+            for order in [(0, 2, 1, 3), (3, 1, 2, 0), (1, 3, 0, 2), (0, 1, 3, 2)] {
+                check(&x.view_with(|t| t.permute(order)).unwrap());
+            }
+            let column = x.view_with(|t| t.narrow(3, 2, 1)?.transpose(0, 1)).unwrap();
+            check(&column);
+        }
+    }
+
+    #[test]
+    fn expanded_arrays_are_copied_out() {
+        let x = iota::<f32>(&[3, 1, 5]);
+        check(&x.view_with(|t| t.broadcast_as((3, 4, 5))).unwrap());
+        check(&x.view_with(|t| t.broadcast_as((2, 3, 4, 5))).unwrap());
+        check(&x.view_with(|t| t.broadcast_as((3, 4, 5))?.transpose(1, 2)).unwrap());
+        check(&iota::<f32>(&[3, 1]).view_with(|t| t.broadcast_as((3, 70))).unwrap());
+        check(&iota::<f32>(&[]).view_with(|t| t.broadcast_as((3, 70))).unwrap());
+        check(&iota::<f32>(&[]));
+    }
+
+    #[test]
+    fn constants_are_exact() {
+        for dtype in DType::ALL {
+            for value in [0.0, -0.0, 1.0, 7.0] {
+                with_elem!(dtype, T => {
+                    let data = full(dtype, &[3, 5], value).unwrap().to_vec::<T>().unwrap();
+                    assert!(data.len() == 15 && data.iter().all(|x| x.acc().to_f64() == value));
+                });
+            }
+            assert_eq!(full(dtype, &[0, 5], 2.0).unwrap().numel(), 0);
+            with_elem!(dtype, T => {
+                let data = full_i64(dtype, &[2], 5).unwrap().to_vec::<T>().unwrap();
+                assert!(data.iter().all(|x| x.acc().to_f64() == 5.0));
+                let data = eye(dtype, 3, 4).unwrap().to_vec::<T>().unwrap();
+                let expected = |i: usize| if i / 4 == i % 4 { 1.0 } else { 0.0 };
+                assert!((0..12).all(|i| data[i].acc().to_f64() == expected(i)));
+            });
+        }
+        assert!(full(DType::F32, &[1], -0.0).unwrap().to_vec::<f32>().unwrap()[0].is_sign_negative());
+        assert!(full(DType::F16, &[1], f64::NAN).unwrap().to_vec::<half::f16>().unwrap()[0].is_nan());
+        let big = full_i64(DType::I64, &[2], i64::MAX - 1).unwrap();
+        assert_eq!(big.to_vec::<i64>().unwrap(), [i64::MAX - 1; 2]);
+    }
+
+    #[test]
+    fn ranges_do_not_drift() {
+        let x = arange(DType::F32, 0.0, 0.1, 100_001).unwrap().to_vec::<f32>().unwrap();
+        assert_eq!(x[100_000], 10_000.0);
+        let x = arange(DType::I64, -3.0, 2.0, 4).unwrap().to_vec::<i64>().unwrap();
+        assert_eq!(x, [-3, -1, 1, 3]);
+        let x = arange(DType::I64, 9007199254740992.0, 1.0, 2).unwrap().to_vec::<i64>().unwrap();
+        assert_eq!(x, [9007199254740992, 9007199254740993]);
+        assert_eq!(arange(DType::U8, 5.0, -1.0, 3).unwrap().to_vec::<u8>().unwrap(), [5, 4, 3]);
+        assert_eq!(arange(DType::I64, 0.0, 0.5, 4).unwrap().to_vec::<i64>().unwrap(), [0, 0, 1, 1]);
+        assert_eq!(arange(DType::BF16, 0.0, 1.0, 0).unwrap().numel(), 0);
+    }
 }

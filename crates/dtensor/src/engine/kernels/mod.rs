@@ -6,37 +6,73 @@
 
 use std::mem::MaybeUninit;
 
-use super::{Elem, Local};
-use crate::{Element, Result};
+use super::{Elem, Local, Vectors};
+use crate::{Element, Error, Result};
 
+pub(crate) mod attention;
+pub(crate) mod binary;
+pub(crate) mod cast;
+pub(crate) mod cat;
 pub(crate) mod copy;
+pub(crate) mod extremum;
+pub(crate) mod fold;
+mod formula;
+pub(crate) mod halves;
+pub(crate) mod index;
+pub(crate) mod layout;
+pub(crate) mod loss;
 pub(crate) mod math;
+pub(crate) mod matmul;
+pub(crate) mod moments;
+pub(crate) mod nest;
+pub(crate) mod norm;
+pub(crate) mod random;
+pub(crate) mod reduce;
+pub(crate) mod rows;
+pub(crate) mod scalar;
+pub(crate) mod scan;
+pub(crate) mod select;
+pub(crate) mod softmax;
+pub(crate) mod sort;
+#[cfg(test)]
+mod testing;
+pub(crate) mod unary;
 
-/// Runs a loop compiled for the best vector unit this machine has. What the closure calls must be
-/// `#[inline(always)]`, or it is compiled for the least.
+/// Runs a loop over elements of type `T`, compiled for the vector unit of this machine. The closure itself,
+/// `simd::<T, _>(#[inline(always)] || …)`, and what it calls must be `#[inline(always)]`, or they are compiled for
+/// the least.
+///
+/// Every kind of vector unit is one more copy of the loop, and there are hundreds of loops: so only single precision is
+/// compiled for the widest, and integers for none in particular.
 #[inline(always)]
-pub(crate) fn simd<R>(body: impl FnOnce() -> R) -> R {
-    struct Body<F>(F);
-    impl<R, F: FnOnce() -> R> pulp::WithSimd for Body<F> {
-        type Output = R;
-        #[inline(always)]
-        fn with_simd<S: pulp::Simd>(self, _: S) -> R {
-            (self.0)()
+pub(crate) fn simd<T: Vectors, R>(body: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if T::WIDEST
+            && let Some(v4) = pulp::x86::V4::try_new()
+        {
+            return v4.vectorize(body);
+        }
+        if T::ANY
+            && let Some(v3) = pulp::x86::V3::try_new()
+        {
+            return v3.vectorize(body);
         }
     }
-    pulp::Arch::new().dispatch(Body(body))
+    body()
 }
 
 /// A vector of `n` elements that `fill` writes without their being zeroed first.
 ///
 /// # Safety
 /// `fill` must write every element of the slice.
-pub(crate) unsafe fn fill_vec<T: Elem>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
-    let mut out = Vec::with_capacity(n);
+pub(crate) unsafe fn fill_vec<T: Elem>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Result<Vec<T>> {
+    let mut out = Vec::new();
+    out.try_reserve_exact(n).map_err(|_| Error::Engine(format!("not enough memory for {n} elements")))?;
     fill(&mut out.spare_capacity_mut()[..n]);
     // SAFETY: the capacity is at least `n`, and the caller's `fill` has written the first `n` elements.
     unsafe { out.set_len(n) };
-    out
+    Ok(out)
 }
 
 /// A new array of `shape` that `fill` writes without its being zeroed first.
@@ -48,6 +84,6 @@ pub(crate) unsafe fn fill_local<T: Element>(
     fill: impl FnOnce(&mut [MaybeUninit<T>]),
 ) -> Result<Local> {
     // SAFETY: passed on to the caller.
-    let data = unsafe { fill_vec(shape.iter().product(), fill) };
+    let data = unsafe { fill_vec(shape.iter().product(), fill)? };
     Local::from_vec(data, shape)
 }

@@ -1,0 +1,320 @@
+//! The walk from a result back to the leaves.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::mode::{enable_grad, no_grad};
+use super::{Backward, Leaf, Link, Node};
+use crate::{Error, Result, Tensor};
+
+/// How a backward pass is run.
+///
+/// ```
+/// use dtensor::{BackwardOptions, DType, Tensor};
+/// # fn main() -> dtensor::Result<()> {
+/// let x = Tensor::full([2], 3.0, DType::F64)?.requires_grad_(true)?;
+/// let y = x.mul(&x)?;
+/// let gradient = Some(Tensor::from_slice(&[1f64, 10.], [2])?);
+/// y.backward_with(BackwardOptions { gradient, retain_graph: true, ..Default::default() })?;
+/// assert_eq!(x.grad().unwrap().to_vec::<f64>()?, [6., 60.]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct BackwardOptions {
+    /// The gradient of the result; may be left out when the result has one element, and is then one.
+    pub gradient: Option<Tensor>,
+    /// Keep the saved values, so that another pass can go through the same operators.
+    pub retain_graph: bool,
+    /// Record the pass itself, so that the gradients have gradients. Implies `retain_graph`. A leaf then holds a gradient
+    /// that leads back to the leaf, and both stay alive until [`zero_grad`](Tensor::zero_grad); [`grad`] has no such cycle.
+    pub create_graph: bool,
+}
+
+impl Tensor {
+    /// Adds the gradient of this one-element tensor to every leaf it was computed from, and frees the values that
+    /// were saved for it (see [`BackwardOptions`] for the rest).
+    pub fn backward(&self) -> Result<()> {
+        self.backward_with(BackwardOptions::default())
+    }
+
+    /// [`backward`](Tensor::backward) with a given gradient, keeping the graph, or recording the pass itself.
+    pub fn backward_with(&self, options: BackwardOptions) -> Result<()> {
+        let mut pass = Pass::new(&options);
+        pass.run(self, &options)
+    }
+}
+
+/// The gradients of `output` with respect to `inputs`, leaving every leaf's own store alone, and running (and freeing)
+/// only what lies between them. `None` for an input that `output` does not depend on.
+///
+/// ```
+/// use dtensor::{BackwardOptions, Tensor, grad};
+/// # fn main() -> dtensor::Result<()> {
+/// let x = Tensor::scalar(3f64)?.requires_grad_(true)?;
+/// let y = x.pow(3)?;
+/// let options = BackwardOptions { create_graph: true, ..Default::default() };
+/// let dy = grad(&y, &[&x], options)?.remove(0).unwrap();
+/// assert_eq!(dy.item::<f64>()?, 27.0);
+/// let ddy = grad(&dy, &[&x], Default::default())?.remove(0).unwrap();
+/// assert_eq!(ddy.item::<f64>()?, 18.0);
+/// # Ok(())
+/// # }
+/// ```
+pub fn grad(output: &Tensor, inputs: &[&Tensor], options: BackwardOptions) -> Result<Vec<Option<Tensor>>> {
+    let mut targets = HashMap::new();
+    for (i, input) in inputs.iter().enumerate() {
+        let target = Target::of(input.link()).ok_or_else(|| Error::Autograd {
+            op: "grad",
+            message: format!("input {i} does not require grad"),
+        })?;
+        targets.insert(target, None);
+    }
+    let mut pass = Pass::new(&options);
+    pass.wanted = Some(Wanted::new(output, targets));
+    pass.run(output, &options)?;
+    let found = pass.wanted.map(|wanted| wanted.found).unwrap_or_default();
+    Ok(inputs.iter().map(|x| Target::of(x.link()).and_then(|t| found.get(&t).cloned().flatten())).collect())
+}
+
+/// The identity of a place that a gradient can flow to, while the graph holds it alive.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Target(usize, usize);
+
+impl Target {
+    fn of(link: &Link) -> Option<Target> {
+        match link {
+            Link::None => None,
+            Link::Leaf(leaf) => Some(Target(Arc::as_ptr(leaf).addr(), 0)),
+            Link::Node(node, output) => Some(Target(address(node), *output)),
+        }
+    }
+}
+
+/// A node waiting for its turn: the deepest first, and among equals the one reached first, so that sums are formed
+/// in the same order on every run.
+struct Waiting {
+    depth: u64,
+    reached: usize,
+    node: Arc<Node>,
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+impl Eq for Waiting {}
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.depth, other.reached).cmp(&(other.depth, self.reached))
+    }
+}
+
+struct Pass {
+    retain: bool,
+    create: bool,
+    queue: BinaryHeap<Waiting>,
+    /// The gradients of the outputs of every node in the queue, by the node's address.
+    grads: HashMap<usize, SmallVec<[Option<Tensor>; 1]>>,
+    reached: usize,
+    /// The gradients of leaves, in the order they were reached. They go into the leaves' own stores when the pass has
+    /// succeeded: one that fails changes nothing.
+    leaves: Vec<(Arc<Leaf>, Tensor)>,
+    /// If set, gradients are collected for these targets alone, and the leaves' stores stay as they are.
+    wanted: Option<Wanted>,
+}
+
+/// What [`grad`] asks for.
+struct Wanted {
+    found: HashMap<Target, Option<Tensor>>,
+    /// The nodes on the way to a target. The others are not run, and what they saved stays.
+    on_the_way: HashSet<usize>,
+}
+
+impl Wanted {
+    fn new(output: &Tensor, targets: HashMap<Target, Option<Tensor>>) -> Self {
+        let mut wanted = Wanted { found: targets, on_the_way: HashSet::new() };
+        let mut seen = HashSet::new();
+        // Each node is looked at twice: on the way down, and again when all below it is known.
+        let mut pending: Vec<(&Arc<Node>, bool)> = match output.link() {
+            Link::Node(node, _) => vec![(node, false)],
+            _ => Vec::new(),
+        };
+        while let Some((node, known)) = pending.pop() {
+            if known {
+                if node.edges.iter().any(|edge| wanted.leads_to_target(edge)) {
+                    wanted.on_the_way.insert(address(node));
+                }
+            } else if seen.insert(address(node)) {
+                pending.push((node, true));
+                for edge in &node.edges {
+                    if let Link::Node(below, _) = edge {
+                        pending.push((below, false));
+                    }
+                }
+            }
+        }
+        wanted
+    }
+
+    fn leads_to_target(&self, edge: &Link) -> bool {
+        Target::of(edge).is_some_and(|target| self.found.contains_key(&target))
+            || matches!(edge, Link::Node(node, _) if self.on_the_way.contains(&address(node)))
+    }
+}
+
+fn address(node: &Arc<Node>) -> usize {
+    Arc::as_ptr(node).cast::<()>().addr()
+}
+
+impl Pass {
+    fn new(options: &BackwardOptions) -> Self {
+        Pass {
+            retain: options.retain_graph || options.create_graph,
+            create: options.create_graph,
+            queue: BinaryHeap::new(),
+            grads: HashMap::new(),
+            reached: 0,
+            leaves: Vec::new(),
+            wanted: None,
+        }
+    }
+
+    fn run(&mut self, output: &Tensor, options: &BackwardOptions) -> Result<()> {
+        if self.create {
+            enable_grad(|| self.walk(output, options))
+        } else {
+            no_grad(|| self.walk(output, options))
+        }
+    }
+
+    fn walk(&mut self, output: &Tensor, options: &BackwardOptions) -> Result<()> {
+        const OP: &str = "backward";
+        if !output.requires_grad() {
+            let message = "the tensor does not require grad and does not have a gradient rule".into();
+            return Err(Error::Autograd { op: OP, message });
+        }
+        let seed = match &options.gradient {
+            Some(gradient) => gradient.clone(),
+            None if output.numel() == 1 => output.detach().ones_like()?,
+            None => {
+                let shape = output.shape();
+                let message = format!(
+                    "grad can be implicitly created only for scalar outputs, and this tensor has shape {shape}: \
+                     pass the gradient of the result"
+                );
+                return Err(Error::Autograd { op: OP, message });
+            }
+        };
+        output.expect_like(OP, "the gradient must have the result's shape", &seed)?;
+        self.accept(output.link(), seed)?;
+        while let Some(Waiting { node, .. }) = self.queue.pop() {
+            let grads = self.grads.remove(&address(&node)).unwrap_or_default();
+            if let Some(wanted) = &mut self.wanted {
+                for (i, grad) in grads.iter().enumerate() {
+                    if let Some(slot) = wanted.found.get_mut(&Target(address(&node), i)) {
+                        slot.clone_from(grad);
+                    }
+                }
+                if !wanted.on_the_way.contains(&address(&node)) {
+                    continue;
+                }
+            }
+            let inputs = node.op.gradient(&Backward::begin(&node, &grads, self.retain)?)?;
+            drop(grads);
+            self.check(&node, &inputs)?;
+            for (link, grad) in node.edges.iter().zip(inputs) {
+                let Some(grad) = grad else { continue };
+                if self.wanted.as_ref().is_none_or(|wanted| wanted.leads_to_target(link)) {
+                    self.accept(link, grad)?;
+                }
+            }
+        }
+        self.commit()
+    }
+
+    /// A gradient rule that returns the wrong shape is found where it is wrong, not three operators later.
+    fn check(&self, node: &Node, grads: &[Option<Tensor>]) -> Result<()> {
+        let wrong = |message: String| Err(Error::Autograd { op: node.op.name(), message });
+        if grads.len() != node.inputs.len() {
+            return wrong(format!(
+                "the gradient rule gave {} gradients for {} inputs",
+                grads.len(),
+                node.inputs.len()
+            ));
+        }
+        for (i, (grad, meta)) in grads.iter().zip(&node.inputs).enumerate() {
+            match grad {
+                Some(g) if g.dims() != &meta.shape[..] || g.dtype() != meta.dtype => {
+                    return wrong(format!(
+                        "the gradient rule gave {} {} for input {i}, which is {} {}",
+                        g.dtype(),
+                        g.shape(),
+                        meta.dtype,
+                        meta.shape
+                    ));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self, link: &Link, grad: Tensor) -> Result<()> {
+        match link {
+            Link::None => Ok(()),
+            Link::Leaf(leaf) => {
+                let grad = if self.create { grad } else { grad.detach() };
+                match self.leaves.iter_mut().find(|(known, _)| Arc::ptr_eq(known, leaf)) {
+                    Some((_, total)) => *total = total.add(&grad)?,
+                    None => self.leaves.push((leaf.clone(), grad)),
+                }
+                Ok(())
+            }
+            Link::Node(node, output) => {
+                let slots = self.grads.entry(address(node)).or_insert_with(|| {
+                    self.reached += 1;
+                    self.queue.push(Waiting { depth: node.depth, reached: self.reached, node: node.clone() });
+                    node.outputs.iter().map(|_| None).collect()
+                });
+                slots[*output] = Some(sum(slots[*output].take(), grad)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// Hands out the gradients of the leaves.
+    fn commit(&mut self) -> Result<()> {
+        for (leaf, grad) in self.leaves.drain(..) {
+            if let Some(wanted) = &mut self.wanted {
+                let target = Target::of(&Link::Leaf(leaf)).expect("a leaf can be a target");
+                wanted.found.insert(target, Some(grad));
+                continue;
+            }
+            // Held across the addition, so that passes on several threads do not lose each other's sums.
+            let mut store = leaf.grad.lock();
+            let total = match &*store {
+                Some(before) => before.add(&grad)?,
+                None => grad,
+            };
+            *store = Some(total);
+        }
+        Ok(())
+    }
+}
+
+fn sum(before: Option<Tensor>, grad: Tensor) -> Result<Tensor> {
+    match before {
+        Some(before) => before.add(&grad),
+        None => Ok(grad),
+    }
+}

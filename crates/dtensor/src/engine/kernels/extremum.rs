@@ -1,0 +1,287 @@
+//! Where along a dim the largest or smallest element is.
+
+use crate::engine::{Elem, Local, Num, with_elem};
+use crate::tensor::Shape;
+use crate::{Element, Error, Result};
+
+use super::simd;
+
+/// Which end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Extremum {
+    /// The largest.
+    Max,
+    /// The smallest.
+    Min,
+}
+
+/// The extreme along `dim` and its index (`i64`). The first of equals; the first NaN if there is one.
+pub(crate) fn extremum(f: Extremum, x: &Local, dim: usize, keepdim: bool) -> Result<(Local, Local)> {
+    with_elem!(x.dtype(), T => match f {
+        Extremum::Max => along::<T>("max", x, dim, keepdim, Above),
+        Extremum::Min => along::<T>("min", x, dim, keepdim, Below),
+    })
+}
+
+/// As [`extremum`], the index alone.
+pub(crate) fn arg_extremum(f: Extremum, x: &Local, dim: usize, keepdim: bool) -> Result<Local> {
+    Ok(extremum(f, x, dim, keepdim)?.1)
+}
+
+/// An order in which NaN comes before everything.
+trait Order: Copy {
+    /// What everything is no worse than.
+    fn last<A: Num>(self) -> A;
+    /// Whether `a` is strictly better than `b`.
+    fn better<A: Num>(self, a: A, b: A) -> bool;
+}
+
+#[derive(Clone, Copy)]
+struct Above;
+impl Order for Above {
+    #[inline(always)]
+    fn last<A: Num>(self) -> A {
+        A::LOWEST
+    }
+    #[inline(always)]
+    fn better<A: Num>(self, a: A, b: A) -> bool {
+        (a > b) | (a.is_nan() & !b.is_nan())
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Below;
+impl Order for Below {
+    #[inline(always)]
+    fn last<A: Num>(self) -> A {
+        A::HIGHEST
+    }
+    #[inline(always)]
+    fn better<A: Num>(self, a: A, b: A) -> bool {
+        (a < b) | (a.is_nan() & !b.is_nan())
+    }
+}
+
+fn along<T: Element>(
+    op: &'static str,
+    x: &Local,
+    dim: usize,
+    keepdim: bool,
+    order: impl Order,
+) -> Result<(Local, Local)> {
+    let sizes = x.dims();
+    // A scalar may be addressed as if it had one dim.
+    let n = sizes.get(dim).copied().unwrap_or(1);
+    let shape = match (sizes.is_empty(), keepdim) {
+        (true, _) => Shape::scalar(),
+        (_, true) => Shape::from(sizes).with_dim(dim, 1),
+        (_, false) => Shape::from(sizes).without_dim(dim),
+    };
+    let outputs = shape.numel();
+    if n == 0 && outputs > 0 {
+        return Err(Error::argument(
+            op,
+            format!("cannot reduce over dim {dim} of size 0, because the operation has no identity"),
+        ));
+    }
+    let inner: usize = sizes.iter().skip(dim + 1).product();
+    let (mut values, mut indices) = (vec![T::default(); outputs], vec![0i64; outputs]);
+    if outputs > 0 {
+        let x = x.contiguous()?;
+        let read = x.read::<T>()?;
+        let data = &read.data()[..outputs * n];
+        if inner == 1 {
+            simd::<T, _>(
+                #[inline(always)]
+                || {
+                    for (i, row) in data.chunks_exact(n).enumerate() {
+                        (values[i], indices[i]) = first_best(order, row);
+                    }
+                },
+            );
+        } else {
+            let parts = values.chunks_exact_mut(inner).zip(indices.chunks_exact_mut(inner));
+            let mut scratch = Scratch { best: Vec::new(), narrow: Vec::new(), wide: Vec::new() };
+            for (rows, (values, indices)) in data.chunks_exact(n * inner).zip(parts) {
+                // Indices as narrow as the elements go through the vector unit at the same rate.
+                if u32::try_from(n).is_ok() {
+                    simd::<T, _>(
+                        #[inline(always)]
+                        || columns(order, rows, inner, &mut scratch.best, &mut scratch.narrow, |i| i as u32),
+                    );
+                    widen(&scratch.narrow, indices, |i| i as i64);
+                } else {
+                    simd::<T, _>(
+                        #[inline(always)]
+                        || columns(order, rows, inner, &mut scratch.best, &mut scratch.wide, |i| i as i64),
+                    );
+                    widen(&scratch.wide, indices, |i| i);
+                }
+                widen(&scratch.best, values, T::from_acc);
+            }
+        }
+    }
+    Ok((Local::from_vec(values, &shape)?, Local::from_vec(indices, &shape)?))
+}
+
+/// What [`columns`] works in, kept from one call to the next.
+struct Scratch<A> {
+    best: Vec<A>,
+    narrow: Vec<u32>,
+    wide: Vec<i64>,
+}
+
+fn widen<A: Copy, B>(from: &[A], to: &mut [B], cast: impl Fn(A) -> B) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to = cast(from);
+    }
+}
+
+/// Elements looked at together for the best one's place.
+const CHUNK: usize = 64;
+
+/// The best of a row and its place: first the value, in lanes; then where it is.
+#[inline(always)]
+fn first_best<T: Elem, O: Order>(order: O, row: &[T]) -> (T, i64) {
+    let (chunks, rest) = row.as_chunks::<CHUNK>();
+    let mut lanes = [order.last::<T::Acc>(); CHUNK];
+    for chunk in chunks {
+        for i in 0..CHUNK {
+            let x = chunk[i].acc();
+            lanes[i] = if order.better(x, lanes[i]) { x } else { lanes[i] };
+        }
+    }
+    let mut best = order.last::<T::Acc>();
+    if !chunks.is_empty() {
+        for x in lanes {
+            best = if order.better(x, best) { x } else { best };
+        }
+    }
+    for &x in rest {
+        best = if order.better(x.acc(), best) { x.acc() } else { best };
+    }
+    let mut place = row.len();
+    for (c, chunk) in chunks.iter().enumerate() {
+        let mut found = false;
+        for &x in chunk {
+            found |= !order.better(best, x.acc());
+        }
+        if found {
+            place = c * CHUNK;
+            break;
+        }
+    }
+    place = place.min(chunks.len() * CHUNK);
+    while place + 1 < row.len() && order.better(best, row[place].acc()) {
+        place += 1;
+    }
+    (row[place], place as i64)
+}
+
+/// The best of each column of rows `w` wide, and its place.
+#[inline(always)]
+fn columns<T: Elem, O: Order, I: Copy>(
+    order: O,
+    data: &[T],
+    w: usize,
+    best: &mut Vec<T::Acc>,
+    places: &mut Vec<I>,
+    index: impl Fn(usize) -> I,
+) {
+    best.clear();
+    places.clear();
+    best.extend(data[..w].iter().map(|x| x.acc()));
+    places.resize(w, index(0));
+    let (best, places) = (&mut best[..w], &mut places[..w]);
+    for (i, row) in data.chunks_exact(w).enumerate().skip(1) {
+        let here = index(i);
+        for j in 0..w {
+            let x = row[j].acc();
+            let better = order.better(x, best[j]);
+            best[j] = if better { x } else { best[j] };
+            places[j] = if better { here } else { places[j] };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::kernels::testing::values;
+    use crate::tensor::DType;
+
+    fn make(dtype: DType, shape: &[usize]) -> Local {
+        let n = shape.iter().product::<usize>();
+        with_elem!(dtype, T => {
+            // Ties everywhere, and no order between neighbours.
+            let data = (0..n).map(|i| T::from_acc(Num::from_f64((i * 31 % 17) as f64))).collect();
+            Local::from_vec::<T>(data, shape)
+        })
+        .unwrap()
+    }
+
+    fn check(x: &Local) {
+        let v = values(x);
+        for dim in 0..x.dims().len() {
+            let (n, inner) = (x.dims()[dim], x.dims()[dim + 1..].iter().product::<usize>());
+            for f in [Extremum::Max, Extremum::Min] {
+                let (best, index) = extremum(f, x, dim, true).unwrap();
+                assert_eq!((best.dims()[dim], index.dtype(), best.dtype()), (1, DType::I64, x.dtype()));
+                assert_eq!(arg_extremum(f, x, dim, false).unwrap().dims().len(), x.dims().len() - 1);
+                let (best, index) = (values(&best), values(&index));
+                for (out, start) in (0..v.len()).filter(|at| at / inner % n == 0).enumerate() {
+                    let line: Vec<f64> = (0..n).map(|i| v[start + i * inner]).collect();
+                    let mut at = 0;
+                    for i in 1..n {
+                        let better = if f == Extremum::Max { line[i] > line[at] } else { line[i] < line[at] };
+                        if !line[at].is_nan() && (better || line[i].is_nan()) {
+                            at = i;
+                        }
+                    }
+                    assert_eq!(index[out], at as f64, "{f:?} {x:?} {dim} {line:?}");
+                    assert!(best[out] == line[at] || (best[out].is_nan() && line[at].is_nan()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_of_equals_along_any_dim_of_every_dtype() {
+        for dtype in DType::ALL {
+            for shape in [[1, 1, 1], [2, 3, 5], [4, 70, 2], [1, 2, 64], [3, 1, 200], [130, 2, 3]] {
+                let x = make(dtype, &shape);
+                check(&x);
+                check(&x.view_with(|t| t.permute((2, 0, 1))).unwrap());
+                check(&x.view_with(|t| t.narrow(2, shape[2] / 2, 1)).unwrap());
+            }
+            check(&make(dtype, &[3, 1]).view_with(|t| t.broadcast_as((3, 40))).unwrap());
+        }
+    }
+
+    #[test]
+    fn not_a_number_comes_first_and_infinities_are_numbers() {
+        for n in [1, 3, 64, 150] {
+            for at in 0..n {
+                let mut data = vec![1.0f32; 2 * n];
+                data[at] = f32::NAN;
+                data[n - 1] = f32::NAN;
+                check(&Local::from_vec(data.clone(), &[2, n]).unwrap());
+                check(&Local::from_vec(data, &[n, 2]).unwrap());
+            }
+            check(&Local::from_vec(vec![f32::NEG_INFINITY; n], &[n]).unwrap());
+            check(&Local::from_vec(vec![f32::INFINITY; n], &[n]).unwrap());
+            check(&Local::from_vec(vec![i64::MIN; n], &[n]).unwrap());
+        }
+    }
+
+    #[test]
+    fn an_empty_dim_has_no_extreme() {
+        let x = make(DType::F32, &[2, 0]);
+        assert!(extremum(Extremum::Max, &x, 1, false).is_err());
+        assert_eq!(extremum(Extremum::Max, &x, 0, false).unwrap().0.dims(), [0]);
+        let none = make(DType::F32, &[0, 0]);
+        assert_eq!(extremum(Extremum::Min, &none, 1, true).unwrap().1.dims(), [0, 1]);
+        let (value, index) = extremum(Extremum::Min, &make(DType::U8, &[]), 0, false).unwrap();
+        assert_eq!((values(&value), values(&index)), (vec![0.0], vec![0.0]));
+    }
+}

@@ -1,0 +1,311 @@
+//! The two loops of a fold, and the order of their additions.
+
+use std::mem::MaybeUninit;
+
+use super::super::layout::{Axis, Walk};
+use super::{Fold, Plan};
+
+/// Terms of one level of a cascade before they are passed to the next.
+const RADIX: usize = 16;
+/// Levels of a cascade. The last takes any number of terms.
+const LEVELS: usize = 6;
+/// Elements of a row folded by independent lanes before the cascade sees them.
+const BLOCK: usize = 4096;
+/// Columns accumulated together: two levels of `f32` fit in the first cache.
+const COLUMNS: usize = 2048;
+/// Rows that are merged before they meet the accumulators.
+const GROUP: usize = 8;
+/// Rows narrower than this are taken several at a time.
+const NARROW: usize = 64;
+
+/// A running fold whose rounding error grows with the logarithm of the number of terms.
+struct Cascade<F: Fold> {
+    f: F,
+    levels: [F::Acc; LEVELS],
+    terms: usize,
+}
+
+impl<F: Fold> Cascade<F> {
+    #[inline(always)]
+    fn new(f: F) -> Self {
+        Cascade { f, levels: [f.identity(); LEVELS], terms: 0 }
+    }
+
+    #[inline(always)]
+    fn push(&mut self, term: F::Acc) {
+        self.levels[0] = self.f.merge(self.levels[0], term);
+        self.terms += 1;
+        let (mut terms, mut level) = (self.terms, 0);
+        while terms % RADIX == 0 && level + 1 < LEVELS {
+            self.levels[level + 1] = self.f.merge(self.levels[level + 1], self.levels[level]);
+            self.levels[level] = self.f.identity();
+            (terms, level) = (terms / RADIX, level + 1);
+        }
+    }
+
+    #[inline(always)]
+    fn total(self) -> F::Acc {
+        let mut total = self.levels[0];
+        for &level in &self.levels[1..] {
+            total = self.f.merge(total, level);
+        }
+        total
+    }
+}
+
+/// Folds what lies innermost: one result per row.
+#[inline(always)]
+pub(super) fn rows<F: Fold>(
+    f: F,
+    plan: &Plan,
+    data: &[F::In],
+    ctx: &[F::Ctx],
+    out: &mut [MaybeUninit<F::Out>],
+) {
+    let run = plan.run;
+    // The innermost kept axis is a plain loop: where rows are short there are very many of them.
+    let (many, outer) = split_last(&plan.kept);
+    let mut index = 0;
+    for [start] in Walk::new(outer) {
+        for i in 0..many.size {
+            let at = start + i * many.strides[0];
+            let ctx = ctx[index];
+            let acc = if plan.folded.is_empty() && run <= BLOCK {
+                block(f, &data[at..at + run], ctx)
+            } else {
+                let mut cascade = Cascade::new(f);
+                let (mut lanes, mut ends, mut fed) = (no_lanes(f), [f.identity(); LANES], 0);
+                for [offset] in Walk::new(&plan.folded) {
+                    for part in data[at + offset..at + offset + run].chunks(BLOCK) {
+                        let rest = feed(f, &mut lanes, part, ctx);
+                        for (end, &x) in ends.iter_mut().zip(rest) {
+                            *end = f.merge(*end, f.lift(x, ctx));
+                        }
+                        fed += part.len();
+                        if fed >= BLOCK {
+                            merge_into(f, &mut lanes[0], &ends);
+                            cascade.push(merge_lanes(f, lanes));
+                            (lanes, ends, fed) = (no_lanes(f), [f.identity(); LANES], 0);
+                        }
+                    }
+                }
+                merge_into(f, &mut lanes[0], &ends);
+                cascade.push(merge_lanes(f, lanes));
+                cascade.total()
+            };
+            out[index].write(f.finish(acc));
+            index += 1;
+        }
+    }
+}
+
+/// The innermost axis, and the others. No axis is an axis of one.
+#[inline(always)]
+fn split_last(axes: &[Axis<1>]) -> (Axis<1>, &[Axis<1>]) {
+    match axes.split_last() {
+        Some((&last, outer)) => (last, outer),
+        None => (Axis { size: 1, strides: [0] }, &[]),
+    }
+}
+
+/// The width of the lanes in which rows are folded.
+const LANES: usize = 16;
+
+/// Independent running folds: enough of them that no addition waits for the one before.
+type Lanes<A> = [[A; LANES]; 4];
+
+#[inline(always)]
+fn no_lanes<F: Fold>(f: F) -> Lanes<F::Acc> {
+    [[f.identity(); LANES]; 4]
+}
+
+/// Folds a few thousand elements.
+#[inline(always)]
+fn block<F: Fold>(f: F, xs: &[F::In], ctx: F::Ctx) -> F::Acc {
+    let (mut acc, mut rest) = (f.identity(), xs);
+    if xs.len() >= LANES {
+        let mut lanes = no_lanes(f);
+        rest = feed(f, &mut lanes, xs, ctx);
+        acc = merge_lanes(f, lanes);
+    }
+    for &x in rest {
+        acc = f.merge(acc, f.lift(x, ctx));
+    }
+    acc
+}
+
+/// Folds all but the last few elements into the lanes, and gives back those. The lanes are used at fixed places
+/// only, so that they can stay in registers.
+#[inline(always)]
+fn feed<'a, F: Fold>(f: F, lanes: &mut Lanes<F::Acc>, xs: &'a [F::In], ctx: F::Ctx) -> &'a [F::In] {
+    let [mut a, mut b, mut c, mut d] = *lanes;
+    let (chunks, rest) = xs.as_chunks::<{ 4 * LANES }>();
+    for chunk in chunks {
+        for i in 0..LANES {
+            a[i] = f.merge(a[i], f.lift(chunk[i], ctx));
+        }
+        for i in 0..LANES {
+            b[i] = f.merge(b[i], f.lift(chunk[LANES + i], ctx));
+        }
+        for i in 0..LANES {
+            c[i] = f.merge(c[i], f.lift(chunk[2 * LANES + i], ctx));
+        }
+        for i in 0..LANES {
+            d[i] = f.merge(d[i], f.lift(chunk[3 * LANES + i], ctx));
+        }
+    }
+    let (chunks, rest) = rest.as_chunks::<LANES>();
+    for chunk in chunks {
+        for i in 0..LANES {
+            b[i] = f.merge(b[i], f.lift(chunk[i], ctx));
+        }
+    }
+    *lanes = [a, b, c, d];
+    rest
+}
+
+#[inline(always)]
+fn merge_into<F: Fold>(f: F, to: &mut [F::Acc; LANES], from: &[F::Acc; LANES]) {
+    for i in 0..LANES {
+        to[i] = f.merge(to[i], from[i]);
+    }
+}
+
+/// Merges the lanes in a tree.
+#[inline(always)]
+fn merge_lanes<F: Fold>(f: F, [mut a, b, c, d]: Lanes<F::Acc>) -> F::Acc {
+    for i in 0..LANES {
+        a[i] = f.merge(f.merge(a[i], b[i]), f.merge(c[i], d[i]));
+    }
+    // A wall for the compiler: it would rather pair up lanes for this tree than keep them in wide registers.
+    let mut a = std::hint::black_box(a);
+    for i in 0..8 {
+        a[i] = f.merge(a[i], a[i + 8]);
+    }
+    for i in 0..4 {
+        a[i] = f.merge(a[i], a[i + 4]);
+    }
+    f.merge(f.merge(a[0], a[2]), f.merge(a[1], a[3]))
+}
+
+/// Keeps what lies innermost: one result per column.
+#[inline(always)]
+pub(super) fn columns<F: Fold>(
+    f: F,
+    plan: &Plan,
+    data: &[F::In],
+    ctx: &[F::Ctx],
+    out: &mut [MaybeUninit<F::Out>],
+) {
+    let (inner, outer) = split_last(&plan.folded);
+    let run = plan.run;
+    // Rows that are narrow and end to end are taken `fan` at a time, as one wide row.
+    let fan = if outer.is_empty() && run < NARROW && inner.strides == [run] { NARROW / run } else { 1 };
+    let fan = if inner.size >= 4 * fan { fan } else { 1 };
+    let wide = Axis { size: inner.size / fan, strides: [inner.strides[0] * fan] };
+    let terms = plan.count / fan;
+    let levels = (1..LEVELS).take_while(|&level| terms >= RADIX.pow(level as u32)).count() + 1;
+    let width = (run * fan).min(COLUMNS);
+    let mut acc = vec![f.identity(); width * levels];
+    let mut repeated = Vec::new();
+    for (index, [at]) in Walk::new(&plan.kept).enumerate() {
+        for first in (0..run).step_by(COLUMNS) {
+            let w = (run - first).min(COLUMNS);
+            let place = index * run + first;
+            let ctx = &ctx[place..place + w];
+            let data = &data[at + first..];
+            if fan == 1 {
+                accumulate(f, data, outer, wide, ctx, &mut acc, levels);
+            } else {
+                repeated.clear();
+                for _ in 0..fan {
+                    repeated.extend_from_slice(ctx);
+                }
+                accumulate(f, data, outer, wide, &repeated, &mut acc, levels);
+                for part in 1..fan {
+                    for j in 0..w {
+                        acc[j] = f.merge(acc[j], acc[part * w + j]);
+                    }
+                }
+                for row in wide.size * fan..inner.size {
+                    add_row(f, &mut acc[..w], &data[row * w..], ctx);
+                }
+            }
+            for (out, &acc) in out[place..place + w].iter_mut().zip(&acc[..w]) {
+                out.write(f.finish(acc));
+            }
+        }
+    }
+}
+
+/// Folds rows as wide as `ctx` into the first that many elements of `acc`, which holds the cascade's levels.
+#[inline(always)]
+fn accumulate<F: Fold>(
+    f: F,
+    data: &[F::In],
+    outer: &[Axis<1>],
+    inner: Axis<1>,
+    ctx: &[F::Ctx],
+    acc: &mut [F::Acc],
+    levels: usize,
+) {
+    let (w, n, [stride]) = (ctx.len(), inner.size, inner.strides);
+    acc[..w * levels].fill(f.identity());
+    let mut terms = 0;
+    for [at] in Walk::new(outer) {
+        let data = &data[at..];
+        let mut i = 0;
+        while i < n {
+            if i + GROUP <= n {
+                add_group(f, &mut acc[..w], &data[i * stride..], stride, ctx);
+                i += GROUP;
+            } else {
+                add_row(f, &mut acc[..w], &data[i * stride..], ctx);
+                i += 1;
+            }
+            terms += 1;
+            let (mut left, mut level) = (terms, 0);
+            while left % RADIX == 0 && level + 1 < levels {
+                let (low, high) = acc[level * w..(level + 2) * w].split_at_mut(w);
+                for j in 0..w {
+                    high[j] = f.merge(high[j], low[j]);
+                    low[j] = f.identity();
+                }
+                (left, level) = (left / RADIX, level + 1);
+            }
+        }
+    }
+    for level in 1..levels {
+        let (low, high) = acc.split_at_mut(level * w);
+        for j in 0..w {
+            low[j] = f.merge(low[j], high[j]);
+        }
+    }
+}
+
+#[inline(always)]
+fn add_row<F: Fold>(f: F, acc: &mut [F::Acc], row: &[F::In], ctx: &[F::Ctx]) {
+    for ((acc, &x), &ctx) in acc.iter_mut().zip(row).zip(ctx) {
+        *acc = f.merge(*acc, f.lift(x, ctx));
+    }
+}
+
+/// Adds [`GROUP`] rows: the accumulators are loaded and stored once for all of them.
+#[inline(always)]
+fn add_group<F: Fold>(f: F, acc: &mut [F::Acc], data: &[F::In], stride: usize, ctx: &[F::Ctx]) {
+    let w = acc.len();
+    let ctx = &ctx[..w];
+    let mut rows: [&[F::In]; GROUP] = [&[]; GROUP];
+    for (k, row) in rows.iter_mut().enumerate() {
+        *row = &data[k * stride..k * stride + w];
+    }
+    let [a, b, c, d, e, g, h, i] = rows;
+    for j in 0..w {
+        let t = ctx[j];
+        let ab = f.merge(f.lift(a[j], t), f.lift(b[j], t));
+        let cd = f.merge(f.lift(c[j], t), f.lift(d[j], t));
+        let eg = f.merge(f.lift(e[j], t), f.lift(g[j], t));
+        let hi = f.merge(f.lift(h[j], t), f.lift(i[j], t));
+        acc[j] = f.merge(acc[j], f.merge(f.merge(ab, cd), f.merge(eg, hi)));
+    }
+}

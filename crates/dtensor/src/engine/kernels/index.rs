@@ -1,0 +1,397 @@
+//! Selecting and scattering by index, and the adjoint of each.
+//!
+//! Indices are `i64` and checked before anything is moved. Sums into the same place run in the order of the
+//! indices, so the result is the same every time.
+
+use std::mem::MaybeUninit;
+
+use super::rows::{copy_to, fill_with, split};
+use super::{fill_local, simd};
+use crate::engine::{Elem, Local, Num, with_elem};
+use crate::{Error, Result, Shape};
+
+/// Terms added up before a partial sum is put aside.
+const BLOCK_TERMS: usize = 64;
+/// Blocks shorter than this are copied element by element: a call costs more.
+const SHORT: usize = 8;
+
+/// The indices laid out row by row, each found to lie in `0..size`; `skip` need not.
+fn checked(op: &'static str, ids: &Local, dim: usize, size: usize, skip: Option<i64>) -> Result<Local> {
+    let ids = ids.contiguous()?;
+    let read = ids.read::<i64>()?;
+    let all = &read.data()[..ids.numel()];
+    // A negative index is a very large one here. The common case has no branch in its loop.
+    let outside = |id: i64| id as u64 >= size as u64;
+    let any_outside = simd::<i64, _>(
+        #[inline(always)]
+        || all.iter().fold(false, |any, &id| any | outside(id)),
+    );
+    let bad = |id: &&i64| outside(**id) && Some(**id) != skip;
+    if any_outside && let Some(&index) = all.iter().find(bad) {
+        return Err(Error::IndexOutOfBounds { op, index, dim, size });
+    }
+    drop(read);
+    Ok(ids)
+}
+
+/// Copies a block, short ones without a call.
+#[inline(always)]
+fn copy_block<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T]) {
+    if from.len() < SHORT {
+        for (out, &x) in out.iter_mut().zip(from) {
+            out.write(x);
+        }
+    } else {
+        copy_to(out, from);
+    }
+}
+
+/// The entries of `x` along `dim` that `ids` names; the dim is replaced by those of `ids`. Along dim 0 of a
+/// matrix this is an embedding.
+pub(crate) fn index_select(x: &Local, dim: usize, ids: &Local) -> Result<Local> {
+    let (outer, size, inner) = split(x.dims(), dim);
+    let ids_dims = ids.dims();
+    let ids = checked("index_select", ids, dim, size, None)?;
+    let ids_read = ids.read::<i64>()?;
+    let ids = &ids_read.data()[..ids.numel()];
+    let (before, after) = if x.dims().is_empty() { (0, 0) } else { (dim, dim + 1) };
+    let shape: Shape = [&x.dims()[..before], ids_dims, &x.dims()[after..]].concat().into();
+    // Rows that are whole but lie apart are read in place: few may be asked for.
+    let in_place = outer == 1
+        && !x.dims().is_empty()
+        && x.strides()[after..] == Shape::from(&x.dims()[after..]).strides()[..]
+        && x.dims()[..dim].iter().all(|&size| size == 1);
+    let x = if in_place { x.clone() } else { x.contiguous()? };
+    let stride = if in_place { x.strides()[dim] } else { inner };
+    with_elem!(x.dtype(), T => {
+        let read = x.read::<T>()?;
+        let data = read.data();
+        let fill = |out: &mut [MaybeUninit<T>]| {
+            if inner == 1 {
+                for (o, out) in out.chunks_exact_mut(ids.len().max(1)).enumerate() {
+                    let data = &data[o * size * stride..];
+                    for (out, &id) in out.iter_mut().zip(ids) {
+                        out.write(data[id as usize * stride]);
+                    }
+                }
+                return;
+            }
+            let sources = (0..outer).flat_map(|o| ids.iter().map(move |&id| o * size + id as usize));
+            for (out, from) in out.chunks_exact_mut(inner.max(1)).zip(sources) {
+                copy_block(out, &data[from * stride..][..inner]);
+            }
+        };
+        // SAFETY: there are as many sources as blocks of `inner` elements, and each block is written.
+        unsafe { fill_local::<T>(&shape, fill) }
+    })
+}
+
+/// The adjoint of [`index_select`]: an array with `size` entries along `dim`, where entry `ids[i]` is the sum
+/// of the entries `i` of `dy`. Entries of `dy` whose index is `padding` are left out.
+pub(crate) fn index_add(
+    ids: &Local,
+    dy: &Local,
+    dim: usize,
+    size: usize,
+    padding: Option<i64>,
+) -> Result<Local> {
+    let after = dim + ids.dims().len();
+    let (outer, inner) = (dy.dims()[..dim].iter().product::<usize>(), dy.dims()[after..].iter().product());
+    let shape = [&dy.dims()[..dim], &[size], &dy.dims()[after..]].concat();
+    let ids = checked("index_add", ids, dim, size, padding)?;
+    let places = Places::new(&ids.read::<i64>()?.data()[..ids.numel()], size, padding);
+    let dy = dy.contiguous()?;
+    with_elem!(dy.dtype(), T => {
+        let read = dy.read::<T>()?;
+        let data = &read.data()[..dy.numel()];
+        let fill = |out: &mut [_]| {
+            simd::<T, _>(
+                #[inline(always)]
+                || add_blocks::<T>(&places, data, outer, inner, ids.numel(), out),
+            )
+        };
+        // SAFETY: every block of every entry is written, those that nobody names with zeros.
+        unsafe { fill_local::<T>(&shape, fill) }
+    })
+}
+
+/// Where each index occurs, in order: `at[starts[id]..starts[id + 1]]`.
+struct Places {
+    starts: Vec<usize>,
+    at: Vec<usize>,
+}
+
+impl Places {
+    fn new(ids: &[i64], size: usize, skip: Option<i64>) -> Self {
+        let named = || ids.iter().enumerate().filter(|&(_, &id)| Some(id) != skip);
+        // One slot further on each start is the next free place while the places are dealt out.
+        let mut starts = vec![0; size + 2];
+        for (_, &id) in named() {
+            starts[id as usize + 2] += 1;
+        }
+        for i in 2..starts.len() {
+            starts[i] += starts[i - 1];
+        }
+        let mut at = vec![0; starts[size + 1]];
+        for (i, &id) in named() {
+            let next = &mut starts[id as usize + 1];
+            at[*next] = i;
+            *next += 1;
+        }
+        Places { starts, at }
+    }
+
+    fn of(&self, id: usize) -> &[usize] {
+        &self.at[self.starts[id]..self.starts[id + 1]]
+    }
+
+    fn size(&self) -> usize {
+        self.starts.len() - 2
+    }
+}
+
+#[inline(always)]
+fn add_blocks<T: Elem>(
+    places: &Places,
+    data: &[T],
+    outer: usize,
+    inner: usize,
+    count: usize,
+    out: &mut [MaybeUninit<T>],
+) {
+    let (mut part, mut total) = (vec![T::Acc::ZERO; inner], vec![T::Acc::ZERO; inner]);
+    let mut blocks = out.chunks_exact_mut(inner.max(1));
+    for o in 0..outer {
+        let data = &data[o * count * inner..][..count * inner];
+        let block = |i: usize| &data[i * inner..][..inner];
+        for id in 0..places.size() {
+            let Some(out) = blocks.next() else { return };
+            match *places.of(id) {
+                [] => fill_with(out, T::default()),
+                [one] => copy_block(out, block(one)),
+                [one, two] => {
+                    for ((out, x), y) in out.iter_mut().zip(block(one)).zip(block(two)) {
+                        out.write(T::from_acc(x.acc() + y.acc()));
+                    }
+                }
+                ref many => {
+                    total.fill(T::Acc::ZERO);
+                    for terms in many.chunks(BLOCK_TERMS) {
+                        part.fill(T::Acc::ZERO);
+                        for &i in terms {
+                            for (sum, x) in part.iter_mut().zip(block(i)) {
+                                *sum = *sum + x.acc();
+                            }
+                        }
+                        for (total, &part) in total.iter_mut().zip(&part) {
+                            *total = *total + part;
+                        }
+                    }
+                    for (out, &total) in out.iter_mut().zip(&total) {
+                        out.write(T::from_acc(total));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Runs over the rows (along the last dim) of an array of `dims`, giving each row's offset in arrays of
+/// several `strides`.
+fn each_row<const N: usize>(dims: &[usize], strides: [&[usize]; N], mut row: impl FnMut([usize; N])) {
+    let Some((_, lead)) = dims.split_last() else { return row([0; N]) };
+    if dims.contains(&0) {
+        return;
+    }
+    let mut at = vec![0; lead.len()];
+    loop {
+        row(strides.map(|strides| at.iter().zip(strides).map(|(i, stride)| i * stride).sum()));
+        // Count up, the last of the leading dims fastest.
+        let Some(d) = (0..lead.len()).rev().find(|&d| at[d] + 1 < lead[d]) else { return };
+        at[d] += 1;
+        at[d + 1..].fill(0);
+    }
+}
+
+/// An array's strides with that of `dim` taken out and given beside, and that of the last dim again.
+fn strides_without(strides: &[usize], dim: usize) -> (Vec<usize>, usize, usize) {
+    let mut rest = strides.to_vec();
+    let stride = rest.get_mut(dim).map_or(0, std::mem::take);
+    let last = rest.last().copied().unwrap_or(0);
+    (rest, stride, last)
+}
+
+/// Picks one element along `dim` for every index: `out[p] = x[p with ids[p] in place of p's dim]`.
+pub(crate) fn gather(x: &Local, dim: usize, ids: &Local) -> Result<Local> {
+    let (_, size, _) = split(x.dims(), dim);
+    let shape = ids.dims();
+    let row_len = shape.last().copied().unwrap_or(1);
+    let ids = checked("gather", ids, dim, size, None)?;
+    let ids_read = ids.read::<i64>()?;
+    let ids = &ids_read.data()[..ids.numel()];
+    with_elem!(x.dtype(), T => {
+        let read = x.read::<T>()?;
+        let data = read.data();
+        let (strides, stride, last) = strides_without(read.strides, dim);
+        let fill = |out: &mut [MaybeUninit<T>]| {
+            let mut rows = out.chunks_exact_mut(row_len.max(1)).zip(ids.chunks_exact(row_len.max(1)));
+            each_row(shape, [&strides], |[offset]| {
+                let (out, ids) = rows.next().expect("one row of indices for each row of the shape");
+                let data = &data[offset..];
+                if last == 0 && stride == 1 {
+                    let data = &data[..size];
+                    for (out, &id) in out.iter_mut().zip(ids) {
+                        out.write(data[id as usize]);
+                    }
+                } else {
+                    for (i, (out, &id)) in out.iter_mut().zip(ids).enumerate() {
+                        out.write(data[i * last + id as usize * stride]);
+                    }
+                }
+            });
+        };
+        // SAFETY: the rows of the shape are those of the result, and each is written.
+        unsafe { fill_local::<T>(shape, fill) }
+    })
+}
+
+/// `x` with the elements of `src` added at the places `ids` names along `dim`.
+pub(crate) fn scatter_add(x: &Local, dim: usize, ids: &Local, src: &Local) -> Result<Local> {
+    let (_, size, _) = split(x.dims(), dim);
+    let shape = ids.dims();
+    let row_len = shape.last().copied().unwrap_or(1);
+    let ids = checked("scatter_add", ids, dim, size, None)?;
+    let ids_read = ids.read::<i64>()?;
+    let ids = &ids_read.data()[..ids.numel()];
+    let x = x.contiguous()?;
+    let (out_strides, stride, last) = strides_without(&Shape::from(x.dims()).strides(), dim);
+    with_elem!(x.dtype(), T => {
+        let mut sums: Vec<_> = x.read::<T>()?.data()[..x.numel()].iter().map(|x| x.acc()).collect();
+        let read = src.read::<T>()?;
+        let data = read.data();
+        let src_last = read.strides.last().copied().unwrap_or(0);
+        let mut rows = ids.chunks_exact(row_len.max(1));
+        each_row(shape, [&out_strides, read.strides], |[to, from]| {
+            let ids = rows.next().expect("one row of indices for each row of the shape");
+            let (sums, data) = (&mut sums[to..], &data[from..]);
+            if last == 0 && stride == 1 && src_last == 1 {
+                for (&id, x) in ids.iter().zip(data) {
+                    sums[id as usize] += x.acc();
+                }
+            } else {
+                for (i, &id) in ids.iter().enumerate() {
+                    sums[i * last + id as usize * stride] += data[i * src_last].acc();
+                }
+            }
+        });
+        Local::from_vec::<T>(sums.into_iter().map(T::from_acc).collect(), x.dims())
+    })
+}
+
+/// Copies every `step`-th element, with the step known to the compiler where it is small: then it shuffles.
+#[inline(always)]
+fn copy_every<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T], step: usize) {
+    #[inline(always)]
+    fn fixed<T: Copy, const STEP: usize>(out: &mut [MaybeUninit<T>], from: &[T]) {
+        let (chunks, rest) = from.as_chunks::<STEP>();
+        for (out, chunk) in out.iter_mut().zip(chunks.iter()) {
+            out.write(chunk[0]);
+        }
+        // The last element may have no full step behind it.
+        if let (Some(out), Some(&last)) = (out.get_mut(chunks.len()), rest.first()) {
+            out.write(last);
+        }
+    }
+    match step {
+        2 => fixed::<T, 2>(out, from),
+        3 => fixed::<T, 3>(out, from),
+        4 => fixed::<T, 4>(out, from),
+        _ => {
+            for (out, chunk) in out.iter_mut().zip(from.chunks(step)) {
+                out.write(chunk[0]);
+            }
+        }
+    }
+}
+
+/// A copy of `len` entries along `dim`: `start` and every `step`-th after it.
+pub(crate) fn slice_step(x: &Local, dim: usize, start: usize, len: usize, step: usize) -> Result<Local> {
+    let mut shape = x.dims().to_vec();
+    shape[dim] = len;
+    let (x, start) = if x.is_contiguous() || len == 0 {
+        (x.clone(), start)
+    } else {
+        // Only the part between the first and the last entry has to be laid out.
+        (x.view_with(|t| t.narrow(dim, start, (len - 1) * step + 1))?.contiguous()?, 0)
+    };
+    let (_, size, inner) = split(x.dims(), dim);
+    with_elem!(x.dtype(), T => {
+        let read = x.read::<T>()?;
+        let data = read.data();
+        let fill = |out: &mut [MaybeUninit<T>]| {
+            for (o, out) in out.chunks_exact_mut((len * inner).max(1)).enumerate() {
+                let data = &data[(o * size + start) * inner..];
+                if step == 1 {
+                    copy_to(out, &data[..len * inner]);
+                } else if inner == 1 {
+                    simd::<T, _>(
+                        #[inline(always)]
+                        || copy_every(out, data, step),
+                    );
+                } else {
+                    for (out, x) in out.chunks_exact_mut(inner).zip(data.chunks(step * inner)) {
+                        copy_block(out, &x[..inner]);
+                    }
+                }
+            }
+        };
+        // SAFETY: every block of `len` entries is written, for the dim holds all of them.
+        unsafe { fill_local::<T>(&shape, fill) }
+    })
+}
+
+/// The adjoint of [`slice_step`]: an array with `size` entries along `dim`, those of `dy` at `start` and every
+/// `step`-th after it, zeros elsewhere.
+pub(crate) fn slice_step_backward(
+    dy: &Local,
+    dim: usize,
+    start: usize,
+    step: usize,
+    size: usize,
+) -> Result<Local> {
+    let (_, len, inner) = split(dy.dims(), dim);
+    let mut shape = dy.dims().to_vec();
+    shape[dim] = size;
+    let dy = dy.contiguous()?;
+    with_elem!(dy.dtype(), T => {
+        let read = dy.read::<T>()?;
+        let data = read.data();
+        let fill = |out: &mut [MaybeUninit<T>]| {
+            for (o, out) in out.chunks_exact_mut((size * inner).max(1)).enumerate() {
+                let data = &data[o * len * inner..][..len * inner];
+                let (before, rest) = out.split_at_mut(if len == 0 { 0 } else { start * inner });
+                fill_with(before, T::default());
+                if step == 1 {
+                    copy_to(&mut rest[..data.len()], data);
+                    fill_with(&mut rest[data.len()..], T::default());
+                    continue;
+                }
+                fill_with(rest, T::default());
+                if inner == 1 {
+                    for (out, &x) in rest.iter_mut().step_by(step).zip(data) {
+                        out.write(x);
+                    }
+                } else {
+                    for (out, x) in rest.chunks_mut(step * inner).zip(data.chunks_exact(inner)) {
+                        copy_block(&mut out[..inner], x);
+                    }
+                }
+            }
+        };
+        // SAFETY: everything before the first entry, and everything from there on, is written.
+        unsafe { fill_local::<T>(&shape, fill) }
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! Tests of indexing against loops over coordinates.
+
+use super::super::testing::{FLOATS, assert_close, ids, local, noise, strided, tolerance, values};
+use super::*;
+use crate::DType;
+
+/// Whole numbers, which every dtype holds exactly.
+fn whole(n: usize, seed: u64) -> Vec<f64> {
+    noise(n, seed).iter().map(|x| ((x + 2.0) * 30.0).floor()).collect()
+}
+
+fn some_ids(n: usize, size: usize, seed: u64) -> Vec<i64> {
+    noise(n, seed).iter().map(|x| ((x + 2.0) / 4.0 * size as f64) as i64).collect()
+}
+
+fn out_of_bounds<V: std::fmt::Debug>(result: Result<V>, bad: i64) {
+    match result.unwrap_err() {
+        Error::IndexOutOfBounds { index, .. } => assert_eq!(index, bad),
+        other => panic!("{other}"),
+    }
+}
+
+/// The coordinates of every element of a shape, row by row.
+fn coordinates(shape: &[usize]) -> Vec<Vec<usize>> {
+    shape.iter().fold(vec![vec![]], |all, &size| {
+        all.iter().flat_map(|at| (0..size).map(move |i| [&at[..], &[i]].concat())).collect()
+    })
+}
+
+fn flat(at: &[usize], shape: &[usize]) -> usize {
+    at.iter().zip(shape).fold(0, |n, (i, size)| n * size + i)
+}
+
+#[test]
+fn select_and_its_adjoint() {
+    for dtype in DType::ALL {
+        for (shape, dim, ids_shape) in [
+            (vec![5, 7], 0, vec![4]),
+            (vec![5, 7], 1, vec![2, 3]),
+            (vec![3, 4, 9], 1, vec![6]),
+            (vec![6, 40], 0, vec![200]),
+            (vec![6], 0, vec![]),
+            (vec![2, 3], 0, vec![0]),
+            (vec![4, 0], 0, vec![3]),
+            (vec![0, 3], 1, vec![2]),
+        ] {
+            let n: usize = shape.iter().product();
+            let m: usize = ids_shape.iter().product();
+            let size = shape[dim];
+            let (xs, at) = (whole(n, 1), some_ids(m, size, 2));
+            let out_shape = [&shape[..dim], &ids_shape, &shape[dim + 1..]].concat();
+            let (_, _, inner) = split(&shape, dim);
+            let outer: usize = shape[..dim].iter().product();
+            let (x, id) = (local(dtype, &xs, &shape), ids(&at, &ids_shape));
+            let mut want: Vec<f64> = vec![];
+            for o in 0..outer {
+                for &id in &at {
+                    let from = (o * size + id as usize) * inner;
+                    want.extend(&xs[from..from + inner]);
+                }
+            }
+            for (x, id) in [(x.clone(), id.clone()), (strided(&x), strided(&id))] {
+                let got = index_select(&x, dim, &id).unwrap();
+                assert_eq!(got.dims(), &out_shape[..]);
+                assert_eq!(values(&got), want);
+            }
+
+            let dys = noise(want.len(), 3).iter().map(|x| (x + 2.0).floor()).collect::<Vec<_>>();
+            let dy = local(dtype, &dys, &out_shape);
+            for padding in [None, Some(1), Some(-1)] {
+                let mut want = vec![0.0; n];
+                for (i, dy) in dys.iter().enumerate() {
+                    let (o, k, j) = (i / inner / m, i / inner % m, i % inner);
+                    if Some(at[k]) != padding {
+                        want[(o * size + at[k] as usize) * inner + j] += dy;
+                    }
+                }
+                let want = local(dtype, &want, &shape);
+                for dy in [dy.clone(), strided(&dy)] {
+                    let got = index_add(&id, &dy, dim, size, padding).unwrap();
+                    assert_eq!(got.dims(), &shape[..]);
+                    assert_eq!(values(&got), values(&want));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn narrowed_rows_are_selected_in_place() {
+    let x = local(DType::F32, &whole(40, 1), &[8, 5]);
+    let view = x.view_with(|t| t.narrow(0, 2, 4)?.narrow(1, 1, 3)).unwrap();
+    let got = index_select(&view, 0, &ids(&[3, 0], &[2])).unwrap();
+    let all = whole(40, 1);
+    assert_eq!(values(&got), [&all[26..29], &all[11..14]].concat());
+}
+
+#[test]
+fn half_precision_is_summed_in_single() {
+    // 2048 ones: a sum in bf16 would stop at 256.
+    for dtype in FLOATS {
+        let dy = local(dtype, &[1.0; 2048], &[2048, 1]);
+        let id = ids(&[0; 1], &[1]).view_with(|t| t.broadcast_as(2048)).unwrap();
+        assert_eq!(values(&index_add(&id, &dy, 0, 1, None).unwrap()), [2048.0]);
+        let x = local(dtype, &[0.0], &[1]);
+        let src = dy.view_with(|t| t.reshape(2048)).unwrap();
+        assert_eq!(values(&scatter_add(&x, 0, &id, &src).unwrap()), [2048.0]);
+    }
+}
+
+#[test]
+fn gather_and_scatter() {
+    for dtype in DType::ALL {
+        for (shape, dim, ids_shape) in [
+            (vec![5, 7], 0, vec![9, 6]),
+            (vec![5, 7], 1, vec![5, 1]),
+            (vec![3, 4, 9], 1, vec![2, 11, 9]),
+            (vec![3, 4, 9], 2, vec![3, 4, 2]),
+            (vec![6], 0, vec![10]),
+            (vec![6], 0, vec![0]),
+            (vec![3, 2], 0, vec![4, 0]),
+        ] {
+            let n: usize = shape.iter().product();
+            let m: usize = ids_shape.iter().product();
+            let xs = whole(n, 1);
+            let at = some_ids(m, shape[dim], 2);
+            let places: Vec<usize> = coordinates(&ids_shape)
+                .into_iter()
+                .zip(&at)
+                .map(|(mut place, &id)| {
+                    place[dim] = id as usize;
+                    flat(&place, &shape)
+                })
+                .collect();
+            let (x, id) = (local(dtype, &xs, &shape), ids(&at, &ids_shape));
+            let want: Vec<f64> = places.iter().map(|&p| xs[p]).collect();
+            for (x, id) in [(x.clone(), id.clone()), (strided(&x), strided(&id))] {
+                let got = gather(&x, dim, &id).unwrap();
+                assert_eq!((values(&got), got.dims()), (want.clone(), &ids_shape[..]));
+            }
+
+            // The source may be larger than the indices.
+            let src_shape: Vec<usize> = ids_shape.iter().map(|s| s + 1).collect();
+            let srcs: Vec<f64> =
+                noise(src_shape.iter().product(), 3).iter().map(|x| (x + 2.0).floor()).collect();
+            let src = local(dtype, &srcs, &src_shape);
+            let mut want = xs.clone();
+            for (at, &place) in coordinates(&ids_shape).iter().zip(&places) {
+                want[place] += srcs[flat(at, &src_shape)];
+            }
+            for (x, src) in [(x.clone(), src.clone()), (strided(&x), strided(&src))] {
+                let got = scatter_add(&x, dim, &id, &src).unwrap();
+                assert_close(&got, &want, if dtype.is_float() { tolerance(dtype) } else { 0.0 });
+                assert_eq!(got.dims(), &shape[..]);
+            }
+        }
+    }
+    let scalar = local(DType::F32, &[3.0], &[]);
+    assert_eq!(values(&gather(&scalar, 0, &ids(&[0], &[])).unwrap()), [3.0]);
+    assert_eq!(values(&scatter_add(&scalar, 0, &ids(&[0], &[]), &scalar).unwrap()), [6.0]);
+    assert_eq!(values(&index_select(&scalar, 0, &ids(&[0], &[])).unwrap()), [3.0]);
+}
+
+#[test]
+fn bad_indices_are_errors() {
+    let x = local(DType::F32, &whole(6, 1), &[2, 3]);
+    for bad in [-1, 3, i64::MAX, i64::MIN] {
+        let id = ids(&[0, bad], &[2]);
+        out_of_bounds(index_select(&x, 1, &id), bad);
+        out_of_bounds(index_add(&id, &x.view_with(|t| t.narrow(1, 0, 2)).unwrap(), 1, 3, None), bad);
+        let id = ids(&[0, bad], &[2, 1]);
+        out_of_bounds(gather(&x, 1, &id), bad);
+        out_of_bounds(scatter_add(&x, 1, &id, &x), bad);
+    }
+    out_of_bounds(index_select(&local(DType::F32, &[], &[0]), 0, &ids(&[0], &[1])), 0);
+}
+
+#[test]
+fn slices_and_their_adjoint() {
+    for dtype in DType::ALL {
+        for (shape, dim) in
+            [(vec![11], 0), (vec![11, 3], 0), (vec![3, 11], 1), (vec![2, 11, 12], 1), (vec![0, 11], 1)]
+        {
+            let n: usize = shape.iter().product();
+            let xs = whole(n, 1);
+            let x = local(dtype, &xs, &shape);
+            let inner: usize = shape[dim + 1..].iter().product();
+            for (start, len, step) in [(0, 11, 1), (2, 3, 1), (0, 6, 2), (1, 4, 3), (10, 1, 5), (11, 0, 2)] {
+                let entry = |i: usize| i / inner % 11;
+                let keep = |i: usize| {
+                    let j = entry(i);
+                    j >= start && (j - start) % step == 0 && (j - start) / step < len
+                };
+                let want: Vec<f64> = (0..n).filter(|&i| keep(i)).map(|i| xs[i]).collect();
+                for x in [x.clone(), strided(&x)] {
+                    let got = slice_step(&x, dim, start, len, step).unwrap();
+                    assert_eq!((values(&got), got.dims()[dim]), (want.clone(), len));
+                    let back: Vec<f64> = (0..n).map(|i| if keep(i) { xs[i] } else { 0.0 }).collect();
+                    let got = slice_step_backward(&strided(&got), dim, start, step, 11).unwrap();
+                    assert_eq!((values(&got), got.dims()), (back, &shape[..]));
+                }
+            }
+        }
+    }
+}

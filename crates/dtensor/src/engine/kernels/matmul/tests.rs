@@ -1,0 +1,249 @@
+use ::half::{bf16, f16};
+
+use super::*;
+use crate::Shape;
+use crate::engine::kernels::testing::values;
+use crate::engine::{Float, kernels::random, with_num_threads};
+
+/// Some numbers; small whole ones for the integers, so that every dtype holds them.
+fn sample(dtype: DType, shape: &[usize], seed: u64) -> Local {
+    match dtype {
+        DType::I64 => random::integers(shape, seed, 0, -9, 10).unwrap(),
+        _ => random::uniform(dtype, shape, seed, 0, -1.0, 1.0).unwrap(),
+    }
+}
+
+/// `a × b + bias` in double precision, by definition.
+fn naive(a: &Local, b: &Local, bias: Option<&Local>) -> (Vec<usize>, Vec<f64>) {
+    let batch = |x: &Local| Shape::from(&x.dims()[..x.dims().len() - 2]);
+    let batch = batch(a).broadcast("matmul", &batch(b)).unwrap();
+    let (m, k) = (a.dims()[a.dims().len() - 2], a.dims()[a.dims().len() - 1]);
+    let n = b.dims()[b.dims().len() - 1];
+    let expand = |x: &Local, tail: &[usize]| {
+        let shape: Vec<usize> = batch.iter().chain(tail).copied().collect();
+        values(&x.view_with(|x| x.broadcast_as(shape.as_slice())).unwrap())
+    };
+    let (x, y) = (expand(a, &[m, k]), expand(b, &[k, n]));
+    let mut out = match bias {
+        Some(bias) => expand(bias, &[m, n]),
+        None => vec![0.0; batch.numel() * m * n],
+    };
+    for i in 0..batch.numel() {
+        for row in 0..m {
+            for col in 0..n {
+                for inner in 0..k {
+                    out[(i * m + row) * n + col] +=
+                        x[(i * m + row) * k + inner] * y[(i * k + inner) * n + col];
+                }
+            }
+        }
+    }
+    (batch.iter().copied().chain([m, n]).collect(), out)
+}
+
+#[track_caller]
+fn check(a: &Local, b: &Local, bias: Option<&Local>) {
+    let (shape, expected) = naive(a, b, bias);
+    let out = matmul(a, b, bias).unwrap();
+    assert_eq!(out.dims(), shape);
+    assert!(out.is_contiguous());
+    let k = a.dims()[a.dims().len() - 1] as f64;
+    let epsilon = match a.dtype() {
+        DType::I64 => 0.0,
+        DType::F64 => 1e-15,
+        DType::F32 => 1e-6,
+        DType::F16 => 1e-3,
+        _ => 1e-2,
+    };
+    for (i, (x, y)) in values(&out).into_iter().zip(expected).enumerate() {
+        // Inputs are below 1 and sums are rounded to the type once.
+        let unit = if a.dtype() == DType::F64 { 1e-16 } else { 1e-7 };
+        let within = epsilon * (y.abs() + 1.0) + if epsilon == 0.0 { 0.0 } else { unit * k };
+        assert!(
+            (x - y).abs() <= within,
+            "{} {:?}{:?} {:?}{:?}: element {i} is {x}, not {y}",
+            a.dtype(),
+            a.dims(),
+            a.strides(),
+            b.dims(),
+            b.strides()
+        );
+    }
+}
+
+const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::I64];
+
+#[test]
+fn sizes_and_orientations() {
+    for dtype in DTYPES {
+        for (m, n, k) in [
+            (1, 1, 1),
+            (4, 8, 8),
+            (3, 5, 2),
+            (1, 17, 9),
+            (17, 1, 9),
+            (2, 2, 1),
+            (16, 16, 700),
+            (33, 65, 17),
+            (70, 66, 130),
+            (1, 100, 300),
+            (9, 200, 130),
+            (130, 80, 64),
+            (90, 300, 100),
+        ] {
+            let a = sample(dtype, &[m, k], 1);
+            let b = sample(dtype, &[k, n], 2);
+            let a_t = sample(dtype, &[k, m], 3).view_with(|x| x.t()).unwrap();
+            let b_t = sample(dtype, &[n, k], 4).view_with(|x| x.t()).unwrap();
+            let bias = sample(dtype, &[n], 5);
+            for a in [&a, &a_t] {
+                for b in [&b, &b_t] {
+                    check(a, b, None);
+                    check(a, b, Some(&bias));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn strided_operands() {
+    for dtype in DTYPES {
+        // Heads of attention: [B, S, H, D] seen as [B, H, S, D].
+        let q = sample(dtype, &[2, 7, 3, 5], 1).view_with(|x| x.transpose(1, 2)).unwrap();
+        let k = sample(dtype, &[2, 9, 3, 5], 2).view_with(|x| x.transpose(1, 2)).unwrap();
+        check(&q, &k.view_with(|x| x.transpose(2, 3)).unwrap(), None);
+        let p = sample(dtype, &[2, 3, 7, 9], 3);
+        check(&p, &k, None);
+        // Windows with an offset.
+        let a = sample(dtype, &[8, 9], 4).view_with(|x| x.narrow(0, 2, 5)?.narrow(1, 3, 6)).unwrap();
+        let b = sample(dtype, &[9, 8], 5).view_with(|x| x.narrow(0, 1, 6)?.narrow(1, 4, 3)).unwrap();
+        check(&a, &b, None);
+        // Columns far apart.
+        let far = sample(dtype, &[5, 6, 4], 6).view_with(|x| x.narrow(2, 1, 1)?.squeeze(2)).unwrap();
+        check(&far, &b, None);
+        check(&b.view_with(|x| x.t()).unwrap(), &far.view_with(|x| x.t()).unwrap(), None);
+        // Expanded rows, columns and batches.
+        let row = sample(dtype, &[1, 6], 7).view_with(|x| x.broadcast_as((5, 6))).unwrap();
+        check(&row, &b, None);
+        let col = sample(dtype, &[6, 1], 8).view_with(|x| x.broadcast_as((6, 4))).unwrap();
+        check(&a, &col, None);
+        let batches = sample(dtype, &[6, 4], 9).view_with(|x| x.broadcast_as((3, 6, 4))).unwrap();
+        check(&sample(dtype, &[3, 5, 6], 10), &batches, None);
+        check(&a, &batches, None);
+    }
+}
+
+#[test]
+fn batches() {
+    for dtype in DTYPES {
+        for (a, b) in [
+            (&[4, 3, 5][..], &[5, 2][..]),
+            (&[2, 4, 3, 5], &[5, 2]),
+            (&[3, 5], &[4, 5, 2]),
+            (&[4, 3, 5], &[4, 5, 2]),
+            (&[4, 1, 3, 5], &[2, 5, 2]),
+            (&[2, 1, 3, 5], &[1, 3, 5, 2]),
+            (&[3, 4, 3, 5], &[3, 1, 5, 2]),
+            (&[4, 1, 5], &[5, 2]),
+            (&[1, 1, 3, 5], &[1, 5, 2]),
+        ] {
+            check(&sample(dtype, a, 1), &sample(dtype, b, 2), None);
+        }
+        // Rows that merge though they are apart; rows that do not merge.
+        let a = sample(dtype, &[4, 3, 8], 3).view_with(|x| x.narrow(2, 1, 5)).unwrap();
+        check(&a, &sample(dtype, &[5, 2], 4), None);
+        let a = sample(dtype, &[4, 6, 5], 3).view_with(|x| x.narrow(1, 1, 3)).unwrap();
+        check(&a, &sample(dtype, &[5, 2], 4), None);
+        let a = sample(dtype, &[3, 4, 5], 3).view_with(|x| x.transpose(0, 1)).unwrap();
+        check(&a, &sample(dtype, &[5, 2], 4), None);
+    }
+}
+
+#[test]
+fn biases() {
+    for dtype in DTYPES {
+        let a = sample(dtype, &[2, 3, 4, 5], 1);
+        let b = sample(dtype, &[5, 6], 2);
+        let shapes: [&[usize]; 9] =
+            [&[6], &[1], &[], &[4, 6], &[4, 1], &[3, 1, 1], &[2, 1, 4, 6], &[2, 3, 4, 6], &[2, 3, 1, 6]];
+        for shape in shapes {
+            check(&a, &b, Some(&sample(dtype, shape, 3)));
+        }
+        check(&a, &b, Some(&sample(dtype, &[6, 4], 4).view_with(|x| x.t()).unwrap()));
+        // More rows than are widened at a time, with a bias that differs between them.
+        let a = sample(dtype, &[1030, 2], 5);
+        check(&a, &sample(dtype, &[2, 3], 6), Some(&sample(dtype, &[1030, 1], 7)));
+    }
+}
+
+#[test]
+fn empty() {
+    for dtype in DTYPES {
+        for (a, b) in [
+            (&[0, 3][..], &[3, 2][..]),
+            (&[2, 3], &[3, 0]),
+            (&[2, 0], &[0, 3]),
+            (&[0, 2, 3], &[3, 2]),
+            (&[0, 2, 3], &[0, 3, 2]),
+            (&[1, 2, 3], &[0, 3, 2]),
+            (&[2, 2, 0], &[2, 0, 4]),
+        ] {
+            let (a, b) = (sample(dtype, a, 1), sample(dtype, b, 2));
+            check(&a, &b, None);
+            let n = b.dims()[b.dims().len() - 1];
+            check(&a, &b, Some(&sample(dtype, &[n], 3)));
+        }
+    }
+}
+
+#[test]
+fn not_a_number_passes_through() {
+    fn check<T: Float + Element>() {
+        let nan = T::from_acc(T::Acc::from_f64(f64::NAN));
+        for size in [1, 4, 40] {
+            // A zero times NaN, and times infinity.
+            let zeros = Local::from_vec(vec![T::default(); size * size], &[size, size]).unwrap();
+            for bad in [nan, T::from_acc(T::Acc::HIGHEST)] {
+                let mut data = vec![T::default(); size * size];
+                data[0] = bad;
+                let bad = Local::from_vec(data, &[size, size]).unwrap();
+                let out = values(&matmul(&zeros, &bad, None).unwrap());
+                assert!((0..size).all(|row| out[row * size].is_nan()));
+                let out = values(&matmul(&bad, &zeros, None).unwrap());
+                assert!((0..size).all(|col| out[col].is_nan()));
+            }
+        }
+    }
+    check::<f32>();
+    check::<f64>();
+    check::<bf16>();
+    check::<f16>();
+}
+
+#[test]
+fn half_precision_is_rounded_once() {
+    // 4096 products of 1 × 1 would stop at 2048 in f16 and at 256 in bf16.
+    for dtype in [DType::F16, DType::BF16] {
+        let ones = |shape: &[usize]| random::uniform(dtype, shape, 0, 0, 1.0, 1.0).unwrap();
+        let out = matmul(&ones(&[3, 4096]), &ones(&[4096, 5]), None).unwrap();
+        assert_eq!(values(&out), vec![4096.0; 15]);
+    }
+}
+
+#[test]
+fn integers_wrap_and_bytes_are_refused() {
+    let big = Local::from_vec(vec![i64::MAX, 3], &[1, 2]).unwrap();
+    let out = matmul(&big, &Local::from_vec(vec![2i64, 5], &[2, 1]).unwrap(), None).unwrap();
+    assert_eq!(out.to_vec::<i64>().unwrap(), [13]);
+    let bytes = Local::from_vec(vec![1u8], &[1, 1]).unwrap();
+    assert!(matches!(matmul(&bytes, &bytes, None), Err(Error::DType { dtype: DType::U8, .. })));
+}
+
+#[test]
+fn threads_give_the_same_bits() {
+    let (a, b) = (sample(DType::F32, &[130, 150], 1), sample(DType::F32, &[150, 140], 2));
+    let [one, two] = [1, 2].map(|n| with_num_threads(n, || matmul(&a, &b, None).unwrap()));
+    assert_eq!(one.to_vec::<f32>().unwrap(), two.to_vec::<f32>().unwrap());
+    check(&a, &b, None);
+}

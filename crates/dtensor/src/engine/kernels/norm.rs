@@ -1,0 +1,466 @@
+//! Layer normalisation and root-mean-square normalisation of rows, and their gradients.
+//!
+//! Where the mean is large beside the deviation its rounding would matter, so it is kept as a sum of two numbers
+//! and taken off in two steps: in the forward pass as the row's first element and the mean difference to it,
+//! in the backward pass as the rounded mean and what is left of it. Differences to the first element are small
+//! enough to give mean and variance in one pass; where they are not, a second pass finds the variance.
+
+use std::mem::MaybeUninit;
+
+use super::rows::{sum_of, sums};
+use super::{fill_vec, simd};
+use crate::engine::{Elem, Float, Local, Num, Real, with_float};
+use crate::{Element, Result};
+
+/// Rows whose parameter gradients are added up before the partial sums go into the totals.
+const BLOCK_ROWS: usize = 64;
+
+/// Normalises rows of `normalized` elements to mean 0 and variance 1: the result, each row's mean, and each
+/// row's `1 / sqrt(variance + eps)`. The latter two are in the dtype that arithmetic is done in.
+pub(crate) fn layer_norm(
+    x: &Local,
+    normalized: usize,
+    weight: Option<&Local>,
+    bias: Option<&Local>,
+    eps: f64,
+) -> Result<(Local, Local, Local)> {
+    with_float!("layer_norm", x.dtype(), T => forward::<T, true>(x, normalized, weight, bias, eps))
+}
+
+/// Divides rows of `normalized` elements by their root mean square: the result, and each row's
+/// `1 / sqrt(mean square + eps)`.
+pub(crate) fn rms_norm(
+    x: &Local,
+    normalized: usize,
+    weight: Option<&Local>,
+    eps: f64,
+) -> Result<(Local, Local)> {
+    let (y, _, rstd) =
+        with_float!("rms_norm", x.dtype(), T => forward::<T, false>(x, normalized, weight, None, eps))?;
+    Ok((y, rstd))
+}
+
+/// The gradients of [`layer_norm`]: of `x`, and, where needed, of the weight and of the bias.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn layer_norm_backward(
+    dy: &Local,
+    x: &Local,
+    mean: &Local,
+    rstd: &Local,
+    weight: Option<&Local>,
+    normalized: usize,
+    need_weight: bool,
+    need_bias: bool,
+) -> Result<(Local, Option<Local>, Option<Local>)> {
+    with_float!("layer_norm", x.dtype(), T =>
+        backward::<T, true>(dy, x, Some(mean), rstd, weight, normalized, need_weight, need_bias))
+}
+
+/// The gradients of [`rms_norm`]: of `x`, and, where needed, of the weight.
+pub(crate) fn rms_norm_backward(
+    dy: &Local,
+    x: &Local,
+    rstd: &Local,
+    weight: Option<&Local>,
+    normalized: usize,
+    need_weight: bool,
+) -> Result<(Local, Option<Local>)> {
+    let (dx, dweight, _) = with_float!("rms_norm", x.dtype(), T =>
+        backward::<T, false>(dy, x, None, rstd, weight, normalized, need_weight, false))?;
+    Ok((dx, dweight))
+}
+
+/// How many rows there are; where rows are empty the leading dims say it.
+fn row_count(dims: &[usize], normalized: usize) -> usize {
+    dims.iter().product::<usize>().checked_div(normalized).unwrap_or_else(|| {
+        let last_empty = dims.iter().rposition(|&size| size == 0).unwrap_or(0);
+        dims[..last_empty].iter().product()
+    })
+}
+
+/// A parameter widened, or a constant in its place, so that the loops are the same with and without.
+fn widened<T: Float>(parameter: Option<&Local>, size: usize, default: f64) -> Result<Vec<T::Acc>> {
+    match parameter {
+        None => Ok(vec![T::Acc::from_f64(default); size]),
+        Some(parameter) => {
+            let parameter = parameter.contiguous()?;
+            let read = parameter.read::<T>()?;
+            Ok(read.data()[..size].iter().map(|x| x.acc()).collect())
+        }
+    }
+}
+
+fn forward<T: Float<Acc: Element> + Element, const CENTER: bool>(
+    x: &Local,
+    normalized: usize,
+    weight: Option<&Local>,
+    bias: Option<&Local>,
+    eps: f64,
+) -> Result<(Local, Local, Local)> {
+    let rows = row_count(x.dims(), normalized);
+    let x = x.contiguous()?;
+    let read = x.read::<T>()?;
+    let data = &read.data()[..x.numel()];
+    let (weight, bias) = (widened::<T>(weight, normalized, 1.0)?, widened::<T>(bias, normalized, 0.0)?);
+    let (mut means, mut rstds) = (vec![T::Acc::ZERO; rows], vec![T::Acc::ZERO; rows]);
+    // SAFETY: `rows` rows of `normalized` elements are the whole array, and each is written.
+    let y = unsafe {
+        fill_vec(data.len(), |out| {
+            simd::<T, _>(
+                #[inline(always)]
+                || forward_rows::<T, CENTER>(data, &weight, &bias, eps, &mut means, &mut rstds, out),
+            )
+        })?
+    };
+    Ok((
+        Local::from_vec::<T>(y, x.dims())?,
+        Local::from_vec(means, &[rows])?,
+        Local::from_vec(rstds, &[rows])?,
+    ))
+}
+
+#[inline(always)]
+fn forward_rows<T: Float, const CENTER: bool>(
+    data: &[T],
+    weight: &[T::Acc],
+    bias: &[T::Acc],
+    eps: f64,
+    means: &mut [T::Acc],
+    rstds: &mut [T::Acc],
+    out: &mut [MaybeUninit<T>],
+) {
+    let n = weight.len();
+    let count = T::Acc::from_f64(n as f64);
+    for (row, (mean, rstd)) in means.iter_mut().zip(rstds).enumerate() {
+        let (x, out) = (&data[row * n..][..n], &mut out[row * n..][..n]);
+        let shift = if CENTER { x.first().map_or(T::Acc::ZERO, |x| x.acc()) } else { T::Acc::ZERO };
+        let [sum, squares] = sums(
+            x,
+            x,
+            x,
+            #[inline(always)]
+            |x, _, _| {
+                let d = x.acc() - shift;
+                [d, d * d]
+            },
+        );
+        let left = if CENTER { sum / count } else { T::Acc::ZERO };
+        let mut variance = squares / count - left * left;
+        // A first element far from the others leaves little of the difference above: then look again.
+        if CENTER && left * left > variance * T::Acc::from_f64(16.0) {
+            let squares = sum_of(
+                x,
+                #[inline(always)]
+                |x| {
+                    let d = (x.acc() - shift) - left;
+                    d * d
+                },
+            );
+            variance = squares / count;
+        }
+        *mean = shift + left;
+        *rstd = T::Acc::ONE / (variance + T::Acc::from_f64(eps)).sqrt();
+        for (((out, x), &weight), &bias) in out.iter_mut().zip(x).zip(weight).zip(bias) {
+            out.write(T::from_acc(((x.acc() - shift) - left) * *rstd * weight + bias));
+        }
+    }
+}
+
+#[allow(clippy::too_many_arguments)]
+fn backward<T: Float<Acc: Element> + Element, const CENTER: bool>(
+    dy: &Local,
+    x: &Local,
+    mean: Option<&Local>,
+    rstd: &Local,
+    weight: Option<&Local>,
+    normalized: usize,
+    need_weight: bool,
+    need_bias: bool,
+) -> Result<(Local, Option<Local>, Option<Local>)> {
+    let rows = row_count(x.dims(), normalized);
+    let (x, dy) = (x.contiguous()?, dy.contiguous()?);
+    let (x_read, dy_read) = (x.read::<T>()?, dy.read::<T>()?);
+    let weight = widened::<T>(weight, normalized, 1.0)?;
+    let mean = mean.map_or_else(|| Ok(vec![T::Acc::ZERO; rows]), |mean| mean.to_vec())?;
+    let rstd = rstd.to_vec()?;
+    let rows = Rows {
+        x: &x_read.data()[..x.numel()],
+        dy: &dy_read.data()[..x.numel()],
+        mean: &mean,
+        rstd: &rstd,
+        weight: &weight,
+    };
+    let (mut dweight, mut dbias) = (vec![0.0; normalized], vec![0.0; normalized]);
+    // SAFETY: the rows are the whole array, and each is written.
+    let dx = unsafe {
+        fill_vec(rows.x.len(), |out| {
+            simd::<T, _>(
+                #[inline(always)]
+                || match (need_weight, need_bias) {
+                    (false, false) => rows.backward::<CENTER, false, false>(&mut dweight, &mut dbias, out),
+                    (true, false) => rows.backward::<CENTER, true, false>(&mut dweight, &mut dbias, out),
+                    (_, true) => rows.backward::<CENTER, true, true>(&mut dweight, &mut dbias, out),
+                },
+            )
+        })?
+    };
+    let narrow = |total: Vec<f64>| {
+        let total = total.into_iter().map(|x| T::from_acc(T::Acc::from_f64(x))).collect();
+        Local::from_vec::<T>(total, &[normalized])
+    };
+    Ok((
+        Local::from_vec::<T>(dx, x.dims())?,
+        need_weight.then(|| narrow(dweight)).transpose()?,
+        need_bias.then(|| narrow(dbias)).transpose()?,
+    ))
+}
+
+/// What the backward pass reads.
+struct Rows<'a, T: Elem> {
+    x: &'a [T],
+    dy: &'a [T],
+    mean: &'a [T::Acc],
+    rstd: &'a [T::Acc],
+    weight: &'a [T::Acc],
+}
+
+impl<T: Float> Rows<'_, T> {
+    #[inline(always)]
+    fn backward<const CENTER: bool, const WEIGHT: bool, const BIAS: bool>(
+        &self,
+        dweight: &mut [f64],
+        dbias: &mut [f64],
+        out: &mut [MaybeUninit<T>],
+    ) {
+        let n = self.weight.len();
+        let count = T::Acc::from_f64(n as f64);
+        let mut dweights = vec![T::Acc::ZERO; if WEIGHT { n } else { 0 }];
+        let mut dbiases = vec![T::Acc::ZERO; if BIAS { n } else { 0 }];
+        for (row, (&mean, &rstd)) in self.mean.iter().zip(self.rstd).enumerate() {
+            let (x, dy, out) = (&self.x[row * n..][..n], &self.dy[row * n..][..n], &mut out[row * n..][..n]);
+            // With g = dy·weight and x̂ the normalised row: dx = rstd·(g − mean(g) − x̂·mean(g·x̂)).
+            let [left, g_sum, g_d_sum] = sums(
+                x,
+                dy,
+                self.weight,
+                #[inline(always)]
+                |x, dy, weight| {
+                    let (d, g) = (x.acc() - mean, dy.acc() * weight);
+                    [d, g, g * d]
+                },
+            );
+            let (left, g_mean) =
+                if CENTER { (left / count, g_sum / count) } else { (T::Acc::ZERO, T::Acc::ZERO) };
+            let g_xhat_mean = (g_d_sum - left * g_sum) * rstd / count;
+            let one = Gradient { mean, left, rstd, g_mean, g_xhat_mean };
+            let rows = out.iter_mut().zip(x).zip(dy).zip(self.weight);
+            if BIAS {
+                for (((((out, &x), &dy), &weight), dweight), dbias) in
+                    rows.zip(&mut dweights).zip(&mut dbiases)
+                {
+                    let (xhat, dx) = one.at(x, dy, weight);
+                    *dweight = *dweight + dy.acc() * xhat;
+                    *dbias = *dbias + dy.acc();
+                    out.write(dx);
+                }
+            } else if WEIGHT {
+                for ((((out, &x), &dy), &weight), dweight) in rows.zip(&mut dweights) {
+                    let (xhat, dx) = one.at(x, dy, weight);
+                    *dweight = *dweight + dy.acc() * xhat;
+                    out.write(dx);
+                }
+            } else {
+                for (((out, &x), &dy), &weight) in rows {
+                    out.write(one.at(x, dy, weight).1);
+                }
+            }
+            if (row + 1) % BLOCK_ROWS == 0 || row + 1 == self.mean.len() {
+                flush(&mut dweights, dweight);
+                flush(&mut dbiases, dbias);
+            }
+        }
+    }
+}
+
+/// What one row's gradient needs beside its elements.
+#[derive(Clone, Copy)]
+struct Gradient<A> {
+    mean: A,
+    left: A,
+    rstd: A,
+    g_mean: A,
+    g_xhat_mean: A,
+}
+
+impl<A: Real> Gradient<A> {
+    /// The normalised element and its gradient.
+    #[inline(always)]
+    fn at<T: Float<Acc = A>>(&self, x: T, dy: T, weight: A) -> (A, T) {
+        let xhat = ((x.acc() - self.mean) - self.left) * self.rstd;
+        (xhat, T::from_acc(self.rstd * (dy.acc() * weight - self.g_mean - xhat * self.g_xhat_mean)))
+    }
+}
+
+/// Adds partial sums to the totals, which are doubles so that any number of blocks may come, and clears them.
+#[inline(always)]
+fn flush<A: Num>(parts: &mut [A], totals: &mut [f64]) {
+    for (part, total) in parts.iter_mut().zip(totals) {
+        *total += part.to_f64();
+        *part = A::ZERO;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{FLOATS, assert_close, local, noise, strided, tolerance, values};
+    use super::*;
+    use crate::DType;
+
+    const EPS: f64 = 1e-5;
+
+    struct Reference {
+        y: Vec<f64>,
+        mean: Vec<f64>,
+        rstd: Vec<f64>,
+        dx: Vec<f64>,
+        dw: Vec<f64>,
+        db: Vec<f64>,
+    }
+
+    fn naive(x: &[f64], dy: &[f64], w: &[f64], b: &[f64], center: bool) -> Reference {
+        let n = w.len();
+        let mut r = Reference {
+            y: vec![],
+            mean: vec![],
+            rstd: vec![],
+            dx: vec![],
+            dw: vec![0.0; n],
+            db: vec![0.0; n],
+        };
+        for (x, dy) in x.chunks(n).zip(dy.chunks(n)) {
+            let mean = if center { x.iter().sum::<f64>() / n as f64 } else { 0.0 };
+            let var = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+            let rstd = 1.0 / (var + EPS).sqrt();
+            let xhat: Vec<f64> = x.iter().map(|x| (x - mean) * rstd).collect();
+            let g: Vec<f64> = dy.iter().zip(w).map(|(dy, w)| dy * w).collect();
+            let g_mean = if center { g.iter().sum::<f64>() / n as f64 } else { 0.0 };
+            let gx_mean = g.iter().zip(&xhat).map(|(g, x)| g * x).sum::<f64>() / n as f64;
+            for j in 0..n {
+                r.y.push(xhat[j] * w[j] + b[j]);
+                r.dx.push(rstd * (g[j] - g_mean - xhat[j] * gx_mean));
+                r.dw[j] += dy[j] * xhat[j];
+                r.db[j] += dy[j];
+            }
+            r.mean.push(mean);
+            r.rstd.push(rstd);
+        }
+        r
+    }
+
+    #[test]
+    fn agrees_with_doubles() {
+        for dtype in FLOATS {
+            for shape in [[1, 1], [3, 7], [5, 64], [130, 33], [2, 5000], [0, 4]] {
+                let (rows, n) = (shape[0], shape[1]);
+                let make = |len, seed, shape: &[usize]| {
+                    let x = local(dtype, &noise(len, seed), shape);
+                    let values = values(&x);
+                    (x, values)
+                };
+                let (x, xs) = make(rows * n, 1, &shape);
+                let (dy, dys) = make(rows * n, 2, &shape);
+                let (w, ws) = make(n, 3, &[n]);
+                let (b, bs) = make(n, 4, &[n]);
+                let tol = tolerance(dtype) * 4.0;
+                for (weight, bias) in [(Some(&w), Some(&b)), (Some(&w), None), (None, None)] {
+                    let ws = weight.map_or(vec![1.0; n], |_| ws.clone());
+                    let bs = bias.map_or(vec![0.0; n], |_| bs.clone());
+                    let want = naive(&xs, &dys, &ws, &bs, true);
+                    let rms = naive(&xs, &dys, &ws, &vec![0.0; n], false);
+                    for (x, dy) in [(x.clone(), dy.clone()), (strided(&x), strided(&dy))] {
+                        let (y, mean, rstd) = layer_norm(&x, n, weight, bias, EPS).unwrap();
+                        assert_close(&y, &want.y, tol);
+                        assert_close(&mean, &want.mean, 1e-5);
+                        assert_close(&rstd, &want.rstd, 1e-4);
+                        assert_eq!(mean.dtype(), if dtype == DType::F64 { dtype } else { DType::F32 });
+                        let (dx, dw, db) =
+                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, n, true, true).unwrap();
+                        // With one element a row is constant, and eps is all its deviation.
+                        let tol = if n == 1 { tol * 400.0 } else { tol };
+                        assert_close(&dx, &want.dx, tol);
+                        assert_close(&dw.unwrap(), &want.dw, tol);
+                        assert_close(&db.unwrap(), &want.db, tol);
+                        let (dx, dw, db) =
+                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, n, false, false).unwrap();
+                        assert_close(&dx, &want.dx, tol);
+                        assert!(dw.is_none() && db.is_none());
+                        let (_, dw, db) =
+                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, n, false, true).unwrap();
+                        assert!(dw.is_none());
+                        assert_close(&db.unwrap(), &want.db, tol);
+
+                        let (y, rstd) = rms_norm(&x, n, weight, EPS).unwrap();
+                        assert_close(&y, &rms.y, tol);
+                        let (dx, dw) = rms_norm_backward(&dy, &x, &rstd, weight, n, true).unwrap();
+                        assert_close(&dx, &rms.dx, tol);
+                        assert_close(&dw.unwrap(), &rms.dw, tol);
+                        assert!(rms_norm_backward(&dy, &x, &rstd, weight, n, false).unwrap().1.is_none());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_large_mean_costs_no_accuracy() {
+        let x: Vec<f64> = noise(2 * 3000, 5).iter().map(|x| (1e4 + x) as f32 as f64).collect();
+        let dy: Vec<f64> = noise(2 * 3000, 6).iter().map(|&x| x as f32 as f64).collect();
+        let want = naive(&x, &dy, &[1.0; 3000], &[0.0; 3000], true);
+        let (x, dy) = (local(DType::F32, &x, &[2, 3000]), local(DType::F32, &dy, &[2, 3000]));
+        let (y, mean, rstd) = layer_norm(&x, 3000, None, None, EPS).unwrap();
+        assert_close(&y, &want.y, 1e-5);
+        let (dx, dw, _) = layer_norm_backward(&dy, &x, &mean, &rstd, None, 3000, true, false).unwrap();
+        assert_close(&dx, &want.dx, 1e-5);
+        assert_close(&dw.unwrap(), &want.dw, 1e-5);
+    }
+
+    #[test]
+    fn a_first_element_apart_costs_no_accuracy() {
+        for first in [1e3, 1e6] {
+            let mut x: Vec<f64> = noise(3000, 5).iter().map(|&x| x as f32 as f64).collect();
+            x[0] = first;
+            let want = naive(&x, &x, &[1.0; 3000], &[0.0; 3000], true);
+            let (y, _, rstd) = layer_norm(&local(DType::F32, &x, &[1, 3000]), 3000, None, None, EPS).unwrap();
+            assert_close(&y, &want.y, 1e-5);
+            assert!((values(&rstd)[0] / want.rstd[0] - 1.0).abs() < 1e-5);
+        }
+    }
+
+    #[test]
+    fn many_rows_add_up() {
+        let rows = 100_000;
+        let dy = local(DType::F32, &vec![0.1; rows * 2], &[rows, 2]);
+        let x = local(DType::F32, &[1.0, -1.0].repeat(rows), &[rows, 2]);
+        let (_, mean, rstd) = layer_norm(&x, 2, None, None, 0.0).unwrap();
+        let (_, dw, db) = layer_norm_backward(&dy, &x, &mean, &rstd, None, 2, true, true).unwrap();
+        assert_close(&dw.unwrap(), &[1e4, -1e4], 1e-6);
+        assert_close(&db.unwrap(), &[1e4, 1e4], 1e-6);
+    }
+
+    #[test]
+    fn nan_and_infinity_spoil_their_row_only() {
+        let x = local(DType::F32, &[f64::NAN, 0.0, 1.0, -1.0, f64::INFINITY, 2.0], &[3, 2]);
+        let y = values(&layer_norm(&x, 2, None, None, 0.0).unwrap().0);
+        assert!(y[0].is_nan() && y[1].is_nan() && y[4].is_nan() && y[5].is_nan());
+        assert_eq!(y[2..4], [1.0, -1.0]);
+    }
+
+    #[test]
+    fn empty_rows_are_counted() {
+        let x = local(DType::F32, &[], &[3, 0]);
+        let (y, mean, rstd) = layer_norm(&x, 0, None, None, EPS).unwrap();
+        assert_eq!((y.dims(), mean.dims(), rstd.dims()), (&[3, 0][..], &[3][..], &[3][..]));
+        let (dx, dw, _) = layer_norm_backward(&x, &x, &mean, &rstd, None, 0, true, true).unwrap();
+        assert_eq!((dx.dims(), dw.unwrap().dims()), (&[3, 0][..], &[0][..]));
+    }
+}

@@ -1,0 +1,176 @@
+use half::{bf16, f16};
+
+use super::philox::philox;
+use super::*;
+
+fn run<T: Elem>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
+    // SAFETY: the fills under test write every element.
+    unsafe { super::super::fill_vec(n, fill) }.unwrap()
+}
+
+#[test]
+fn an_element_depends_on_its_index_alone() {
+    fn check<T: Float<Acc: Sample>>() {
+        let draw = Draw { seed: 7, stream: 3 };
+        let uniforms = run::<T>(400, |out| fill_uniform(draw, -1.0, 2.0, 0, out));
+        let normals = run::<T>(400, |out| fill_normal(draw, 0.0, 1.0, 0, out));
+        let choices = run::<u8>(400, |out| fill_choice(draw, 0.3, 1, 0, 0, out));
+        for (a, b) in [(0, 1), (1, 2), (3, 70), (5, 5), (63, 200), (66, 400), (129, 131)] {
+            let first = a as u64;
+            assert!(
+                run::<T>(b - a, |out| fill_uniform(draw, -1.0, 2.0, first, out)) == uniforms[a..b],
+                "uniform {a}..{b}"
+            );
+            assert!(
+                run::<T>(b - a, |out| fill_normal(draw, 0.0, 1.0, first, out)) == normals[a..b],
+                "normal {a}..{b}"
+            );
+            assert_eq!(run::<u8>(b - a, |out| fill_choice(draw, 0.3, 1, 0, first, out)), choices[a..b]);
+        }
+    }
+    check::<f32>();
+    check::<f64>();
+    check::<bf16>();
+    check::<f16>();
+}
+
+#[test]
+fn uniform_numbers() {
+    let x = uniform(DType::F32, &[5, 7], 1, 2, 0.0, 1.0).unwrap().to_vec::<f32>().unwrap();
+    // Element 34 by itself.
+    let words = philox([8, 0, 2, 0], [1, 0]);
+    assert_eq!(x[34], (words[2] >> 8) as f32 / 16777216.0);
+    let x = uniform(DType::F64, &[5, 7], 1, 2, 0.0, 1.0).unwrap().to_vec::<f64>().unwrap();
+    let words = philox([16, 0, 2, 0], [1, 0]);
+    let word = u64::from(words[3]) << 32 | u64::from(words[2]);
+    assert_eq!(x[33], (word >> 11) as f64 / (1u64 << 53) as f64);
+
+    fn check<T: Float + Element>(low: f64, high: f64) {
+        let n = 100_000;
+        let x = uniform(<T as Element>::DTYPE, &[n], 5, 6, low, high).unwrap().to_vec::<T>().unwrap();
+        let x: Vec<f64> = x.into_iter().map(|x| x.acc().to_f64()).collect();
+        assert!(x.iter().all(|&x| low <= x && x < high), "{} {low} {high}", <T as Element>::DTYPE);
+        let mean = x.iter().sum::<f64>() / n as f64;
+        let var = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+        assert!(((mean - low) / (high - low) - 0.5).abs() < 0.01, "{} mean {mean}", <T as Element>::DTYPE);
+        assert!(
+            (var / (high - low).powi(2) * 12.0 - 1.0).abs() < 0.03,
+            "{} var {var}",
+            <T as Element>::DTYPE
+        );
+    }
+    for (low, high) in [(0.0, 1.0), (-3.0, -1.0), (0.1, 7.3), (-0.05, 0.05)] {
+        check::<f32>(low, high);
+        check::<f64>(low, high);
+        check::<bf16>(low, high);
+        check::<f16>(low, high);
+    }
+    let same = uniform(DType::BF16, &[9], 0, 0, 2.0, 2.0).unwrap().to_vec::<bf16>().unwrap();
+    assert_eq!(same, vec![bf16::from_f32(2.0); 9]);
+    assert_eq!(uniform(DType::F32, &[0, 3], 0, 0, 0.0, 1.0).unwrap().dims(), [0, 3]);
+    assert_eq!(uniform(DType::F32, &[], 0, 0, 0.0, 1.0).unwrap().numel(), 1);
+    assert!(uniform(DType::I64, &[1], 0, 0, 0.0, 1.0).is_err());
+    assert!(uniform(DType::F32, &[1], 0, 0, 1.0, 0.0).is_err());
+    assert!(uniform(DType::F32, &[1], 0, 0, f64::NAN, 0.0).is_err());
+}
+
+#[test]
+fn neighbours() {
+    assert_eq!(neighbour::<f32>(1.0, false), f64::from(1.0f32.next_down()));
+    assert_eq!(neighbour::<f32>(0.0, false), f64::from(0.0f32.next_down()));
+    assert_eq!(neighbour::<f32>(-3.0, true), f64::from((-3.0f32).next_up()));
+    assert_eq!(neighbour::<f64>(1.0, false), 1.0f64.next_down());
+    assert_eq!(neighbour::<bf16>(1.0, false), 0.99609375);
+    assert_eq!(neighbour::<f16>(1.0, true), 1.0009765625);
+}
+
+#[test]
+fn normal_numbers() {
+    fn check<T: Float + Element>() {
+        let n = 200_000;
+        let x = normal(<T as Element>::DTYPE, &[n], 11, 0, 3.0, 2.0).unwrap().to_vec::<T>().unwrap();
+        let z: Vec<f64> = x.into_iter().map(|x| (x.acc().to_f64() - 3.0) / 2.0).collect();
+        let moment = |k: i32| z.iter().map(|z| z.powi(k)).sum::<f64>() / n as f64;
+        assert!(z.iter().all(|z| z.is_finite()));
+        for (k, expected, within) in [(1, 0.0, 0.01), (2, 1.0, 0.02), (3, 0.0, 0.04), (4, 3.0, 0.1)] {
+            assert!(
+                (moment(k) - expected).abs() < within,
+                "{} moment {k}: {}",
+                <T as Element>::DTYPE,
+                moment(k)
+            );
+        }
+        // Neighbours, which share a block, are independent.
+        let pairs = z.chunks(2).map(|p| p[0] * p[1]).sum::<f64>() / (n / 2) as f64;
+        assert!(pairs.abs() < 0.015, "{} covariance {pairs}", <T as Element>::DTYPE);
+        let beyond = z.iter().filter(|z| z.abs() > 2.0).count() as f64 / n as f64;
+        assert!((beyond - 0.0455).abs() < 0.003, "{} beyond two sigma: {beyond}", <T as Element>::DTYPE);
+    }
+    check::<f32>();
+    check::<f64>();
+    check::<bf16>();
+    check::<f16>();
+    assert!(normal(DType::F32, &[1], 0, 0, 0.0, -1.0).is_err());
+    assert_eq!(normal(DType::F32, &[3], 0, 0, 4.0, 0.0).unwrap().to_vec::<f32>().unwrap(), vec![4.0; 3]);
+}
+
+#[test]
+fn whole_numbers() {
+    let x = integers(&[60_000], 1, 1, -2, 4).unwrap().to_vec::<i64>().unwrap();
+    for value in -2..4 {
+        let count = x.iter().filter(|&&x| x == value).count();
+        assert!((9_500..10_500).contains(&count), "{value}: {count}");
+    }
+    assert!(x.iter().all(|x| (-2..4).contains(x)));
+    let x = integers(&[1000], 1, 1, i64::MIN, i64::MAX).unwrap().to_vec::<i64>().unwrap();
+    assert!(x.iter().any(|&x| x < i64::MIN / 2) && x.iter().any(|&x| x > i64::MAX / 2));
+    assert_eq!(integers(&[3], 1, 1, 5, 6).unwrap().to_vec::<i64>().unwrap(), vec![5; 3]);
+    assert!(integers(&[3], 1, 1, 5, 5).is_err());
+}
+
+#[test]
+fn dropping() {
+    let n = 10_007;
+    let x: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
+    let local = Local::from_vec(x.clone(), &[n]).unwrap();
+    let mask = keep_mask(&[n], 0.25, 3, 4).unwrap().to_vec::<u8>().unwrap();
+    let y = dropout(&local, 0.25, 3, 4).unwrap().to_vec::<f32>().unwrap();
+    let u = uniform(DType::F32, &[n], 3, 4, 0.0, 1.0).unwrap().to_vec::<f32>().unwrap();
+    let mut run = x.clone();
+    simd::<f32, _>(
+        #[inline(always)]
+        || dropout_run(Draw { seed: 3, stream: 4 }, 0.25, 13, &mut run[13..]),
+    );
+    for i in 0..n {
+        let kept = u[i] >= 0.25;
+        assert_eq!(mask[i], kept as u8);
+        assert_eq!(y[i], if kept { x[i] * (1.0 / 0.75f32) } else { 0.0 });
+        assert_eq!(run[i], if i < 13 { x[i] } else { y[i] });
+    }
+    let kept = mask.iter().filter(|&&m| m == 1).count() as f64 / n as f64;
+    assert!((kept - 0.75).abs() < 0.02);
+    assert_eq!(dropout(&local, 0.0, 3, 4).unwrap().to_vec::<f32>().unwrap(), x);
+    assert!(dropout(&local, 1.0, 3, 4).unwrap().to_vec::<f32>().unwrap().iter().all(|&y| y == 0.0));
+    assert!(dropout(&local, 1.5, 3, 4).is_err());
+    assert!(dropout(&local, f64::NAN, 3, 4).is_err());
+    let nan = Local::from_vec(vec![f32::NAN; 4], &[4]).unwrap();
+    assert!(dropout(&nan, 0.5, 3, 4).unwrap().to_vec::<f32>().unwrap().iter().all(|y| y.is_nan()));
+    // A view is drawn by the indices of its own elements.
+    let view = Local::from_vec(vec![1f64; 6], &[3, 2]).unwrap().view_with(|x| x.t()).unwrap();
+    let y = dropout(&view, 0.5, 0, 0).unwrap().to_vec::<f64>().unwrap();
+    let mask = keep_mask(&[2, 3], 0.5, 0, 0).unwrap().to_vec::<u8>().unwrap();
+    assert_eq!(y, mask.iter().map(|&m| 2.0 * f64::from(m)).collect::<Vec<_>>());
+}
+
+#[test]
+fn coins() {
+    for dtype in DType::ALL {
+        assert_eq!(bernoulli(dtype, &[3, 0], 0, 0, 0.5).unwrap().dtype(), dtype);
+    }
+    let ones = bernoulli(DType::U8, &[20_000], 0, 9, 0.3).unwrap().to_vec::<u8>().unwrap();
+    let mean = ones.iter().map(|&x| f64::from(x)).sum::<f64>() / 20_000.0;
+    assert!((mean - 0.3).abs() < 0.015 && ones.iter().all(|&x| x <= 1));
+    assert!(
+        bernoulli(DType::F32, &[9], 0, 0, 1.0).unwrap().to_vec::<f32>().unwrap().iter().all(|&x| x == 1.0)
+    );
+}

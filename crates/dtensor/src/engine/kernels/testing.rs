@@ -1,0 +1,93 @@
+//! What the tests of several kernels share.
+
+use half::{bf16, f16};
+
+use crate::engine::Local;
+use crate::{DType, Result};
+
+pub(crate) const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
+
+/// An array of `dtype` with the values nearest to these.
+pub(crate) fn local(dtype: DType, values: &[f64], shape: &[usize]) -> Local {
+    assert_eq!(values.len(), shape.iter().product::<usize>());
+    let values = values.iter().copied();
+    match dtype {
+        DType::U8 => Local::from_vec(values.map(|x| x as u8).collect(), shape),
+        DType::I64 => Local::from_vec(values.map(|x| x as i64).collect(), shape),
+        DType::F16 => Local::from_vec(values.map(f16::from_f64).collect(), shape),
+        DType::BF16 => Local::from_vec(values.map(bf16::from_f64).collect(), shape),
+        DType::F32 => Local::from_vec(values.map(|x| x as f32).collect(), shape),
+        DType::F64 => Local::from_vec(values.collect(), shape),
+    }
+    .unwrap()
+}
+
+/// An array of indices.
+pub(crate) fn ids(values: &[i64], shape: &[usize]) -> Local {
+    assert_eq!(values.len(), shape.iter().product::<usize>());
+    Local::from_vec(values.to_vec(), shape).unwrap()
+}
+
+/// The values, row by row.
+pub(crate) fn values(x: &Local) -> Vec<f64> {
+    fn get(x: &Local) -> Result<Vec<f64>> {
+        Ok(match x.dtype() {
+            DType::U8 => x.to_vec::<u8>()?.into_iter().map(f64::from).collect(),
+            DType::I64 => x.to_vec::<i64>()?.into_iter().map(|x| x as f64).collect(),
+            DType::F16 => x.to_vec::<f16>()?.into_iter().map(f64::from).collect(),
+            DType::BF16 => x.to_vec::<bf16>()?.into_iter().map(f64::from).collect(),
+            DType::F32 => x.to_vec::<f32>()?.into_iter().map(f64::from).collect(),
+            DType::F64 => x.to_vec::<f64>()?,
+        })
+    }
+    get(x).unwrap()
+}
+
+/// Numbers between −2 and 2, the same every time.
+pub(crate) fn noise(n: usize, seed: u64) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64 * 4.0 - 2.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// The same array seen through a transposition: not contiguous where two dims are larger than 1.
+pub(crate) fn strided(x: &Local) -> Local {
+    if x.dims().len() < 2 {
+        return x.clone();
+    }
+    let last = x.dims().len() - 1;
+    let turned = x.view_with(|t| t.transpose(0, last)).unwrap().contiguous().unwrap();
+    turned.view_with(|t| t.transpose(0, last)).unwrap()
+}
+
+/// Half a unit in the last place of `dtype` at 1, with some room.
+pub(crate) fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-13,
+        DType::F32 => 1e-5,
+        DType::F16 => 2e-3,
+        _ => 1.2e-2,
+    }
+}
+
+/// Whether two arrays are equal up to rounding; NaN equals NaN, and an infinity itself.
+#[track_caller]
+pub(crate) fn assert_close(got: &Local, want: &[f64], tolerance: f64) {
+    let got = values(got);
+    assert_eq!(got.len(), want.len());
+    for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
+        let same = g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= tolerance * w.abs().max(1.0);
+        assert!(same, "element {i}: got {g}, want {w}");
+    }
+}
+
+/// Numbers small enough for the sums and products of a few of them to be exact in every dtype.
+pub(crate) fn small(dtype: DType, shape: &[usize]) -> Local {
+    let n = shape.iter().product::<usize>();
+    local(dtype, &(0..n).map(|i| (i * 7 % 5) as f64).collect::<Vec<_>>(), shape)
+}

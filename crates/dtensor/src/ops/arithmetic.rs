@@ -1,0 +1,215 @@
+//! Functions of two elements, with NumPy's broadcasting.
+
+use super::{Locals, Metas, Op, grads, need_float, one, same_dtype};
+use crate::autograd::{Backward, Grads, Saves};
+use crate::engine::Local;
+use crate::engine::kernels::binary::{self, Binary};
+use crate::tensor::{Meta, Operand, Scalar, Shape};
+use crate::{Error, Result, Tensor, apply};
+
+/// A function applied to pairs of elements.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Arithmetic(Binary);
+
+impl Op for Arithmetic {
+    fn name(&self) -> &'static str {
+        match self.0 {
+            Binary::Add => "add",
+            Binary::Sub => "sub",
+            Binary::Mul => "mul",
+            Binary::Div => "div",
+            Binary::Pow => "pow",
+            Binary::Maximum => "maximum",
+            Binary::Minimum => "minimum",
+        }
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        let dtype = same_dtype(self.name(), x)?;
+        if self.0 == Binary::Div {
+            need_float(self.name(), dtype)?;
+        }
+        Ok(one(Meta { shape: x[0].shape.broadcast(self.name(), &x[1].shape)?, dtype, device: x[0].device }))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(binary::binary(self.0, x[0], x[1])?))
+    }
+
+    fn saves(&self) -> Saves {
+        match self.0 {
+            Binary::Add | Binary::Sub => Saves::NOTHING,
+            Binary::Pow => Saves::ALL,
+            _ => Saves::INPUTS,
+        }
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let dy = cx.dy()?;
+        let a = || cx.input(0);
+        let b = || cx.input(1);
+        // Ties share the gradient; otherwise it goes to whichever was taken.
+        let share = |lost: Tensor| a()?.eq(&b()?)?.where_(&dy.mul(0.5)?, &dy)?.masked_fill(&lost, 0.0);
+        let (da, db) = match self.0 {
+            Binary::Add => {
+                (cx.when_broadcast(0, || Ok(dy.clone()))?, cx.when_broadcast(1, || Ok(dy.clone()))?)
+            }
+            Binary::Sub => (cx.when_broadcast(0, || Ok(dy.clone()))?, cx.when_broadcast(1, || dy.neg())?),
+            Binary::Mul => (cx.when_broadcast(0, || dy.mul(&b()?))?, cx.when_broadcast(1, || dy.mul(&a()?))?),
+            Binary::Div => (
+                cx.when_broadcast(0, || dy.div(&b()?))?,
+                cx.when_broadcast(1, || dy.neg()?.mul(&a()?.div(&b()?)?.div(&b()?)?))?,
+            ),
+            Binary::Pow => (
+                cx.when_broadcast(0, || {
+                    let (a, b) = (a()?, b()?);
+                    dy.mul(&b.mul(&a.pow(&b.sub(1.0)?)?)?)?.masked_fill(&b.eq(0.0)?, 0.0)
+                })?,
+                cx.when_broadcast(1, || {
+                    // 0 to a power is constant in the power, though its logarithm is not finite.
+                    let (a, b) = (a()?, b()?);
+                    let flat = a.eq(0.0)?.mul(&b.ge(0.0)?)?;
+                    dy.mul(&cx.output(0)?.mul(&a.log()?)?)?.masked_fill(&flat, 0.0)
+                })?,
+            ),
+            Binary::Maximum => (
+                cx.when_broadcast(0, || share(a()?.lt(&b()?)?))?,
+                cx.when_broadcast(1, || share(a()?.gt(&b()?)?))?,
+            ),
+            Binary::Minimum => (
+                cx.when_broadcast(0, || share(a()?.gt(&b()?)?))?,
+                cx.when_broadcast(1, || share(a()?.lt(&b()?)?))?,
+            ),
+        };
+        Ok(grads![da, db])
+    }
+}
+
+impl Tensor {
+    /// A number as a tensor without dims, to stand beside this one in an operator.
+    pub(crate) fn beside(&self, op: &'static str, scalar: Scalar) -> Result<Tensor> {
+        scalar.for_dtype(op, self.dtype())?;
+        let meta = Meta { shape: Shape::scalar(), dtype: self.dtype(), device: self.device() };
+        Tensor::full_of(&meta, scalar)
+    }
+
+    fn arithmetic(&self, f: Binary, other: Operand<'_>) -> Result<Tensor> {
+        match other {
+            Operand::Tensor(other) => apply(Arithmetic(f), &[self, other]),
+            Operand::Scalar(scalar) => {
+                let op = Arithmetic(f);
+                let other = self.beside(op.name(), scalar)?;
+                apply(op, &[self, &other])
+            }
+        }
+    }
+
+    /// The sum with a tensor or a number.
+    ///
+    /// ```
+    /// use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1f32, 2.], [2, 1])?;
+    /// let y = Tensor::from_slice(&[10f32, 20., 30.], [3])?;
+    /// assert_eq!(x.add(&y)?.to_vec2::<f32>()?, [[11., 21., 31.], [12., 22., 32.]]);
+    /// assert_eq!(x.add(0.5)?.to_vec::<f32>()?, [1.5, 2.5]);
+    /// assert!(x.add(&Tensor::zeros([4, 4, 3], DType::F64)?).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn add<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+        match other.into() {
+            Operand::Scalar(s) if !s.exceeds_f64(self.dtype()) => self.affine("add", Scalar::Int(1), s),
+            other => self.arithmetic(Binary::Add, other),
+        }
+    }
+
+    /// The difference with a tensor or a number.
+    pub fn sub<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+        match other.into() {
+            Operand::Scalar(Scalar::Float(s)) => self.affine("sub", Scalar::Int(1), Scalar::Float(-s)),
+            Operand::Scalar(Scalar::Int(s)) if !Scalar::Int(s).exceeds_f64(self.dtype()) => {
+                self.affine("sub", Scalar::Int(1), Scalar::Int(s.wrapping_neg()))
+            }
+            other => self.arithmetic(Binary::Sub, other),
+        }
+    }
+
+    /// The product with a tensor or a number.
+    pub fn mul<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+        match other.into() {
+            Operand::Scalar(s) if !s.exceeds_f64(self.dtype()) => self.affine("mul", s, Scalar::Int(0)),
+            other => self.arithmetic(Binary::Mul, other),
+        }
+    }
+
+    /// The quotient with a tensor or a number. Integers have none: cast them first.
+    pub fn div<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+        self.arithmetic(Binary::Div, other.into())
+    }
+
+    /// A number minus this tensor.
+    pub fn rsub(&self, scalar: impl Into<Scalar>) -> Result<Tensor> {
+        let scalar = scalar.into();
+        if scalar.exceeds_f64(self.dtype()) {
+            return self.beside("rsub", scalar)?.sub(self);
+        }
+        self.affine("rsub", Scalar::Int(-1), scalar)
+    }
+
+    /// A number divided by this tensor.
+    pub fn rdiv(&self, scalar: impl Into<Scalar>) -> Result<Tensor> {
+        self.beside("rdiv", scalar.into())?.div(self)
+    }
+
+    /// To the power of a tensor or a number.
+    pub fn pow<'a>(&self, exponent: impl Into<Operand<'a>>) -> Result<Tensor> {
+        match exponent.into() {
+            Operand::Scalar(e) => self.pow_scalar(e),
+            tensor => self.arithmetic(Binary::Pow, tensor),
+        }
+    }
+
+    /// A number to the power of this tensor.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::from_slice(&[0f32, 3.], [2])?.rpow(2.0)?.to_vec::<f32>()?, [1., 8.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn rpow(&self, base: impl Into<Scalar>) -> Result<Tensor> {
+        self.beside("rpow", base.into())?.pow(self)
+    }
+
+    /// The larger of each pair; NaN if either is NaN. Where both are equal they share the gradient.
+    pub fn maximum<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+        self.arithmetic(Binary::Maximum, other.into())
+    }
+
+    /// The smaller of each pair; NaN if either is NaN. Where both are equal they share the gradient.
+    pub fn minimum<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+        self.arithmetic(Binary::Minimum, other.into())
+    }
+
+    /// Summed over the dims along which `shape` was broadcast to this tensor's shape: the inverse of
+    /// [`expand`](Tensor::expand), in the sense that matters to gradients.
+    pub fn sum_to(&self, shape: &Shape) -> Result<Tensor> {
+        if self.dims() == &shape[..] {
+            return Ok(self.clone());
+        }
+        if !shape.broadcasts_to(&self.shape()) {
+            return Err(Error::ShapeMismatch {
+                op: "sum_to",
+                why: "the first shape cannot be reduced to the second",
+                left: self.shape(),
+                right: shape.clone(),
+            });
+        }
+        let lead = self.rank() - shape.rank();
+        let dims: Vec<usize> =
+            (0..self.rank()).filter(|&d| d < lead || (shape[d - lead] == 1 && self.dims()[d] != 1)).collect();
+        self.sum_keepdim(&dims[..])?.reshape(shape)
+    }
+}

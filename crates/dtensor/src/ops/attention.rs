@@ -1,0 +1,182 @@
+//! Scaled dot-product attention, fused: the matrix of scores is never stored.
+
+use super::dropout::probability;
+use super::{Bits, Locals, Metas, Op, need_float, no_second, reshaped, same_dtype, statistics_dtype};
+use crate::autograd::{Backward, Grads, Saves};
+use crate::engine::Local;
+use crate::engine::kernels::attention::{self as kernel, AttentionOptions};
+use crate::random::{Draw, with_default_generator};
+use crate::tensor::{DType, Meta, Shape};
+use crate::{Error, Result, Tensor, apply_all};
+
+const OP: &str = "scaled_dot_product_attention";
+
+/// How [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention) is to be done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attention<'a> {
+    /// Which keys a query may attend to: `u8` (not 0: yes), or a number to add to each score. Broadcasts to
+    /// `[…, queries, keys]`. No gradient flows into it.
+    pub mask: Option<&'a Tensor>,
+    /// Query i sees keys 0 to i only.
+    pub causal: bool,
+    /// The probability of dropping a weight; for training only.
+    pub dropout: f64,
+    /// What scores are multiplied with; 1/√(size of a key) if not given.
+    pub scale: Option<f64>,
+}
+
+/// Inputs q, k, v and the mask if there is one; outputs the result and the log-sum-exp of each query's scores.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Sdpa {
+    causal: bool,
+    mask: bool,
+    scale: Bits,
+    dropout: Bits,
+    draw: Draw,
+}
+
+impl Sdpa {
+    fn options(&self) -> AttentionOptions {
+        AttentionOptions {
+            scale: self.scale.get(),
+            causal: self.causal,
+            dropout: self.dropout.get(),
+            seed: (self.draw.seed, self.draw.stream),
+        }
+    }
+}
+
+impl Op for Sdpa {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        let (q, k, v) = (&x[0], &x[1], &x[2]);
+        need_float(OP, same_dtype(OP, &x[..3])?)?;
+        let mismatch = |why, a: &Meta, b: &Meta| {
+            Err(Error::ShapeMismatch { op: OP, why, left: a.shape.clone(), right: b.shape.clone() })
+        };
+        let rank = q.shape.rank();
+        for other in [k, v] {
+            if rank < 2 || other.shape.rank() != rank {
+                return mismatch(
+                    "query, key and value must have the same number of dims, at least 2",
+                    q,
+                    other,
+                );
+            }
+        }
+        let (batch, last) = (rank - 2, rank - 1);
+        if q.shape[..batch] != k.shape[..batch] || q.shape[last] != k.shape[last] {
+            return mismatch("query and key must agree in all dims but the length", q, k);
+        }
+        if k.shape[..last] != v.shape[..last] {
+            return mismatch("key and value must agree in all dims but the last", k, v);
+        }
+        let out: Shape = q.shape[..last].iter().copied().chain([v.shape[last]]).collect();
+        if let Some(mask) = x.get(3) {
+            if mask.dtype != DType::U8 && mask.dtype != q.dtype {
+                let message = format!("the mask must be of dtype u8 or {}, not {}", q.dtype, mask.dtype);
+                return Err(Error::argument(OP, message));
+            }
+            let scores: Shape = q.shape[..last].iter().copied().chain([k.shape[batch]]).collect();
+            if !mask.shape.broadcasts_to(&scores) {
+                let scores = Meta { shape: scores, ..q.clone() };
+                return mismatch("the mask does not broadcast to the scores", mask, &scores);
+            }
+        }
+        let lse =
+            Meta { shape: Shape::from(&q.shape[..last]), dtype: statistics_dtype(q.dtype), device: q.device };
+        Ok([reshaped(q, out), lse].into_iter().collect())
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        let (out, lse) = kernel::attention_forward(x[0], x[1], x[2], x.get(3).copied(), &self.options())?;
+        Ok([out, lse].into_iter().collect())
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::ALL
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let (out, lse) = (cx.output(0)?.detach(), cx.output(1)?.detach());
+        let mut inputs = vec![cx.dy()?, cx.input(0)?, cx.input(1)?, cx.input(2)?, out, lse];
+        if self.mask {
+            inputs.push(cx.input(3)?);
+        }
+        let out = apply_all(SdpaGrad(self.clone()), &inputs.iter().collect::<Vec<_>>())?;
+        let mut grads: Grads = out.into_iter().map(Some).collect();
+        if self.mask {
+            grads.push(None);
+        }
+        Ok(grads)
+    }
+}
+
+/// The gradients of q, k and v.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct SdpaGrad(Sdpa);
+
+impl Op for SdpaGrad {
+    fn name(&self) -> &'static str {
+        OP
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(x[1..4].iter().cloned().collect())
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        let mask = x.get(6).copied();
+        let (dq, dk, dv) =
+            kernel::attention_backward(x[0], x[1], x[2], x[3], mask, x[4], x[5], &self.0.options())?;
+        Ok([dq, dk, dv].into_iter().collect())
+    }
+
+    fn gradient(&self, _: &Backward<'_>) -> Result<Grads> {
+        no_second(OP)
+    }
+}
+
+impl Tensor {
+    /// softmax(q · kᵀ · scale + mask) · v, with this tensor as q: `[…, queries, size]`, k `[…, keys, size]`,
+    /// v `[…, keys, any]`. A query that may attend to no key gives zeros.
+    ///
+    /// ```
+    /// use dtensor::{Attention, DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let q = Tensor::randn([2, 4, 8, 16], DType::F32)?;
+    /// let out = q.scaled_dot_product_attention(&q, &q, Attention { causal: true, ..Default::default() })?;
+    /// assert_eq!(out.dims(), [2, 4, 8, 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn scaled_dot_product_attention(
+        &self,
+        key: &Tensor,
+        value: &Tensor,
+        options: Attention<'_>,
+    ) -> Result<Tensor> {
+        if let Some(mask) = options.mask
+            && mask.requires_grad()
+        {
+            let message = "no gradient flows into the mask: detach it".into();
+            return Err(Error::Autograd { op: OP, message });
+        }
+        let size = self.dims().last().copied().unwrap_or(1).max(1);
+        let dropout = probability(OP, options.dropout)?;
+        let draw = if dropout > 0.0 { with_default_generator(|g| g.next_draw()) } else { Draw::default() };
+        let op = Sdpa {
+            causal: options.causal,
+            mask: options.mask.is_some(),
+            scale: Bits::new(options.scale.unwrap_or_else(|| 1.0 / (size as f64).sqrt())),
+            dropout: Bits::new(dropout),
+            draw,
+        };
+        let inputs: Vec<&Tensor> =
+            [Some(self), Some(key), Some(value), options.mask].into_iter().flatten().collect();
+        Ok(apply_all(op, &inputs)?.swap_remove(0))
+    }
+}

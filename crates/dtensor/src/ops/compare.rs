@@ -1,0 +1,71 @@
+//! Comparisons: 0 or 1 as `u8`, with broadcasting.
+
+use super::{Locals, Metas, Op, one, same_dtype};
+use crate::engine::Local;
+use crate::engine::kernels::binary::{self, Compare};
+use crate::tensor::{DType, Meta, Operand};
+use crate::{Result, Tensor, apply};
+
+/// A test applied to pairs of elements.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Comparison(Compare);
+
+impl Op for Comparison {
+    fn name(&self) -> &'static str {
+        match self.0 {
+            Compare::Eq => "eq",
+            Compare::Ne => "ne",
+            Compare::Lt => "lt",
+            Compare::Le => "le",
+            Compare::Gt => "gt",
+            Compare::Ge => "ge",
+        }
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        same_dtype(self.name(), x)?;
+        let shape = x[0].shape.broadcast(self.name(), &x[1].shape)?;
+        Ok(one(Meta { shape, dtype: DType::U8, device: x[0].device }))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(binary::compare(self.0, x[0], x[1])?))
+    }
+
+    fn differentiable(&self) -> bool {
+        false
+    }
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident => $f:ident;)*) => {
+        impl Tensor {
+            $($(#[$doc])*
+            pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+                let op = Comparison(Compare::$f);
+                match other.into() {
+                    Operand::Tensor(other) => apply(op, &[self, other]),
+                    Operand::Scalar(scalar) => {
+                        let other = self.beside(op.name(), scalar)?;
+                        apply(op, &[self, &other])
+                    }
+                }
+            })*
+        }
+    };
+}
+
+methods! {
+    /// Where the elements are equal.
+    eq => Eq;
+    /// Where the elements differ. NaN differs from itself.
+    ne => Ne;
+    /// Where this is less than the other.
+    lt => Lt;
+    /// Where this is less than or equal to the other.
+    le => Le;
+    /// Where this is greater than the other.
+    gt => Gt;
+    /// Where this is greater than or equal to the other.
+    ge => Ge;
+}

@@ -1,0 +1,65 @@
+//! Dropout.
+
+use super::{Bits, Locals, Metas, Op, grads, need_float, one};
+use crate::autograd::{Backward, Grads};
+use crate::engine::Local;
+use crate::engine::kernels::random as kernel;
+use crate::random::{Draw, with_default_generator};
+use crate::tensor::Meta;
+use crate::{Error, Result, Tensor, apply};
+
+/// Each element dropped with probability `p`, the others scaled to keep the mean. Which ones go is a function of the
+/// draw and the element's index, so the gradient drops the same ones without a saved mask.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Dropout {
+    p: Bits,
+    draw: Draw,
+}
+
+impl Op for Dropout {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        need_float("dropout", x[0].dtype)?;
+        Ok(one(x[0].clone()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(kernel::dropout(x[0], self.p.get(), self.draw.seed, self.draw.stream)?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Ok(grads![Some(apply(self.clone(), &[&cx.dy()?])?)])
+    }
+}
+
+/// A probability of dropping, checked.
+pub(super) fn probability(op: &'static str, p: f64) -> Result<f64> {
+    if (0.0..=1.0).contains(&p) {
+        Ok(p)
+    } else {
+        Err(Error::argument(op, format!("dropout probability has to be between 0 and 1, but got {p}")))
+    }
+}
+
+impl Tensor {
+    /// Each element set to 0 with probability `p`, the others divided by 1 − p, drawn from the thread's generator.
+    /// In evaluation, leave it out.
+    ///
+    /// ```
+    /// use dtensor::{DType, Tensor, manual_seed};
+    /// # fn main() -> dtensor::Result<()> {
+    /// manual_seed(1);
+    /// let x = Tensor::ones([1000], DType::F32)?;
+    /// let kept = x.dropout(0.25)?.ne(0.0)?.sum_all()?.item::<i64>()?;
+    /// assert!((700..800).contains(&kept));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn dropout(&self, p: f64) -> Result<Tensor> {
+        let p = Bits::new(probability("dropout", p)?);
+        apply(Dropout { p, draw: with_default_generator(|g| g.next_draw()) }, &[self])
+    }
+}

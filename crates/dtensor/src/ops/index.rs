@@ -1,0 +1,255 @@
+//! Elements chosen by an index tensor, and the sums that are their gradients.
+
+use super::{Locals, Metas, Op, grads, need_dtype, need_rank, one, reshaped, same_dtype};
+use crate::autograd::{Backward, Grads, Saves};
+use crate::engine::Local;
+use crate::engine::kernels::index as kernel;
+use crate::tensor::{DType, Dim, Meta};
+use crate::{Error, Result, Tensor, apply};
+
+/// Slices of x along `dim`, one per index; the dim is replaced by the dims of the indices.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct IndexSelect {
+    op: &'static str,
+    dim: usize,
+    /// An index whose slice gets no gradient.
+    padding: Option<i64>,
+}
+
+impl Op for IndexSelect {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        need_dtype(self.op, "the index", &x[1], DType::I64)?;
+        let (table, ids) = (&x[0].shape, &x[1].shape);
+        let shape = table[..self.dim].iter().chain(&ids[..]).chain(&table[self.dim + 1..]).copied().collect();
+        Ok(one(reshaped(&x[0], shape)))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        let named = |error| match error {
+            Error::IndexOutOfBounds { index, dim, size, .. } => {
+                Error::IndexOutOfBounds { op: self.op, index, dim, size }
+            }
+            error => error,
+        };
+        Ok(one(kernel::index_select(x[0], self.dim, x[1]).map_err(named)?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::only_inputs(&[1])
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let size = cx.input_meta(0).shape[self.dim];
+        let dx = || apply(IndexAdd { forward: self.clone(), size }, &[&cx.input(1)?, &cx.dy()?]);
+        Ok(grads![cx.when(0, dx)?, None])
+    }
+}
+
+/// Each slice of the second input added at its index: where the gradient of [`IndexSelect`] goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct IndexAdd {
+    forward: IndexSelect,
+    size: usize,
+}
+
+impl Op for IndexAdd {
+    fn name(&self) -> &'static str {
+        self.forward.op
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        let (dim, lost) = (self.forward.dim, x[0].shape.rank());
+        let dy = &x[1].shape;
+        let shape = dy[..dim].iter().chain(&[self.size]).chain(&dy[dim + lost..]).copied().collect();
+        Ok(one(reshaped(&x[1], shape)))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(kernel::index_add(x[0], x[1], self.forward.dim, self.size, self.forward.padding)?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::only_inputs(&[0])
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let ids = cx.input(0)?;
+        let dx = || {
+            let slices = apply(self.forward.clone(), &[&cx.dy()?, &ids])?;
+            let Some(padding) = self.forward.padding else { return Ok(slices) };
+            let trailing = slices.rank() - self.forward.dim - ids.rank();
+            let mask = ids.eq(padding)?.reshape(
+                ids.dims().iter().copied().chain(std::iter::repeat_n(1, trailing)).collect::<crate::Shape>(),
+            )?;
+            slices.masked_fill(&mask, 0.0)
+        };
+        Ok(grads![None, cx.when(1, dx)?])
+    }
+}
+
+/// What gather and scatter ask of the index.
+fn check_index(op: &'static str, x: &Meta, ids: &Meta, dim: usize) -> Result<()> {
+    need_dtype(op, "the index", ids, DType::I64)?;
+    need_rank(op, "the index", ids, x.shape.rank())?;
+    let fits = (0..ids.shape.rank()).all(|d| d == dim || ids.shape[d] <= x.shape[d]);
+    if fits || ids.shape.numel() == 0 {
+        return Ok(());
+    }
+    Err(Error::ShapeMismatch {
+        op,
+        why: "the index (second) must not be larger than the tensor except along the dim",
+        left: x.shape.clone(),
+        right: ids.shape.clone(),
+    })
+}
+
+/// One element per index, along `dim`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Gather {
+    dim: usize,
+}
+
+impl Op for Gather {
+    fn name(&self) -> &'static str {
+        "gather"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        check_index("gather", &x[0], &x[1], self.dim)?;
+        Ok(one(reshaped(&x[0], x[1].shape.clone())))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(kernel::gather(x[0], self.dim, x[1])?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::only_inputs(&[1])
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let dx = || Tensor::full_of(cx.input_meta(0), 0)?.scatter_add(self.dim, &cx.input(1)?, &cx.dy()?);
+        Ok(grads![cx.when(0, dx)?, None])
+    }
+}
+
+/// x, with each element of the source added at its index along `dim`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct ScatterAdd {
+    dim: usize,
+}
+
+impl Op for ScatterAdd {
+    fn name(&self) -> &'static str {
+        "scatter_add"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        const OP: &str = "scatter_add";
+        let (target, ids, source) = (&x[0], &x[1], &x[2]);
+        check_index(OP, target, ids, self.dim)?;
+        same_dtype(OP, &[target.clone(), source.clone()])?;
+        need_rank(OP, "the source", source, target.shape.rank())?;
+        if ids.shape.numel() > 0 && ids.shape.iter().zip(&source.shape[..]).any(|(i, s)| i > s) {
+            return Err(Error::ShapeMismatch {
+                op: OP,
+                why: "the index must not be larger than the source",
+                left: ids.shape.clone(),
+                right: source.shape.clone(),
+            });
+        }
+        Ok(one(target.clone()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(kernel::scatter_add(x[0], self.dim, x[1], x[2])?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::only_inputs(&[1])
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let dy = cx.dy()?;
+        let source = || {
+            // What of the source no index reaches has no gradient. An index without elements reaches nothing, and is the
+            // only one that may be larger.
+            if cx.input_meta(1).shape.numel() == 0 {
+                return Tensor::full_of(cx.input_meta(2), 0);
+            }
+            let mut grad = dy.gather(self.dim, &cx.input(1)?)?;
+            for (dim, &size) in cx.input_meta(2).shape.iter().enumerate() {
+                if grad.dims()[dim] != size {
+                    grad = apply(super::view::Pad { dim, start: 0, size }, &[&grad])?;
+                }
+            }
+            Ok(grad)
+        };
+        Ok(grads![cx.when(0, || Ok(dy.clone()))?, None, cx.when(2, source)?])
+    }
+}
+
+impl Tensor {
+    /// The slices of one dim at the given indices (a vector of `i64`), in their order.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1f32, 2., 3., 4., 5., 6.], [3, 2])?;
+    /// let rows = Tensor::from_slice(&[2i64, 0], [2])?;
+    /// assert_eq!(x.index_select(0, &rows)?.to_vec::<f32>()?, [5., 6., 1., 2.]);
+    /// assert!(x.index_select(1, &rows).is_err()); // there is no column 2
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn index_select(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
+        const OP: &str = "index_select";
+        let dim = self.dim(OP, dim)?;
+        if self.rank() == 0 {
+            return Err(Error::argument(OP, "a tensor without dims has nothing to select from"));
+        }
+        need_rank(OP, "the index", &index.meta(), 1)?;
+        apply(IndexSelect { op: OP, dim, padding: None }, &[self, index])
+    }
+
+    /// One row of `weight` per index; a last dim of the rows' size is added to the indices' shape. The row at
+    /// `padding_index`, which counts from the back when negative, gets no gradient.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let weight = Tensor::ones([10, 4], DType::F32)?;
+    /// let ids = Tensor::from_slice(&[1i64, 9, 1, 0, 0, 2], [2, 3])?;
+    /// assert_eq!(ids.embedding(&weight, None)?.dims(), [2, 3, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn embedding(&self, weight: &Tensor, padding_index: Option<i64>) -> Result<Tensor> {
+        need_rank("embedding", "the weight", &weight.meta(), 2)?;
+        let size = weight.dims()[0];
+        let from_front = |index: i64| {
+            let padding = if index < 0 { index.saturating_add(size as i64) } else { index };
+            if (0..size as i64).contains(&padding) {
+                Ok(padding)
+            } else {
+                Err(Error::IndexOutOfBounds { op: "embedding", index, dim: 0, size })
+            }
+        };
+        let padding = padding_index.map(from_front).transpose()?;
+        apply(IndexSelect { op: "embedding", dim: 0, padding }, &[weight, self])
+    }
+
+    /// `out[i][j] = self[index[i][j]][j]` for `dim` 0, and so on: the result has the index's shape.
+    pub fn gather(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
+        apply(Gather { dim: self.dim("gather", dim)? }, &[self, index])
+    }
+
+    /// This tensor with `out[index[i][j]][j] += source[i][j]` for `dim` 0, and so on.
+    pub fn scatter_add(&self, dim: impl Into<Dim>, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+        apply(ScatterAdd { dim: self.dim("scatter_add", dim)? }, &[self, index, source])
+    }
+}

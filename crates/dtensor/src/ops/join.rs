@@ -1,0 +1,156 @@
+//! Tensors joined into one, and one taken apart.
+
+use super::{Grads, Locals, Metas, Op, one, reshaped, same_dtype};
+use crate::autograd::Backward;
+use crate::engine::Local;
+use crate::engine::kernels::cat as kernel;
+use crate::tensor::{Dim, Meta};
+use crate::{Error, Result, Tensor, apply};
+
+/// All inputs one after the other along `dim`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Cat {
+    dim: usize,
+}
+
+impl Op for Cat {
+    fn name(&self) -> &'static str {
+        "cat"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        same_dtype("cat", x)?;
+        let first = &x[0].shape;
+        for other in &x[1..] {
+            let other = &other.shape;
+            let agree = other.rank() == first.rank()
+                && (0..first.rank()).all(|d| d == self.dim || first[d] == other[d]);
+            if !agree {
+                return Err(Error::ShapeMismatch {
+                    op: "cat",
+                    why: "sizes must match except along the dim",
+                    left: first.clone(),
+                    right: other.clone(),
+                });
+            }
+        }
+        let size = x.iter().fold(0usize, |n, meta| n.saturating_add(meta.shape[self.dim]));
+        Ok(one(reshaped(&x[0], first.with_dim(self.dim, size))))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(kernel::cat(x, self.dim)?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let dy = cx.dy()?;
+        let mut start = 0;
+        (0..cx.inputs())
+            .map(|i| {
+                let len = cx.input_meta(i).shape[self.dim];
+                start += len;
+                cx.when(i, || dy.narrow(self.dim, start - len, len))
+            })
+            .collect()
+    }
+}
+
+impl Tensor {
+    /// Tensors one after the other along an existing dim.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let (a, b) = (Tensor::zeros([2, 3], DType::F32)?, Tensor::ones([1, 3], DType::F32)?);
+    /// assert_eq!(Tensor::cat(&[&a, &b], 0)?.dims(), [3, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cat(tensors: &[&Tensor], dim: impl Into<Dim>) -> Result<Tensor> {
+        let Some(first) = tensors.first() else {
+            return Err(Error::argument("cat", "expected a non-empty list of tensors"));
+        };
+        if tensors.iter().any(|t| t.rank() == 0) {
+            return Err(Error::argument("cat", "a tensor without dims cannot be concatenated; use stack"));
+        }
+        apply(Cat { dim: first.dim("cat", dim)? }, tensors)
+    }
+
+    /// Tensors of one shape, side by side along a new dim.
+    pub fn stack(tensors: &[&Tensor], dim: impl Into<Dim>) -> Result<Tensor> {
+        let Some(first) = tensors.first() else {
+            return Err(Error::argument("stack", "expected a non-empty list of tensors"));
+        };
+        let dim = dim.into().resolve_insert("stack", first.rank())?;
+        if let Some(other) = tensors.iter().find(|t| t.dims() != first.dims()) {
+            return Err(Error::ShapeMismatch {
+                op: "stack",
+                why: "each tensor must be of equal size",
+                left: first.shape(),
+                right: other.shape(),
+            });
+        }
+        let rows: Vec<Tensor> = tensors.iter().map(|t| t.unsqueeze(dim)).collect::<Result<_>>()?;
+        Tensor::cat(&rows.iter().collect::<Vec<_>>(), dim)
+    }
+
+    /// Consecutive parts of the given sizes, which must add up to the dim's.
+    pub fn split(&self, sizes: &[usize], dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
+        let dim = self.dim("split", dim)?;
+        let size = self.dims().get(dim).copied().unwrap_or(0);
+        let total = sizes.iter().try_fold(0usize, |n, &size| n.checked_add(size));
+        if self.rank() == 0 || total != Some(size) {
+            let message =
+                format!("sizes {sizes:?} must add up to the size of dim {dim} of shape {}", self.shape());
+            return Err(Error::argument("split", message));
+        }
+        let mut start = 0;
+        sizes
+            .iter()
+            .map(|&len| {
+                start += len;
+                self.narrow(dim, start - len, len)
+            })
+            .collect()
+    }
+
+    /// At most `chunks` parts of equal size but for the last, as PyTorch cuts them: each of ⌈size / chunks⌉.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let parts = Tensor::arange(0, 5, 1, DType::I64)?.chunk(4, 0)?;
+    /// let sizes: Vec<usize> = parts.iter().map(|p| p.numel()).collect();
+    /// assert_eq!(sizes, [2, 2, 1]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn chunk(&self, chunks: usize, dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
+        let dim = self.dim("chunk", dim)?;
+        let Some(&size) = self.dims().get(dim) else {
+            return Err(Error::argument("chunk", "a tensor without dims cannot be cut"));
+        };
+        if chunks == 0 {
+            return Err(Error::argument("chunk", "expects the number of chunks to be greater than 0"));
+        }
+        if size == 0 {
+            // As many empty parts as asked for: nothing says where to stop.
+            let mut parts = Vec::new();
+            let too_many = |_| Error::argument("chunk", format!("there is no memory for {chunks} chunks"));
+            parts.try_reserve_exact(chunks).map_err(too_many)?;
+            parts.resize(chunks, self.clone());
+            return Ok(parts);
+        }
+        let part = size.div_ceil(chunks);
+        (0..size.div_ceil(part)).map(|i| self.narrow(dim, i * part, part.min(size - i * part))).collect()
+    }
+
+    /// The slices of one dim, which goes.
+    pub fn unbind(&self, dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
+        let dim = self.dim("unbind", dim)?;
+        let Some(&size) = self.dims().get(dim) else {
+            return Err(Error::argument("unbind", "a tensor without dims cannot be taken apart"));
+        };
+        (0..size).map(|i| self.select(dim, i as isize)).collect()
+    }
+}

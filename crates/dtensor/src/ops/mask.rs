@@ -1,0 +1,151 @@
+//! Elements chosen or overwritten by a mask, and triangles.
+
+use super::{Bits, Locals, Metas, Op, grads, need_dtype, one, same_dtype};
+use crate::autograd::{Backward, Grads, Saves};
+use crate::engine::Local;
+use crate::engine::kernels::select as kernel;
+use crate::tensor::{DType, Meta, Operand, Scalar};
+use crate::{Error, Result, Tensor, apply};
+
+/// The second input where the first is not 0, else the third.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Where;
+
+impl Op for Where {
+    fn name(&self) -> &'static str {
+        "where"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        need_dtype("where", "the condition", &x[0], DType::U8)?;
+        let dtype = same_dtype("where", &x[1..])?;
+        let shape = x[1].shape.broadcast("where", &x[2].shape)?.broadcast("where", &x[0].shape)?;
+        Ok(one(Meta { shape, dtype, device: x[0].device }))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(kernel::where_(x[0], x[1], x[2])?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::only_inputs(&[0])
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let (mask, dy) = (cx.input(0)?, cx.dy()?);
+        Ok(grads![
+            None,
+            cx.when_broadcast(1, || mask.where_(&dy, 0))?,
+            cx.when_broadcast(2, || dy.masked_fill(&mask, 0))?,
+        ])
+    }
+}
+
+/// The first input, but `value` where the second is not 0.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct MaskedFill {
+    value: Bits,
+}
+
+impl Op for MaskedFill {
+    fn name(&self) -> &'static str {
+        "masked_fill"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        need_dtype("masked_fill", "the mask", &x[1], DType::U8)?;
+        let shape = x[0].shape.broadcast("masked_fill", &x[1].shape)?;
+        if shape != x[0].shape {
+            return Err(Error::ShapeMismatch {
+                op: "masked_fill",
+                why: "the mask (second) must broadcast to the tensor",
+                left: x[0].shape.clone(),
+                right: x[1].shape.clone(),
+            });
+        }
+        Ok(one(x[0].clone()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(kernel::masked_fill(x[0], x[1], self.value.get())?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::only_inputs(&[1])
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Ok(grads![cx.when(0, || cx.dy()?.masked_fill(&cx.input(1)?, 0))?, None])
+    }
+}
+
+/// Each matrix without what lies above (`lower`) or below a diagonal.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Triangle {
+    diagonal: i64,
+    lower: bool,
+}
+
+impl Op for Triangle {
+    fn name(&self) -> &'static str {
+        if self.lower { "tril" } else { "triu" }
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        if x[0].shape.rank() < 2 {
+            let message = format!("the input must have at least 2 dims, but its shape is {}", x[0].shape);
+            return Err(Error::argument(self.name(), message));
+        }
+        Ok(one(x[0].clone()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(kernel::triangle(x[0], self.diagonal, self.lower)?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Ok(grads![Some(apply(self.clone(), &[&cx.dy()?])?)])
+    }
+}
+
+impl Tensor {
+    /// With this mask (`u8`): `a` where it is not 0, else `b`. All three broadcast; one of the two may be a number.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[-1f32, 2.], [2])?;
+    /// assert_eq!(x.gt(0.0)?.where_(&x, 0.0)?.to_vec::<f32>()?, [0., 2.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn where_<'a>(&self, a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> Result<Tensor> {
+        let beside = |t: &Tensor, s: Scalar| t.beside("where", s);
+        match (a.into(), b.into()) {
+            (Operand::Tensor(a), Operand::Tensor(b)) => apply(Where, &[self, a, b]),
+            (Operand::Tensor(a), Operand::Scalar(b)) => apply(Where, &[self, a, &beside(a, b)?]),
+            (Operand::Scalar(a), Operand::Tensor(b)) => apply(Where, &[self, &beside(b, a)?, b]),
+            _ => Err(Error::argument("where", "one of the two choices must be a tensor, to give the dtype")),
+        }
+    }
+
+    /// This tensor, but `value` where the mask (`u8`, broadcast) is not 0.
+    pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Tensor> {
+        let value = value.into();
+        if value.exceeds_f64(self.dtype()) && mask.shape().broadcasts_to(&self.shape()) {
+            return mask.where_(value, self);
+        }
+        let value = Bits::new(value.for_dtype("masked_fill", self.dtype())?);
+        apply(MaskedFill { value }, &[self, mask])
+    }
+
+    /// The lower triangle of each matrix, zeros above the given diagonal (0 the main one, positive above it).
+    pub fn tril(&self, diagonal: i64) -> Result<Tensor> {
+        apply(Triangle { diagonal, lower: true }, &[self])
+    }
+
+    /// The upper triangle of each matrix, zeros below the given diagonal.
+    pub fn triu(&self, diagonal: i64) -> Result<Tensor> {
+        apply(Triangle { diagonal, lower: false }, &[self])
+    }
+}

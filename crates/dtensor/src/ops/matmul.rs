@@ -1,0 +1,284 @@
+//! Matrix products.
+
+use super::{Locals, Metas, Op, grads, one, reshaped, same_dtype};
+use crate::autograd::{Backward, Grads, Saves};
+use crate::engine::Local;
+use crate::engine::kernels::matmul as kernel;
+use crate::tensor::{DType, Meta, Shape};
+use crate::{Error, Result, Tensor, apply};
+
+fn contraction(op: &'static str, a: &Meta, b: &Meta, left: usize, right: usize) -> Result<()> {
+    if left == right {
+        return Ok(());
+    }
+    Err(Error::ShapeMismatch {
+        op,
+        why: "shapes cannot be multiplied: the contracted sizes differ",
+        left: a.shape.clone(),
+        right: b.shape.clone(),
+    })
+}
+
+fn need_product(op: &'static str, x: &[Meta]) -> Result<DType> {
+    match same_dtype(op, x)? {
+        dtype @ DType::U8 => Err(Error::DType { op, dtype, why: "logical values have no matrix product" }),
+        dtype => Ok(dtype),
+    }
+}
+
+fn transposed(x: &Local) -> Result<Local> {
+    let rank = x.dims().len();
+    x.view_with(|t| t.transpose(rank - 2, rank - 1))
+}
+
+/// `a · b (+ bias)`: `[…, m, k] · […, k, n] → […, m, n]`, the leading dims broadcast.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Matmul {
+    op: &'static str,
+}
+
+impl Op for Matmul {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        need_product(self.op, x)?;
+        let (a, b) = (&x[0], &x[1]);
+        let (ra, rb) = (a.shape.rank(), b.shape.rank());
+        if ra < 2 || rb < 2 {
+            let message =
+                format!("both operands must have at least 2 dims, got shapes {} and {}", a.shape, b.shape);
+            return Err(Error::argument(self.op, message));
+        }
+        contraction(self.op, a, b, a.shape[ra - 1], b.shape[rb - 2])?;
+        let batch = Shape::from(&a.shape[..ra - 2]).broadcast(self.op, &Shape::from(&b.shape[..rb - 2]))?;
+        let shape: Shape = batch.iter().copied().chain([a.shape[ra - 2], b.shape[rb - 1]]).collect();
+        if let Some(bias) = x.get(2)
+            && !bias.shape.broadcasts_to(&shape)
+        {
+            return Err(Error::ShapeMismatch {
+                op: self.op,
+                why: "the first shape does not broadcast to the product's",
+                left: bias.shape.clone(),
+                right: shape,
+            });
+        }
+        Ok(one(reshaped(a, shape)))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(kernel::matmul(x[0], x[1], x.get(2).copied())?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::only_inputs(&[0, 1])
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let dy = cx.dy()?;
+        let (a, b) = (cx.input(0)?, cx.input(1)?);
+        let mut grads: Grads = grads![
+            cx.when_broadcast(0, || dy.matmul(&b.transpose(-2, -1)?))?,
+            // A matrix used by a whole batch collects from all of it in one product.
+            cx.when_broadcast(1, || if b.rank() == 2 && a.rank() == dy.rank() {
+                apply(FoldedMatmul, &[&a, &dy])
+            } else {
+                a.transpose(-2, -1)?.matmul(&dy)
+            })?,
+        ];
+        if cx.inputs() == 3 {
+            grads.push(cx.when_broadcast(2, || Ok(dy))?);
+        }
+        Ok(grads)
+    }
+}
+
+/// `x · weightᵀ (+ bias)`: `[…, k] · [n, k] → […, n]`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Linear;
+
+impl Op for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        need_product("linear", x)?;
+        let (input, weight) = (&x[0], &x[1]);
+        super::need_rank("linear", "the weight", weight, 2)?;
+        let Some((&k, lead)) = input.shape.split_last() else {
+            return Err(Error::argument("linear", "the input must have at least 1 dim"));
+        };
+        contraction("linear", input, weight, k, weight.shape[1])?;
+        if let Some(bias) = x.get(2)
+            && bias.shape[..] != weight.shape[..1]
+        {
+            return Err(Error::ShapeMismatch {
+                op: "linear",
+                why: "the bias must have one element per row of the weight",
+                left: bias.shape.clone(),
+                right: weight.shape.clone(),
+            });
+        }
+        Ok(one(reshaped(input, lead.iter().copied().chain([weight.shape[0]]).collect())))
+    }
+
+    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+        let (weight, bias) = (transposed(x[1])?, x.get(2).copied());
+        if x[0].dims().len() > 1 {
+            return Ok(one(kernel::matmul(x[0], &weight, bias)?));
+        }
+        let y = kernel::matmul(&x[0].view_with(|t| t.unsqueeze(0))?, &weight, bias)?;
+        Ok(one(y.view_with(|t| t.reshape(&out[0].shape[..]))?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::only_inputs(&[0, 1])
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let dy = cx.dy()?;
+        let mut grads: Grads = grads![
+            cx.when(0, || {
+                let weight = cx.input(1)?;
+                if dy.rank() == 1 { dy.unsqueeze(0)?.matmul(&weight)?.squeeze(0) } else { dy.matmul(&weight) }
+            })?,
+            cx.when(1, || apply(FoldedMatmul, &[&dy, &cx.input(0)?]))?,
+        ];
+        if cx.inputs() == 3 {
+            grads.push(cx.when_broadcast(2, || Ok(dy))?);
+        }
+        Ok(grads)
+    }
+}
+
+/// `Σ aᵀ · b` over all leading dims: `[…, m], […, n] → [m, n]`. The gradient of a matrix that a whole batch used.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct FoldedMatmul;
+
+impl Op for FoldedMatmul {
+    fn name(&self) -> &'static str {
+        "folded_matmul"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        need_product(self.name(), x)?;
+        let lead = |meta: &Meta| meta.shape.split_last().map(|(&n, lead)| (n, lead.to_vec()));
+        match (lead(&x[0]), lead(&x[1])) {
+            (Some((m, a)), Some((n, b))) if a == b => Ok(one(reshaped(&x[0], Shape::from([m, n])))),
+            _ => Err(Error::ShapeMismatch {
+                op: self.name(),
+                why: "all dims but the last must agree",
+                left: x[0].shape.clone(),
+                right: x[1].shape.clone(),
+            }),
+        }
+    }
+
+    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+        let fold = |x: &Local, width: usize| {
+            if x.dims().len() == 2 {
+                return Ok(x.clone());
+            }
+            let rows = x.dims()[..x.dims().len() - 1].iter().product::<usize>();
+            x.contiguous()?.view_with(|t| t.reshape((rows, width)))
+        };
+        let a = fold(x[0], out[0].shape[0])?;
+        let b = fold(x[1], out[0].shape[1])?;
+        Ok(one(kernel::matmul(&transposed(&a)?, &b, None)?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::INPUTS
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let g = cx.dy()?;
+        Ok(grads![
+            cx.when(0, || cx.input(1)?.linear(&g, None))?,
+            cx.when(1, || cx.input(0)?.linear(&g.t()?, None))?,
+        ])
+    }
+}
+
+impl Tensor {
+    /// The matrix product over the last two dims, the others broadcast as a batch. A vector on the left is a row, on
+    /// the right a column, and loses that dim again in the result.
+    ///
+    /// ```
+    /// use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let a = Tensor::ones([5, 2, 3], DType::F32)?;
+    /// assert_eq!(a.matmul(&Tensor::ones([3, 4], DType::F32)?)?.dims(), [5, 2, 4]);
+    /// assert_eq!(a.matmul(&Tensor::ones([3], DType::F32)?)?.dims(), [5, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
+        const OP: &str = "matmul";
+        if self.rank() == 0 || other.rank() == 0 {
+            return Err(Error::argument(OP, "both arguments need to be at least 1-D"));
+        }
+        let product = |a: &Tensor, b: &Tensor| apply(Matmul { op: OP }, &[a, b]);
+        match (self.rank(), other.rank()) {
+            (1, 1) => product(&self.unsqueeze(0)?, &other.unsqueeze(1)?)?.reshape(Shape::scalar()),
+            (1, _) => product(&self.unsqueeze(0)?, other)?.squeeze(-2),
+            (_, 1) => product(self, &other.unsqueeze(1)?)?.squeeze(-1),
+            _ => product(self, other),
+        }
+    }
+
+    /// The product of two matrices, and of nothing else.
+    pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
+        self.product_of_rank("mm", other, 2)
+    }
+
+    /// The products of two equally long batches of matrices.
+    pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
+        if let (&[a, _, _], &[b, _, _]) = (self.dims(), other.dims())
+            && a != b
+        {
+            return Err(Error::ShapeMismatch {
+                op: "bmm",
+                why: "the batch sizes must agree",
+                left: self.shape(),
+                right: other.shape(),
+            });
+        }
+        self.product_of_rank("bmm", other, 3)
+    }
+
+    fn product_of_rank(&self, op: &'static str, other: &Tensor, rank: usize) -> Result<Tensor> {
+        super::need_rank(op, "the left operand", &self.meta(), rank)?;
+        super::need_rank(op, "the right operand", &other.meta(), rank)?;
+        apply(Matmul { op }, &[self, other])
+    }
+
+    /// This tensor, broadcast, plus the product of two matrices; the product is added onto it, not to a copy.
+    pub fn addmm(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        super::need_rank("addmm", "mat1", &a.meta(), 2)?;
+        super::need_rank("addmm", "mat2", &b.meta(), 2)?;
+        apply(Matmul { op: "addmm" }, &[a, b, self])
+    }
+
+    /// `self · weightᵀ + bias` over the last dim.
+    ///
+    /// ```
+    /// use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::ones([2, 5, 3], DType::F32)?;
+    /// let (weight, bias) = (Tensor::ones([4, 3], DType::F32)?, Tensor::ones([4], DType::F32)?);
+    /// let y = x.linear(&weight, Some(&bias))?;
+    /// assert_eq!(y.dims(), [2, 5, 4]);
+    /// assert_eq!(y.to_vec::<f32>()?[0], 4.0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        match bias {
+            Some(bias) => apply(Linear, &[self, weight, bias]),
+            None => apply(Linear, &[self, weight]),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Layer and root-mean-square normalisation over the last dims.
+
+use super::{Bits, Locals, Metas, Op, need_float, no_second, one, same_dtype, statistics_dtype};
+use crate::autograd::{Backward, Grads, Saves};
+use crate::engine::Local;
+use crate::engine::kernels::norm as kernel;
+use crate::tensor::{Meta, Shape};
+use crate::{Error, Result, Tensor, apply_all};
+
+/// What is subtracted from and what divides each row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Kind {
+    /// Mean and standard deviation.
+    Layer,
+    /// Nothing, and the root of the mean square.
+    Rms,
+}
+
+/// Normalises over the last `dims` dims. Inputs: x, then weight and bias where there are any. Outputs: y, and the
+/// statistics of each row, which its gradient needs: one over the deviation, and for layer norm the mean.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Normalise {
+    kind: Kind,
+    dims: usize,
+    weight: bool,
+    bias: bool,
+    eps: Bits,
+}
+
+impl Normalise {
+    fn split(&self, x: &Shape) -> (Shape, Shape) {
+        let at = x.rank() - self.dims;
+        (x[..at].into(), x[at..].into())
+    }
+
+    /// Statistics are kept in single precision for the half-precision types.
+    fn statistics(&self, x: &Meta) -> Meta {
+        let dtype = statistics_dtype(x.dtype);
+        Meta { shape: self.split(&x.shape).0, dtype, device: x.device }
+    }
+}
+
+impl Op for Normalise {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Layer => "layer_norm",
+            Kind::Rms => "rms_norm",
+        }
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        let op = self.name();
+        need_float(op, same_dtype(op, x)?)?;
+        if self.dims == 0 || self.dims > x[0].shape.rank() {
+            let message = format!(
+                "the normalized shape must be the last dims of the input, whose shape is {}, but it has {} dims",
+                x[0].shape, self.dims
+            );
+            return Err(Error::argument(op, message));
+        }
+        let row = self.split(&x[0].shape).1;
+        if let Some(other) = x[1..].iter().find(|meta| meta.shape != row) {
+            return Err(Error::ShapeMismatch {
+                op,
+                why: "weight and bias must have the shape of the normalized dims",
+                left: row,
+                right: other.shape.clone(),
+            });
+        }
+        let statistics = self.statistics(&x[0]);
+        let mut out = one(x[0].clone());
+        out.push(statistics.clone());
+        if self.kind == Kind::Layer {
+            out.push(statistics);
+        }
+        Ok(out)
+    }
+
+    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+        let row = self.split(&out[0].shape).1.numel();
+        let weight = self.weight.then(|| x[1]);
+        let statistics = |s: Local| s.view_with(|t| t.reshape(&out[1].shape[..]));
+        match self.kind {
+            Kind::Layer => {
+                let bias = self.bias.then(|| x[x.len() - 1]);
+                let (y, mean, rstd) = kernel::layer_norm(x[0], row, weight, bias, self.eps.get())?;
+                Ok([y, statistics(rstd)?, statistics(mean)?].into_iter().collect())
+            }
+            Kind::Rms => {
+                let (y, rstd) = kernel::rms_norm(x[0], row, weight, self.eps.get())?;
+                Ok([y, statistics(rstd)?].into_iter().collect())
+            }
+        }
+    }
+
+    fn saves(&self) -> Saves {
+        // Not y, and not the bias.
+        Saves::only(if self.weight { &[0, 1] } else { &[0] }, &[1, 2])
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let dy = cx.dy()?;
+        let (x, rstd) = (cx.input(0)?, cx.output(1)?.detach());
+        let mut inputs = vec![dy, x, rstd];
+        if self.kind == Kind::Layer {
+            inputs.push(cx.output(2)?.detach());
+        }
+        if self.weight {
+            inputs.push(cx.input(1)?);
+        }
+        let op = NormaliseGrad { forward: self.clone() };
+        let out = apply_all(op, &inputs.iter().collect::<Vec<_>>())?;
+        Ok(out.into_iter().map(Some).collect())
+    }
+}
+
+/// The gradients of x, weight and bias from dy, x, the statistics and the weight.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct NormaliseGrad {
+    forward: Normalise,
+}
+
+impl Op for NormaliseGrad {
+    fn name(&self) -> &'static str {
+        self.forward.name()
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        let row = Meta { shape: self.forward.split(&x[1].shape).1, ..x[1].clone() };
+        let parameters = self.forward.weight as usize + self.forward.bias as usize;
+        Ok(std::iter::once(x[1].clone()).chain(std::iter::repeat_n(row, parameters)).collect())
+    }
+
+    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+        let forward = &self.forward;
+        let row = forward.split(&out[0].shape).1;
+        let weight = forward.weight.then(|| x[x.len() - 1]);
+        let flat = |s: &Local| s.view_with(|t| t.flatten_all());
+        let (dx, dweight, dbias) = match forward.kind {
+            Kind::Layer => kernel::layer_norm_backward(
+                x[0],
+                x[1],
+                &flat(x[3])?,
+                &flat(x[2])?,
+                weight,
+                row.numel(),
+                forward.weight,
+                forward.bias,
+            )?,
+            Kind::Rms => {
+                let (dx, dweight) =
+                    kernel::rms_norm_backward(x[0], x[1], &flat(x[2])?, weight, row.numel(), forward.weight)?;
+                (dx, dweight, None)
+            }
+        };
+        let shaped = |p: Local| p.view_with(|t| t.reshape(&row[..]));
+        let parameters = dweight.into_iter().chain(dbias).map(shaped);
+        std::iter::once(Ok(dx)).chain(parameters).collect()
+    }
+
+    fn gradient(&self, _: &Backward<'_>) -> Result<Grads> {
+        no_second(self.name())
+    }
+}
+
+impl Tensor {
+    /// Normalises over the last `dims` dims to mean 0 and variance 1; then scales by `weight` and shifts by `bias`, which
+    /// have the shape of those dims.
+    ///
+    /// ```
+    /// use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1f32, 3., 5., 5.], [2, 2])?;
+    /// let y = x.layer_norm(1, None, None, 0.0)?;
+    /// assert_eq!(y.narrow(0, 0, 1)?.to_vec::<f32>()?, [-1., 1.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn layer_norm(
+        &self,
+        dims: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
+        self.normalise(Kind::Layer, dims, weight, bias, eps)
+    }
+
+    /// Divides by the root of the mean square over the last `dims` dims; then scales.
+    pub fn rms_norm(&self, dims: usize, weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
+        self.normalise(Kind::Rms, dims, weight, None, eps)
+    }
+
+    fn normalise(
+        &self,
+        kind: Kind,
+        dims: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
+        let op =
+            Normalise { kind, dims, weight: weight.is_some(), bias: bias.is_some(), eps: Bits::new(eps) };
+        let inputs: Vec<&Tensor> = [Some(self), weight, bias].into_iter().flatten().collect();
+        Ok(apply_all(op, &inputs)?.swap_remove(0))
+    }
+}

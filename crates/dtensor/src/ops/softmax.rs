@@ -1,0 +1,103 @@
+//! Softmax and its logarithm over one dim.
+
+use super::{Locals, Metas, Op, grads, need_float, one};
+use crate::autograd::{Backward, Grads, Saves};
+use crate::engine::Local;
+use crate::engine::kernels::softmax as kernel;
+use crate::tensor::{Dim, Meta};
+use crate::{Result, Tensor, apply};
+
+/// Softmax, or its logarithm, over one dim.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Softmax {
+    dim: usize,
+    log: bool,
+}
+
+impl Op for Softmax {
+    fn name(&self) -> &'static str {
+        if self.log { "log_softmax" } else { "softmax" }
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        need_float(self.name(), x[0].dtype)?;
+        Ok(one(x[0].clone()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(if self.log {
+            kernel::log_softmax(x[0], self.dim)?
+        } else {
+            kernel::softmax(x[0], self.dim)?
+        }))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::OUTPUTS
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Ok(grads![Some(apply(SoftmaxGrad(self.clone()), &[&cx.output(0)?, &cx.dy()?])?)])
+    }
+}
+
+/// The gradient of softmax from its output `y` and the gradient of that: `y (dy − Σ y dy)`, or for the logarithm
+/// `dy − eʸ Σ dy`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct SoftmaxGrad(Softmax);
+
+impl Op for SoftmaxGrad {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(one(x[0].clone()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        let f = if self.0.log { kernel::log_softmax_backward } else { kernel::softmax_backward };
+        Ok(one(f(x[0], x[1], self.0.dim)?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::INPUTS
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let (y, dy, g) = (cx.input(0)?, cx.input(1)?, cx.dy()?);
+        let sum = |t: Tensor| if t.rank() == 0 { Ok(t) } else { t.sum_keepdim(self.0.dim) };
+        if self.0.log {
+            let p = y.exp()?;
+            return Ok(grads![
+                cx.when(0, || g.mul(&p)?.mul(&sum(dy.clone())?)?.neg())?,
+                cx.when(1, || g.sub(&sum(g.mul(&p)?)?))?,
+            ]);
+        }
+        Ok(grads![
+            cx.when(0, || g.mul(&dy.sub(&sum(y.mul(&dy)?)?)?)?.sub(&dy.mul(&sum(g.mul(&y)?)?)?))?,
+            cx.when(1, || apply(SoftmaxGrad(self.0.clone()), &[&y, &g]))?,
+        ])
+    }
+}
+
+impl Tensor {
+    /// eˣ over the sum of eˣ along `dim`. A row of −∞ alone is NaN.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[0f32, f32::NEG_INFINITY, 0.], [3])?;
+    /// assert_eq!(x.softmax(0)?.to_vec::<f32>()?, [0.5, 0., 0.5]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn softmax(&self, dim: impl Into<Dim>) -> Result<Tensor> {
+        apply(Softmax { dim: self.dim("softmax", dim)?, log: false }, &[self])
+    }
+
+    /// The logarithm of [`softmax`](Tensor::softmax), without the loss of precision.
+    pub fn log_softmax(&self, dim: impl Into<Dim>) -> Result<Tensor> {
+        apply(Softmax { dim: self.dim("log_softmax", dim)?, log: true }, &[self])
+    }
+}

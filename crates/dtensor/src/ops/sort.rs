@@ -1,0 +1,90 @@
+//! Sorting along one dim, whole or only its top.
+
+use super::{Locals, Metas, Op, grads, reshaped};
+use crate::autograd::{Backward, Grads, Saves};
+use crate::engine::Local;
+use crate::engine::kernels::sort as kernel;
+use crate::tensor::{DType, Dim, Meta};
+use crate::{Error, Result, Tensor, apply_all};
+
+/// The elements along `dim` in order, and where they were: two outputs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Order {
+    Sort { dim: usize, descending: bool },
+    Top { dim: usize, k: usize, largest: bool, sorted: bool },
+}
+
+impl Op for Order {
+    fn name(&self) -> &'static str {
+        match self {
+            Order::Sort { .. } => "sort",
+            Order::Top { .. } => "topk",
+        }
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        let shape = match *self {
+            Order::Top { dim, k, .. } => {
+                let size = x[0].shape.get(dim).copied().unwrap_or(1);
+                if k > size {
+                    let message = format!("k ({k}) is out of range for dim {dim} of size {size}");
+                    return Err(Error::argument("topk", message));
+                }
+                if x[0].shape.rank() == 0 { x[0].shape.clone() } else { x[0].shape.with_dim(dim, k) }
+            }
+            Order::Sort { .. } => x[0].shape.clone(),
+        };
+        let values = reshaped(&x[0], shape);
+        let indices = Meta { dtype: DType::I64, ..values.clone() };
+        Ok([values, indices].into_iter().collect())
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        let (values, indices) = match *self {
+            Order::Sort { dim, descending } => kernel::sort(x[0], dim, descending)?,
+            Order::Top { dim, k, largest, sorted } => kernel::topk(x[0], k, dim, largest, sorted)?,
+        };
+        Ok([values, indices].into_iter().collect())
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::only(&[], &[1])
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let (Order::Sort { dim, .. } | Order::Top { dim, .. }) = *self;
+        let zeros = Tensor::full_of(cx.input_meta(0), 0)?;
+        if zeros.rank() == 0 {
+            return Ok(grads![Some(cx.dy()?)]);
+        }
+        Ok(grads![Some(zeros.scatter_add(dim, &cx.output(1)?, &cx.dy()?)?)])
+    }
+}
+
+impl Tensor {
+    /// The elements along one dim in order, and the indices they had. Equal elements keep their order; NaN counts as
+    /// greater than any number.
+    pub fn sort(&self, dim: impl Into<Dim>, descending: bool) -> Result<(Tensor, Tensor)> {
+        self.order(Order::Sort { dim: self.dim("sort", dim)?, descending })
+    }
+
+    /// The `k` largest (or smallest) elements along one dim, in order, and the indices they had.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let (values, indices) = Tensor::from_slice(&[3f32, 9., 4.], [3])?.topk(2, 0, true)?;
+    /// assert_eq!((values.to_vec::<f32>()?, indices.to_vec::<i64>()?), (vec![9., 4.], vec![1, 2]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn topk(&self, k: usize, dim: impl Into<Dim>, largest: bool) -> Result<(Tensor, Tensor)> {
+        self.order(Order::Top { dim: self.dim("topk", dim)?, k, largest, sorted: true })
+    }
+
+    fn order(&self, op: Order) -> Result<(Tensor, Tensor)> {
+        let mut out = apply_all(op, &[self])?;
+        let indices = out.remove(1);
+        Ok((out.remove(0), indices))
+    }
+}

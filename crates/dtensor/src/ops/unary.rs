@@ -1,0 +1,198 @@
+//! Functions of one element: `exp`, `relu`, `gelu` and the rest.
+
+use std::f64::consts::PI;
+
+use super::{Locals, Metas, Op, grads, need_float, one};
+use crate::autograd::{Backward, Grads, Saves};
+use crate::engine::Local;
+use crate::engine::kernels::unary::{self, Unary};
+use crate::tensor::Meta;
+use crate::{Error, Result, Tensor, apply};
+
+/// A function applied to each element.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Map(Unary);
+
+impl Op for Map {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        if !matches!(self.0, Unary::Neg | Unary::Abs | Unary::Sign | Unary::Relu) {
+            need_float(self.name(), x[0].dtype)?;
+        }
+        Ok(one(x[0].clone()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(unary::unary(self.0, x[0])?))
+    }
+
+    fn saves(&self) -> Saves {
+        match self.0 {
+            Unary::Neg => Saves::NOTHING,
+            f if f.saves_output() => Saves::OUTPUTS,
+            _ => Saves::INPUTS,
+        }
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let dy = cx.dy()?;
+        if self.0 == Unary::Neg {
+            return Ok(grads![Some(dy.neg()?)]);
+        }
+        let saved = if self.0.saves_output() { cx.output(0)? } else { cx.input(0)? };
+        Ok(grads![Some(apply(MapGrad(self.0), &[&saved, &dy])?)])
+    }
+}
+
+/// The gradient times the derivative, in one pass. The first input is what the derivative is a function of: the
+/// operator's output where that is simpler, else its input.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct MapGrad(Unary);
+
+impl MapGrad {
+    /// The derivative of the derivative, with respect to what was saved.
+    fn second(&self, s: &Tensor) -> Result<Tensor> {
+        let gauss = |s: &Tensor, scale: f64| s.mul(s)?.mul(-scale)?.exp();
+        match self.0 {
+            Unary::Neg | Unary::Abs | Unary::Sign | Unary::Relu => s.zeros_like(),
+            Unary::Exp => s.ones_like(),
+            Unary::Sqrt => s.mul(s)?.recip()?.mul(-0.5),
+            Unary::Rsqrt => s.mul(s)?.mul(-1.5),
+            Unary::Recip | Unary::Tanh => s.mul(-2.0),
+            Unary::Sigmoid => s.mul(-2.0)?.add(1.0),
+            Unary::Ln => s.mul(s)?.recip()?.neg(),
+            Unary::Sin => s.sin()?.neg(),
+            Unary::Cos => s.cos()?.neg(),
+            Unary::Erf => s.mul(-4.0 / PI.sqrt())?.mul(&gauss(s, 1.0)?),
+            Unary::Silu => {
+                let sigma = s.sigmoid()?;
+                let slope = sigma.mul(&sigma.rsub(1.0)?)?;
+                slope.mul(&s.mul(&sigma.mul(-2.0)?.add(1.0)?)?.add(2.0)?)
+            }
+            Unary::Gelu => {
+                let density = gauss(s, 0.5)?.mul(1.0 / (2.0 * PI).sqrt())?;
+                density.mul(&s.mul(s)?.rsub(2.0)?)
+            }
+            Unary::GeluTanh => {
+                // With u = k(x + c x³) and t = tanh u, the derivative is ½(1 + t) + ½ x (1 − t²) u′.
+                let (k, c) = ((2.0 / PI).sqrt(), 0.044715);
+                let square = s.mul(s)?;
+                let t = s.mul(&square.mul(c)?.add(1.0)?)?.mul(k)?.tanh()?;
+                let du = square.mul(3.0 * c)?.add(1.0)?.mul(k)?;
+                let bend = s.mul(6.0 * k * c)?.sub(&t.mul(2.0)?.mul(&du.mul(&du)?)?)?;
+                t.mul(&t)?.rsub(1.0)?.mul(&du.add(&s.mul(0.5)?.mul(&bend)?)?)
+            }
+        }
+    }
+}
+
+impl Op for MapGrad {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        if x[0].shape != x[1].shape {
+            return Err(Error::ShapeMismatch {
+                op: self.name(),
+                why: "the gradient must have the value's shape",
+                left: x[0].shape.clone(),
+                right: x[1].shape.clone(),
+            });
+        }
+        Ok(one(x[0].clone()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(unary::unary_grad(self.0, x[0], x[1])?))
+    }
+
+    fn saves(&self) -> Saves {
+        Saves::INPUTS
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let (saved, dy, g) = (cx.input(0)?, cx.input(1)?, cx.dy()?);
+        Ok(grads![
+            cx.when(0, || g.mul(&dy)?.mul(&self.second(&saved)?))?,
+            cx.when(1, || apply(MapGrad(self.0), &[&saved, &g]))?,
+        ])
+    }
+}
+
+/// The two forms of GELU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Gelu {
+    /// x Φ(x), through the error function.
+    #[default]
+    Exact,
+    /// The approximation through the hyperbolic tangent.
+    Tanh,
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident => $f:ident;)*) => {
+        impl Tensor {
+            $($(#[$doc])*
+            pub fn $name(&self) -> Result<Tensor> {
+                apply(Map(Unary::$f), &[self])
+            })*
+        }
+    };
+}
+
+methods! {
+    /// Minus each element.
+    neg => Neg;
+    /// The absolute value of each element; the gradient at 0 is 0.
+    abs => Abs;
+    /// −1, 0 or 1 by the sign of each element; NaN stays.
+    sign => Sign;
+    /// The square root of each element.
+    sqrt => Sqrt;
+    /// One over the square root of each element.
+    rsqrt => Rsqrt;
+    /// One over each element.
+    recip => Recip;
+    /// e to the power of each element.
+    exp => Exp;
+    /// The natural logarithm of each element.
+    log => Ln;
+    /// The sine of each element.
+    sin => Sin;
+    /// The cosine of each element.
+    cos => Cos;
+    /// The hyperbolic tangent of each element.
+    tanh => Tanh;
+    /// 1 / (1 + e⁻ˣ) of each element.
+    sigmoid => Sigmoid;
+    /// The larger of each element and 0; the gradient at 0 is 0.
+    relu => Relu;
+    /// x · sigmoid(x) of each element.
+    silu => Silu;
+    /// The error function of each element.
+    erf => Erf;
+}
+
+impl Tensor {
+    /// The Gaussian error linear unit of each element.
+    ///
+    /// ```
+    /// use dtensor::{Gelu, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[-1f64, 0., 1.], [3])?;
+    /// assert!((x.gelu(Gelu::Exact)?.to_vec::<f64>()?[2] - 0.841345).abs() < 1e-6);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn gelu(&self, form: Gelu) -> Result<Tensor> {
+        let f = match form {
+            Gelu::Exact => Unary::Gelu,
+            Gelu::Tanh => Unary::GeluTanh,
+        };
+        apply(Map(f), &[self])
+    }
+}

@@ -1,0 +1,494 @@
+//! Other looks at the same elements: shapes, orders of dims, parts; and other dtypes and devices.
+
+use super::{Locals, Metas, Op, grads, one, reshaped};
+use crate::autograd::{Backward, Grads};
+use crate::engine::Local;
+use crate::engine::kernels::{cast, cat, index};
+use crate::tensor::{DType, Device, Dim, DimList, Dims, Meta, NewShape, Shape, Value};
+use crate::{Error, Result, Tensor, apply};
+
+/// The same elements in row-by-row order under another shape.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Reshape {
+    op: &'static str,
+    shape: Shape,
+}
+
+impl Op for Reshape {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(one(reshaped(&x[0], self.shape.clone())))
+    }
+
+    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+        Ok(one(reshape(x[0], &out[0].shape)?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let shape = cx.input_meta(0).shape.clone();
+        Ok(grads![Some(apply(Reshape { op: self.op, shape }, &[&cx.dy()?])?)])
+    }
+}
+
+/// A view where the strides allow one: always for contiguous values, and for any if only dims of size 1 come or go.
+fn reshape(x: &Local, shape: &Shape) -> Result<Local> {
+    if x.is_contiguous() {
+        return x.view_with(|t| t.reshape(&shape[..]));
+    }
+    let large = |dims: &[usize]| dims.iter().copied().filter(|&n| n != 1).collect::<DimList>();
+    if large(x.dims()) != large(shape) {
+        return x.contiguous()?.view_with(|t| t.reshape(&shape[..]));
+    }
+    x.view_with(|t| {
+        let mut t = t.clone();
+        for dim in (0..t.rank()).rev() {
+            if t.dims()[dim] == 1 {
+                t = t.squeeze(dim)?;
+            }
+        }
+        for (dim, _) in shape.iter().enumerate().filter(|&(_, &n)| n == 1) {
+            t = t.unsqueeze(dim)?;
+        }
+        Ok(t)
+    })
+}
+
+/// The dims in another order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Permute {
+    op: &'static str,
+    dims: DimList,
+}
+
+impl Op for Permute {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(one(reshaped(&x[0], self.dims.iter().map(|&d| x[0].shape[d]).collect())))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(x[0].view_with(|t| t.permute(&self.dims[..]))?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let mut inverse = self.dims.clone();
+        for (to, &from) in self.dims.iter().enumerate() {
+            inverse[from] = to;
+        }
+        Ok(grads![Some(apply(Permute { op: self.op, dims: inverse }, &[&cx.dy()?])?)])
+    }
+}
+
+/// Dims of size 1, and new ones at the front, repeated without copying.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Expand {
+    shape: Shape,
+}
+
+impl Op for Expand {
+    fn name(&self) -> &'static str {
+        "expand"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        if !x[0].shape.broadcasts_to(&self.shape) {
+            return Err(Error::ShapeMismatch {
+                op: "expand",
+                why: "the first shape does not broadcast to the second",
+                left: x[0].shape.clone(),
+                right: self.shape.clone(),
+            });
+        }
+        Ok(one(reshaped(&x[0], self.shape.clone())))
+    }
+
+    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+        Ok(one(x[0].view_with(|t| t.broadcast_as(&out[0].shape[..]))?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Ok(grads![Some(cx.dy()?.sum_to(&cx.input_meta(0).shape)?)])
+    }
+}
+
+/// A range of one dim.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Narrow {
+    dim: usize,
+    start: usize,
+    len: usize,
+}
+
+impl Op for Narrow {
+    fn name(&self) -> &'static str {
+        "narrow"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        let size = x[0].shape[self.dim];
+        match self.start.checked_add(self.len) {
+            Some(end) if end <= size => Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.dim, self.len)))),
+            _ => {
+                let message = format!(
+                    "start ({}) + length ({}) exceeds the size ({size}) of dim {}",
+                    self.start, self.len, self.dim
+                );
+                Err(Error::argument("narrow", message))
+            }
+        }
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(x[0].view_with(|t| t.narrow(self.dim, self.start, self.len))?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let size = cx.input_meta(0).shape[self.dim];
+        Ok(grads![Some(apply(Pad { dim: self.dim, start: self.start, size }, &[&cx.dy()?])?)])
+    }
+}
+
+/// Zeros with the input as a range of one dim: where the gradient of [`Narrow`] goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Pad {
+    pub(super) dim: usize,
+    pub(super) start: usize,
+    pub(super) size: usize,
+}
+
+impl Op for Pad {
+    fn name(&self) -> &'static str {
+        "pad"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.dim, self.size))))
+    }
+
+    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+        Ok(one(cat::pad_slice(x[0], self.dim, self.start, out[0].shape[self.dim])?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let len = cx.input_meta(0).shape[self.dim];
+        Ok(grads![Some(cx.dy()?.narrow(self.dim, self.start, len)?)])
+    }
+}
+
+/// Every `step`-th element of one dim.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Stride {
+    dim: usize,
+    start: usize,
+    len: usize,
+    step: usize,
+}
+
+impl Op for Stride {
+    fn name(&self) -> &'static str {
+        "slice"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.dim, self.len))))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(index::slice_step(x[0], self.dim, self.start, self.len, self.step)?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let size = cx.input_meta(0).shape[self.dim];
+        Ok(grads![Some(apply(StrideGrad { forward: self.clone(), size }, &[&cx.dy()?])?)])
+    }
+}
+
+/// Zeros with the input at every `step`-th place.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct StrideGrad {
+    forward: Stride,
+    size: usize,
+}
+
+impl Op for StrideGrad {
+    fn name(&self) -> &'static str {
+        "slice"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.forward.dim, self.size))))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        let Stride { dim, start, step, .. } = self.forward;
+        Ok(one(index::slice_step_backward(x[0], dim, start, step, self.size)?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Ok(grads![Some(apply(self.forward.clone(), &[&cx.dy()?])?)])
+    }
+}
+
+/// The same elements, row by row without gaps.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Contiguous;
+
+impl Op for Contiguous {
+    fn name(&self) -> &'static str {
+        "contiguous"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(one(x[0].clone()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(x[0].contiguous()?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Ok(grads![Some(cx.dy()?)])
+    }
+}
+
+/// The same numbers in another dtype.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Cast(DType);
+
+impl Op for Cast {
+    fn name(&self) -> &'static str {
+        "to_dtype"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(one(Meta { dtype: self.0, ..x[0].clone() }))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(one(cast::cast(x[0], self.0)?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Ok(grads![Some(cx.dy()?.to_dtype(cx.input_meta(0).dtype)?)])
+    }
+}
+
+impl Tensor {
+    /// The same elements in row-by-row order under another shape; one size may be −1 (or [`INFER`](crate::INFER)).
+    /// Copies only where no view can do it.
+    ///
+    /// ```
+    /// use dtensor::{DType, INFER, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::arange(0, 12, 1, DType::I64)?;
+    /// assert_eq!(x.reshape([3, -1])?.dims(), [3, 4]);
+    /// assert_eq!(x.reshape([x.numel() / 6, INFER])?.dims(), [2, 6]);
+    /// assert!(x.reshape([5, -1]).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn reshape(&self, shape: impl Into<NewShape>) -> Result<Tensor> {
+        self.reshape_as("reshape", shape)
+    }
+
+    /// [`reshape`](Tensor::reshape). As tensors are immutable, whether the result shares storage cannot be seen.
+    pub fn view(&self, shape: impl Into<NewShape>) -> Result<Tensor> {
+        self.reshape_as("view", shape)
+    }
+
+    fn reshape_as(&self, op: &'static str, shape: impl Into<NewShape>) -> Result<Tensor> {
+        let shape = shape.into().resolve(op, &self.shape())?;
+        if &shape[..] == self.dims() {
+            return Ok(self.clone());
+        }
+        apply(Reshape { op, shape }, &[self])
+    }
+
+    /// The dims in the order given.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::zeros([2, 3, 4], DType::F32)?.permute([2, 0, 1])?.dims(), [4, 2, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn permute(&self, dims: impl Into<Dims>) -> Result<Tensor> {
+        let dims = dims.into().resolve_ordered("permute", self.rank())?;
+        if dims.len() != self.rank() {
+            let message = format!("{} dims were named for a tensor of {}", dims.len(), self.rank());
+            return Err(Error::argument("permute", message));
+        }
+        apply(Permute { op: "permute", dims }, &[self])
+    }
+
+    /// Two dims exchanged.
+    pub fn transpose(&self, a: impl Into<Dim>, b: impl Into<Dim>) -> Result<Tensor> {
+        self.swapped("transpose", a.into(), b.into())
+    }
+
+    /// A matrix transposed; a vector or a scalar stays as it is.
+    pub fn t(&self) -> Result<Tensor> {
+        match self.rank() {
+            0 | 1 => Ok(self.clone()),
+            2 => self.swapped("t", 0.into(), 1.into()),
+            rank => Err(Error::argument(
+                "t",
+                format!("expects a tensor with at most 2 dims, but this one has {rank}"),
+            )),
+        }
+    }
+
+    fn swapped(&self, op: &'static str, a: Dim, b: Dim) -> Result<Tensor> {
+        let (a, b) = (self.dim(op, a)?, self.dim(op, b)?);
+        if a == b {
+            return Ok(self.clone());
+        }
+        let mut dims: DimList = (0..self.rank()).collect();
+        dims.swap(a, b);
+        apply(Permute { op, dims }, &[self])
+    }
+
+    /// Without one dim, if its size is 1; else unchanged.
+    pub fn squeeze(&self, dim: impl Into<Dim>) -> Result<Tensor> {
+        let dim = self.dim("squeeze", dim)?;
+        if self.dims().get(dim) != Some(&1) {
+            return Ok(self.clone());
+        }
+        apply(Reshape { op: "squeeze", shape: self.shape().without_dim(dim) }, &[self])
+    }
+
+    /// Without all dims of size 1.
+    pub fn squeeze_all(&self) -> Result<Tensor> {
+        let shape = self.dims().iter().copied().filter(|&n| n != 1).collect();
+        apply(Reshape { op: "squeeze", shape }, &[self])
+    }
+
+    /// With a new dim of size 1 at `dim`.
+    pub fn unsqueeze(&self, dim: impl Into<Dim>) -> Result<Tensor> {
+        let dim = dim.into().resolve_insert("unsqueeze", self.rank())?;
+        apply(Reshape { op: "unsqueeze", shape: self.shape().with_inserted(dim, 1) }, &[self])
+    }
+
+    /// The dims from `start` to `end`, both included, as one.
+    pub fn flatten(&self, start: impl Into<Dim>, end: impl Into<Dim>) -> Result<Tensor> {
+        let (start, end) = (self.dim("flatten", start)?, self.dim("flatten", end)?);
+        if start > end {
+            return Err(Error::argument(
+                "flatten",
+                format!("start dim {start} cannot come after end dim {end}"),
+            ));
+        }
+        if self.rank() == 0 {
+            return self.reshape_as("flatten", [1usize]);
+        }
+        let dims = self.dims();
+        let middle = dims[start..=end].iter().product();
+        let shape: Shape =
+            dims[..start].iter().copied().chain([middle]).chain(dims[end + 1..].iter().copied()).collect();
+        self.reshape_as("flatten", shape)
+    }
+
+    /// All dims as one.
+    pub fn flatten_all(&self) -> Result<Tensor> {
+        self.reshape_as("flatten", [self.numel()])
+    }
+
+    /// Dims of size 1, and new ones at the front, repeated to `shape`, without copying.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1f32, 2.], [2, 1])?;
+    /// assert_eq!(x.expand([2, 3])?.to_vec::<f32>()?, [1., 1., 1., 2., 2., 2.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        crate::tensor::checked_numel("expand", &shape)?;
+        if &shape[..] == self.dims() {
+            return Ok(self.clone());
+        }
+        apply(Expand { shape }, &[self])
+    }
+
+    /// The same elements, row by row without gaps; copies only if they are not.
+    pub fn contiguous(&self) -> Result<Tensor> {
+        if self.is_contiguous() { Ok(self.clone()) } else { apply(Contiguous, &[self]) }
+    }
+
+    /// `len` elements of one dim from `start` on.
+    pub fn narrow(&self, dim: impl Into<Dim>, start: usize, len: usize) -> Result<Tensor> {
+        let dim = self.dim("narrow", dim)?;
+        if self.rank() == 0 {
+            return Err(Error::argument("narrow", "a tensor without dims has nothing to narrow"));
+        }
+        apply(Narrow { dim, start, len }, &[self])
+    }
+
+    /// Every `step`-th element of one dim from `start` up to but without `end`; positions count from the back when
+    /// negative and are clipped to the dim, as in Python.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::arange(0, 10, 1, DType::I64)?;
+    /// assert_eq!(x.slice(0, 1, -1, 3)?.to_vec::<i64>()?, [1, 4, 7]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn slice(&self, dim: impl Into<Dim>, start: isize, end: isize, step: usize) -> Result<Tensor> {
+        let dim = self.dim("slice", dim)?;
+        let Some(&size) = self.dims().get(dim) else {
+            return Err(Error::argument("slice", "a tensor without dims has nothing to slice"));
+        };
+        if step == 0 {
+            return Err(Error::argument("slice", "step must be greater than zero"));
+        }
+        // A step beyond the end takes the first element alone, as one of the dim's size does.
+        let step = step.min(size.max(1));
+        let clip =
+            |p: isize| if p < 0 { size.saturating_sub(p.unsigned_abs()) } else { size.min(p as usize) };
+        let (start, end) = (clip(start), clip(end));
+        let span = end.saturating_sub(start);
+        if step == 1 {
+            return apply(Narrow { dim, start, len: span }, &[self]);
+        }
+        apply(Stride { dim, start, len: span.div_ceil(step), step }, &[self])
+    }
+
+    /// One index of one dim, which goes. Negative indices count from the back.
+    pub fn select(&self, dim: impl Into<Dim>, index: isize) -> Result<Tensor> {
+        let dim = self.dim("select", dim)?;
+        let Some(&size) = self.dims().get(dim) else {
+            return Err(Error::argument("select", "a tensor without dims has nothing to select from"));
+        };
+        let from_front = if index < 0 { index + size as isize } else { index };
+        if from_front < 0 || from_front as usize >= size {
+            return Err(Error::IndexOutOfBounds { op: "select", index: index as i64, dim, size });
+        }
+        let part = apply(Narrow { dim, start: from_front as usize, len: 1 }, &[self])?;
+        apply(Reshape { op: "select", shape: self.shape().without_dim(dim) }, &[&part])
+    }
+
+    /// The same numbers in another dtype: rounded to nearest among floats, toward zero to integers.
+    pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
+        if dtype == self.dtype() { Ok(self.clone()) } else { apply(Cast(dtype), &[self]) }
+    }
+
+    /// The same tensor on another device. To [`Device::Meta`] the value is dropped; from there, nothing can come.
+    pub fn to_device(&self, device: Device) -> Result<Tensor> {
+        match (self.value(), device) {
+            (Value::Local(_), Device::Meta) => Tensor::meta_of(self.dims(), self.dtype()),
+            (Value::Meta(_), Device::Cpu) => Err(Error::NoValue { op: "to_device" }),
+            _ => Ok(self.clone()),
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Optimizers.
+
+mod sgd;
+
+pub use sgd::Sgd;

@@ -1,0 +1,166 @@
+//! Random tensors from a counter-based generator.
+//!
+//! A draw is named by a seed and a stream, and each element of it is a function of the element's index alone
+//! (Philox 4×32-10). So a tensor has the same elements however it is cut up, and nothing needs to be saved to draw it
+//! again.
+
+use std::cell::RefCell;
+
+use crate::engine::kernels::random as kernel;
+pub(crate) use crate::engine::kernels::random::Draw;
+use crate::tensor::{DType, Shape, checked_new};
+use crate::{Error, Result, Tensor};
+
+/// A source of draws: a seed and the number of draws made so far.
+///
+/// ```
+/// use dtensor::{DType, Generator, Tensor};
+/// # fn main() -> dtensor::Result<()> {
+/// let (mut a, mut b) = (Generator::new(7), Generator::new(7));
+/// let x = Tensor::rand_with([3], DType::F32, &mut a)?;
+/// assert_eq!(x.to_vec::<f32>()?, Tensor::rand_with([3], DType::F32, &mut b)?.to_vec::<f32>()?);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generator {
+    next: Draw,
+}
+
+impl Generator {
+    /// A generator at the beginning of a seed's draws.
+    pub fn new(seed: u64) -> Self {
+        Generator { next: Draw { seed, stream: 0 } }
+    }
+
+    /// The seed it was made from.
+    pub fn seed(&self) -> u64 {
+        self.next.seed
+    }
+
+    /// The name of the next draw, which is then used up.
+    pub(crate) fn next_draw(&mut self) -> Draw {
+        let draw = self.next;
+        self.next.stream += 1;
+        draw
+    }
+}
+
+thread_local! {
+    static DEFAULT: RefCell<Generator> = RefCell::new(Generator::new(0));
+}
+
+/// Starts this thread's generator anew. Every thread begins with seed 0, so ranks that are threads and do the same
+/// draw the same.
+pub fn manual_seed(seed: u64) {
+    DEFAULT.with_borrow_mut(|generator| *generator = Generator::new(seed));
+}
+
+/// Lends this thread's generator.
+pub(crate) fn with_default_generator<R>(body: impl FnOnce(&mut Generator) -> R) -> R {
+    DEFAULT.with_borrow_mut(body)
+}
+
+fn checked(op: &'static str, shape: impl Into<Shape>, dtype: DType) -> Result<Shape> {
+    let shape = shape.into();
+    checked_new(op, &shape, dtype)?;
+    if !dtype.is_float() {
+        return Err(Error::DType { op, dtype, why: "it needs a floating-point dtype" });
+    }
+    Ok(shape)
+}
+
+impl Tensor {
+    /// Uniform on [0, 1), from this thread's generator.
+    pub fn rand(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        with_default_generator(|generator| Tensor::rand_with(shape, dtype, generator))
+    }
+
+    /// Uniform on [0, 1), from a given generator.
+    pub fn rand_with(shape: impl Into<Shape>, dtype: DType, generator: &mut Generator) -> Result<Tensor> {
+        let shape = checked("rand", shape, dtype)?;
+        let Draw { seed, stream } = generator.next_draw();
+        Ok(Tensor::from_local_value(kernel::uniform(dtype, &shape, seed, stream, 0.0, 1.0)?))
+    }
+
+    /// Uniform on [0, 1), with this tensor's shape and dtype, from this thread's generator.
+    pub fn rand_like(&self) -> Result<Tensor> {
+        Tensor::rand(self.dims(), self.dtype())
+    }
+
+    /// Normal with mean 0 and variance 1, with this tensor's shape and dtype, from this thread's generator.
+    pub fn randn_like(&self) -> Result<Tensor> {
+        Tensor::randn(self.dims(), self.dtype())
+    }
+
+    /// Normal with mean 0 and variance 1, from this thread's generator.
+    pub fn randn(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        with_default_generator(|generator| Tensor::randn_with(shape, dtype, generator))
+    }
+
+    /// Normal with mean 0 and variance 1, from a given generator.
+    pub fn randn_with(shape: impl Into<Shape>, dtype: DType, generator: &mut Generator) -> Result<Tensor> {
+        let shape = checked("randn", shape, dtype)?;
+        let Draw { seed, stream } = generator.next_draw();
+        Ok(Tensor::from_local_value(kernel::normal(dtype, &shape, seed, stream, 0.0, 1.0)?))
+    }
+
+    /// 1 with probability `p`, else 0, from this thread's generator.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::bernoulli(1.0, [3], DType::U8)?.to_vec::<u8>()?, [1, 1, 1]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn bernoulli(p: f64, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        with_default_generator(|generator| Tensor::bernoulli_with(p, shape, dtype, generator))
+    }
+
+    /// 1 with probability `p`, else 0, from a given generator.
+    pub fn bernoulli_with(
+        p: f64,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        generator: &mut Generator,
+    ) -> Result<Tensor> {
+        let shape = shape.into();
+        checked_new("bernoulli", &shape, dtype)?;
+        if !(0.0..=1.0).contains(&p) {
+            return Err(Error::argument("bernoulli", format!("p must be between 0 and 1, but got {p}")));
+        }
+        let Draw { seed, stream } = generator.next_draw();
+        Ok(Tensor::from_local_value(kernel::bernoulli(dtype, &shape, seed, stream, p)?))
+    }
+
+    /// Whole numbers (`i64`) uniform on `low..high`, from this thread's generator.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::randint(-2, 3, [100])?;
+    /// assert!(x.to_vec::<i64>()?.iter().all(|v| (-2..3).contains(v)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn randint(low: i64, high: i64, shape: impl Into<Shape>) -> Result<Tensor> {
+        with_default_generator(|generator| Tensor::randint_with(low, high, shape, generator))
+    }
+
+    /// Whole numbers (`i64`) uniform on `low..high`, from a given generator.
+    pub fn randint_with(
+        low: i64,
+        high: i64,
+        shape: impl Into<Shape>,
+        generator: &mut Generator,
+    ) -> Result<Tensor> {
+        let shape = shape.into();
+        checked_new("randint", &shape, DType::I64)?;
+        if low >= high {
+            return Err(Error::argument("randint", format!("low ({low}) must be less than high ({high})")));
+        }
+        let Draw { seed, stream } = generator.next_draw();
+        Ok(Tensor::from_local_value(kernel::integers(&shape, seed, stream, low, high)?))
+    }
+}

@@ -1,0 +1,205 @@
+//! Tensors from nothing and from Rust values.
+
+use std::sync::Arc;
+
+use super::{DType, Device, Element, Meta, Scalar, Shape, Tensor, Value};
+use crate::autograd::Link;
+use crate::engine::{Local, kernels};
+use crate::{Error, Result};
+
+impl Tensor {
+    /// A tensor of `shape`, filled row by row.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_vec(vec![1i64, 2, 3, 4, 5, 6], [2, 3])?;
+    /// assert_eq!(x.dims(), [2, 3]);
+    /// assert!(Tensor::from_vec(vec![1i64], [2, 3]).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_vec<T: Element>(data: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
+        let shape = shape.into();
+        if checked_numel("from_vec", &shape)? != data.len() {
+            let message =
+                format!("shape {shape} needs {} elements, but {} were given", shape.numel(), data.len());
+            return Err(Error::argument("from_vec", message));
+        }
+        Ok(Tensor::from_local_value(Local::from_vec(data, &shape)?))
+    }
+
+    /// A tensor of `shape`, filled row by row with copies of `data`.
+    pub fn from_slice<T: Element>(data: &[T], shape: impl Into<Shape>) -> Result<Tensor> {
+        Tensor::from_vec(data.to_vec(), shape)
+    }
+
+    /// A tensor without dims, holding one number of the given Rust type's dtype.
+    pub fn scalar<T: Element>(x: T) -> Result<Tensor> {
+        Tensor::from_vec(vec![x], ())
+    }
+
+    /// Zeros.
+    pub fn zeros(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        Tensor::full(shape, 0, dtype)
+    }
+
+    /// Ones.
+    pub fn ones(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        Tensor::full(shape, 1, dtype)
+    }
+
+    /// One number everywhere.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::full([2], 1.5, DType::F64)?.to_vec::<f64>()?, [1.5, 1.5]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn full(shape: impl Into<Shape>, value: impl Into<Scalar>, dtype: DType) -> Result<Tensor> {
+        let (shape, value) = (shape.into(), value.into());
+        checked_new("full", &shape, dtype)?;
+        let number = value.for_dtype("full", dtype)?;
+        Ok(Tensor::from_local_value(match value {
+            Scalar::Int(whole) => kernels::copy::full_i64(dtype, &shape, whole)?,
+            Scalar::Float(_) => kernels::copy::full(dtype, &shape, number)?,
+        }))
+    }
+
+    /// A tensor with a shape and a dtype but no value, on [`Device::Meta`].
+    pub fn meta_of(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+        let shape = shape.into();
+        checked_numel("meta_of", &shape)?;
+        Ok(Tensor::new(Value::Meta(Arc::new(Meta { shape, dtype, device: Device::Meta })), Link::None))
+    }
+
+    /// `start`, `start + step`, … up to but without `end`.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::arange(1, 7, 2, DType::I64)?.to_vec::<i64>()?, [1, 3, 5]);
+    /// assert!(Tensor::arange(1, 7, -1, DType::I64).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn arange(
+        start: impl Into<Scalar>,
+        end: impl Into<Scalar>,
+        step: impl Into<Scalar>,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        const OP: &str = "arange";
+        let (start, end, step) = (start.into(), end.into(), step.into());
+        if let (DType::I64, Scalar::Int(start), Scalar::Int(end), Scalar::Int(step)) =
+            (dtype, start, end, step)
+        {
+            return Tensor::arange_exact(start.into(), end.into(), step.into());
+        }
+        let start = start.for_dtype(OP, dtype)?;
+        // Neither the end nor the step is an element.
+        let end = end.for_arithmetic(OP, dtype)?;
+        let step = step.for_arithmetic(OP, dtype)?;
+        if step == 0.0 || !(start.is_finite() && end.is_finite() && step.is_finite()) {
+            return Err(Error::argument(
+                OP,
+                format!("step must be nonzero and all finite, got {start}, {end}, {step}"),
+            ));
+        }
+        if (end - start) * step.signum() < 0.0 {
+            let message =
+                format!("upper bound and lower bound inconsistent with step sign: {start}, {end}, {step}");
+            return Err(Error::argument(OP, message));
+        }
+        let n = ((end - start) / step).ceil() as usize;
+        checked_new(OP, &Shape::from(n), dtype)?;
+        Ok(Tensor::from_local_value(kernels::copy::arange(dtype, start, step, n)?))
+    }
+
+    /// [`arange`](Tensor::arange) of `i64`, which doubles do not hold all of.
+    fn arange_exact(start: i128, end: i128, step: i128) -> Result<Tensor> {
+        const OP: &str = "arange";
+        let (span, size) = ((end - start) * step.signum(), step.abs());
+        if step == 0 || span < 0 {
+            let message = "upper bound and lower bound inconsistent with step sign, or step zero";
+            return Err(Error::argument(OP, format!("{message}: {start}, {end}, {step}")));
+        }
+        let n = usize::try_from((span + size - 1) / size).unwrap_or(usize::MAX);
+        checked_new(OP, &Shape::from(n), DType::I64)?;
+        Tensor::from_vec((0..n).map(|i| (start + step * i as i128) as i64).collect(), n)
+    }
+
+    /// `steps` numbers evenly spaced from `start` to `end`, both included.
+    pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType) -> Result<Tensor> {
+        checked_new("linspace", &Shape::from(steps), DType::F64)?;
+        let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
+        // Counted from the nearer end, so that both ends are exact.
+        let at = |i: usize| {
+            if i < steps.div_ceil(2) { start + step * i as f64 } else { end - step * (steps - 1 - i) as f64 }
+        };
+        Tensor::from_vec((0..steps).map(at).collect(), steps)?.to_dtype(dtype)
+    }
+
+    /// The identity matrix of `n` rows.
+    pub fn eye(n: usize, dtype: DType) -> Result<Tensor> {
+        checked_new("eye", &Shape::from([n, n]), dtype)?;
+        Ok(Tensor::from_local_value(kernels::copy::eye(dtype, n, n)?))
+    }
+
+    /// Zeros of this tensor's shape, dtype and device.
+    pub fn zeros_like(&self) -> Result<Tensor> {
+        self.full_like(0)
+    }
+
+    /// Ones of this tensor's shape, dtype and device.
+    pub fn ones_like(&self) -> Result<Tensor> {
+        self.full_like(1)
+    }
+
+    /// One number everywhere, with this tensor's shape, dtype and device.
+    pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Tensor> {
+        Tensor::full_of(&self.meta(), value)
+    }
+
+    /// One number everywhere, with the shape, dtype and device described.
+    pub(crate) fn full_of(meta: &Meta, value: impl Into<Scalar>) -> Result<Tensor> {
+        match meta.device {
+            Device::Cpu => Tensor::full(&meta.shape, value, meta.dtype),
+            Device::Meta => Tensor::meta_of(&meta.shape, meta.dtype),
+        }
+    }
+
+    /// A tensor of this one's shape and dtype on `device`, for somebody to put values in; until then they are zeros.
+    pub fn empty_like(&self, device: Device) -> Result<Tensor> {
+        match device {
+            Device::Meta => Tensor::meta_of(self.dims(), self.dtype()),
+            Device::Cpu => Tensor::zeros(self.dims(), self.dtype()),
+        }
+    }
+}
+
+/// The number of elements, or an error when it does not fit the address space. A dim of size 0 excuses no other one:
+/// products of the rest would overflow as soon as it is reduced.
+pub(crate) fn checked_numel(op: &'static str, shape: &Shape) -> Result<usize> {
+    shape
+        .iter()
+        .try_fold(8usize, |n, &size| n.checked_mul(size.max(1)))
+        .filter(|&bytes| bytes <= isize::MAX as usize)
+        .map(|_| shape.numel())
+        .ok_or_else(|| Error::argument(op, format!("shape {shape} has too many elements")))
+}
+
+/// As [`checked_numel`], for a value that is about to be made from nothing: an error, too, when there is no memory for
+/// it.
+pub(crate) fn checked_new(op: &'static str, shape: &Shape, dtype: DType) -> Result<usize> {
+    const LARGE: usize = 1 << 32;
+    let n = checked_numel(op, shape)?;
+    let bytes = n * dtype.size();
+    if bytes >= LARGE && Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+        let message = format!("not enough memory for the {bytes} bytes of shape {shape}");
+        return Err(Error::argument(op, message));
+    }
+    Ok(n)
+}

@@ -1,0 +1,85 @@
+//! Values back out.
+
+use super::{DType, Element, Tensor};
+use crate::engine::{Num, with_elem};
+use crate::{Error, Result};
+
+impl Tensor {
+    /// The elements row by row. `T` must be the tensor's dtype.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1f32, 2., 3., 4.], [2, 2])?.t()?;
+    /// assert_eq!(x.to_vec::<f32>()?, [1., 3., 2., 4.]);
+    /// assert!(x.to_vec::<i64>().is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.expect_dtype("to_vec", <T as Element>::DTYPE)?;
+        self.local("to_vec")?.to_vec()
+    }
+
+    /// The elements of a matrix, row by row.
+    pub fn to_vec2<T: Element>(&self) -> Result<Vec<Vec<T>>> {
+        let &[rows, columns] = self.dims() else {
+            return Err(Error::argument("to_vec2", format!("expected 2 dims, got shape {}", self.shape())));
+        };
+        let flat = self.to_vec::<T>()?;
+        Ok((0..rows).map(|i| flat[i * columns..(i + 1) * columns].to_vec()).collect())
+    }
+
+    /// The elements row by row, as doubles, whatever the dtype.
+    pub fn to_f64_vec(&self) -> Result<Vec<f64>> {
+        use crate::engine::Elem;
+        let local = self.local("to_f64_vec")?;
+        with_elem!(local.dtype(), T => Ok(local.to_vec::<T>()?.into_iter().map(|x| Num::to_f64(x.acc())).collect()))
+    }
+
+    /// The one element. `T` must be the tensor's dtype.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::scalar(2.5f32)?.item::<f32>()?, 2.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn item<T: Element>(&self) -> Result<T> {
+        if self.numel() != 1 {
+            let message = format!("a tensor with {} elements cannot be converted to scalar", self.numel());
+            return Err(Error::argument("item", message));
+        }
+        Ok(self.to_vec::<T>()?[0])
+    }
+
+    /// The one element as a double, whatever the dtype.
+    pub fn item_f64(&self) -> Result<f64> {
+        if self.numel() != 1 {
+            let message = format!("a tensor with {} elements cannot be converted to scalar", self.numel());
+            return Err(Error::argument("item_f64", message));
+        }
+        Ok(self.to_f64_vec()?[0])
+    }
+
+    /// That `other` could stand in this tensor's place: its shape, dtype and device are the same.
+    pub(crate) fn expect_like(&self, op: &'static str, why: &'static str, other: &Tensor) -> Result<()> {
+        if other.dims() != self.dims() {
+            return Err(Error::ShapeMismatch { op, why, left: self.shape(), right: other.shape() });
+        }
+        self.expect_dtype(op, other.dtype())?;
+        if other.device() != self.device() {
+            return Err(Error::devices(op, self.device(), other.device()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn expect_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
+        if self.dtype() == dtype {
+            Ok(())
+        } else {
+            Err(Error::DTypeMismatch { op, left: self.dtype(), right: dtype })
+        }
+    }
+}
