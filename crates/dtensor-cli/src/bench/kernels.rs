@@ -1,0 +1,180 @@
+//! `dtensor bench kernels`: each local operator on one thread, the same cases as `kernels_peer.py`.
+
+use std::error::Error;
+
+use clap::Args;
+use dtensor::prelude::*;
+use dtensor::{BackwardOptions, grad, set_num_threads};
+use serde::Serialize;
+
+use super::peer::Peer;
+use super::timing::{median, seconds};
+
+/// Which cases, how often, and beside whom.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// A Python that has torch: each case is timed there too, interleaved with ours
+    #[arg(long, value_name = "PYTHON")]
+    peer: Option<String>,
+    /// Time Candle's own operator too, where it has one
+    #[arg(long)]
+    candle: bool,
+    /// Only the cases whose name contains this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// How often ours and the peer take turns; the median counts
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+}
+
+#[derive(Serialize)]
+struct Row<'a> {
+    workload: &'a str,
+    case: &'a str,
+    seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer_seconds: Option<f64>,
+    /// Ours over the peer's: below 1 we are faster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    candle_seconds: Option<f64>,
+}
+
+struct Case {
+    name: &'static str,
+    /// Calls per timing: many for what is too short to time alone.
+    inner: usize,
+    samples: usize,
+    body: Box<dyn Fn() -> Result<Tensor>>,
+}
+
+fn case(name: &'static str, body: impl Fn() -> Result<Tensor> + 'static) -> Case {
+    Case { name, inner: 1, samples: 15, body: Box::new(body) }
+}
+
+fn tiny(name: &'static str, body: impl Fn() -> Result<Tensor> + 'static) -> Case {
+    Case { name, inner: 2000, samples: 15, body: Box::new(body) }
+}
+
+fn normal<const N: usize>(shape: [usize; N]) -> Result<Tensor> {
+    Tensor::randn(shape, DType::F32)
+}
+
+fn cases() -> Result<Vec<Case>> {
+    let (x, y) = (normal([1024, 2048])?, normal([1024, 2048])?);
+    let (row, column, bias) = (normal([2048])?, normal([1024, 1])?, normal([2048])?);
+    let table = normal([1024, 2048])?;
+    let ids = Tensor::randint(0, 1024, [1024])?;
+    // One binary closure per case, each with handles of its own.
+    let on = |f: fn(&Tensor, &Tensor) -> Result<Tensor>, a: &Tensor, b: &Tensor| {
+        let (a, b) = (a.clone(), b.clone());
+        move || f(&a, &b)
+    };
+    let mut cases = vec![
+        case("add", on(|a, b| a.add(b), &x, &y)),
+        case("mul", on(|a, b| a.mul(b), &x, &y)),
+        case("relu", on(|a, _| a.relu(), &x, &y)),
+        case("exp", on(|a, _| a.exp(), &x, &y)),
+        case("gelu", on(|a, _| a.gelu(Gelu::Exact), &x, &y)),
+        case("softmax", on(|a, _| a.softmax(-1), &x, &y)),
+        case("layernorm", {
+            let (x, row) = (x.clone(), row.clone());
+            move || x.layer_norm(1, Some(&row), Some(&bias), 1e-5)
+        }),
+        case("sum0", on(|a, _| a.sum(0), &x, &y)),
+        case("sum1", on(|a, _| a.sum(1), &x, &y)),
+        case("sum_all", on(|a, _| a.sum_all(), &x, &y)),
+        case("bcast_row", on(|a, b| a.add(b), &x, &row)),
+        case("bcast_col", on(|a, b| a.add(b), &x, &column)),
+        case("transpose_contiguous", on(|a, _| a.t()?.contiguous(), &x, &y)),
+        case("cat0", on(|a, b| Tensor::cat(&[a, b], 0), &x, &y)),
+        case("cat1", on(|a, b| Tensor::cat(&[a, b], 1), &x, &y)),
+        case("embedding", on(|ids, table| ids.embedding(table, None), &ids, &table)),
+        case("embedding_backward", {
+            let table = table.requires_grad_(true)?;
+            let looked_up = ids.embedding(&table, None)?;
+            let dy = x.clone();
+            move || {
+                let options =
+                    BackwardOptions { gradient: Some(dy.clone()), retain_graph: true, create_graph: false };
+                Ok(grad(&looked_up, &[&table], options)?.remove(0).expect("the table was looked up in"))
+            }
+        }),
+    ];
+    for (name, n) in [("mm256", 256), ("mm512", 512), ("mm1024", 1024)] {
+        cases.push(case(name, on(|a, b| a.mm(b), &normal([n, n])?, &normal([n, n])?)));
+    }
+    let (lx, lw, lb) = (normal([256, 1024])?, normal([1024, 1024])?, normal([1024])?);
+    cases.push(case("linear_bias", move || lx.linear(&lw, Some(&lb))));
+    cases.push(case("bmm_32x128x64", on(|a, b| a.bmm(b), &normal([32, 128, 64])?, &normal([32, 64, 128])?)));
+    let (a, b) = (Tensor::ones([4, 8], DType::F32)?, Tensor::ones([8, 8], DType::F32)?);
+    let small = Tensor::ones([4, 4], DType::F32)?;
+    cases.push(tiny("tiny_add", on(|a, b| a.add(b), &small, &small)));
+    cases.push(tiny("tiny_mm", on(|a, b| a.mm(b), &a, &b)));
+    Ok(cases)
+}
+
+/// The setting by which Candle is told how many threads to use. It is read once, when the program starts.
+const CANDLE_THREADS: &str = "RAYON_NUM_THREADS";
+
+pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> {
+    if options.candle && std::env::var(CANDLE_THREADS).as_deref() != Ok("1") {
+        // Everybody in the comparison has one thread, so start over with Candle told so.
+        let mut again = std::process::Command::new(std::env::current_exe()?);
+        let status = again.args(std::env::args_os().skip(1)).env(CANDLE_THREADS, "1").status()?;
+        return if status.success() { Ok(()) } else { Err("the benchmark failed".into()) };
+    }
+    set_num_threads(1);
+    manual_seed(0);
+    let mut peer = match &options.peer {
+        Some(python) => Some(Peer::start(python, include_str!("kernels_peer.py"))?),
+        None => None,
+    };
+    let mut logs = Vec::new();
+    for case in cases()?.into_iter().filter(|case| case.name.contains(&options.only)) {
+        let ours = |samples| {
+            seconds(samples, case.inner, || {
+                std::hint::black_box((case.body)()?);
+                Ok::<(), dtensor::Error>(())
+            })
+        };
+        ours(3)?;
+        if let Some(peer) = &mut peer {
+            peer.seconds(case.name, 3, case.inner)?;
+        }
+        let candle = if options.candle { super::candle::case(case.name)? } else { None };
+        let (mut mine, mut theirs, mut candles) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..options.rounds {
+            mine.push(ours(case.samples)?);
+            if let Some(body) = &candle {
+                candles.push(seconds(case.samples, case.inner, || {
+                    std::hint::black_box(body()?);
+                    Ok::<(), candle_core::Error>(())
+                })?);
+            }
+            if let Some(peer) = &mut peer {
+                theirs.push(peer.seconds(case.name, case.samples, case.inner)?);
+            }
+        }
+        let mine = median(mine);
+        let theirs = (!theirs.is_empty()).then(|| median(theirs));
+        let ratio = theirs.map(|theirs| mine / theirs);
+        logs.extend(ratio.map(f64::ln));
+        let candle_seconds = (!candles.is_empty()).then(|| median(candles));
+        let row = Row {
+            workload: "kernels",
+            case: case.name,
+            seconds: mine,
+            peer_seconds: theirs,
+            ratio,
+            candle_seconds,
+        };
+        println!("{}", serde_json::to_string(&row)?);
+    }
+    if !logs.is_empty() {
+        let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
+        eprintln!("geometric mean of the ratios over {} cases: {mean:.3}", logs.len());
+    }
+    Ok(())
+}

@@ -1,0 +1,58 @@
+"""The cases of `dtensor bench kernels` in PyTorch, one thread. Reads `case samples inner`, answers in JSON."""
+import json
+import statistics
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+
+x, y = torch.randn(1024, 2048), torch.randn(1024, 2048)
+row, column, bias = torch.randn(2048), torch.randn(1024, 1), torch.randn(2048)
+table, ids = torch.randn(1024, 2048, requires_grad=True), torch.randint(0, 1024, (1024,))
+square = {n: (torch.randn(n, n), torch.randn(n, n)) for n in (256, 512, 1024)}
+batch_a, batch_b = torch.randn(32, 128, 64), torch.randn(32, 64, 128)
+linear_x, linear_w, linear_b = torch.randn(256, 1024), torch.randn(1024, 1024), torch.randn(1024)
+tiny, tiny_a, tiny_b = torch.ones(4, 4), torch.ones(4, 8), torch.ones(8, 8)
+looked_up = F.embedding(ids, table)
+weights = table.detach()
+
+cases = {
+    "add": lambda: x + y,
+    "mul": lambda: x * y,
+    "relu": lambda: torch.relu(x),
+    "exp": lambda: torch.exp(x),
+    "gelu": lambda: F.gelu(x),
+    "softmax": lambda: torch.softmax(x, -1),
+    "layernorm": lambda: F.layer_norm(x, (2048,), row, bias),
+    "sum0": lambda: x.sum(0),
+    "sum1": lambda: x.sum(1),
+    "sum_all": lambda: x.sum(),
+    "bcast_row": lambda: x + row,
+    "bcast_col": lambda: x + column,
+    "transpose_contiguous": lambda: x.t().contiguous(),
+    "cat0": lambda: torch.cat([x, y], 0),
+    "cat1": lambda: torch.cat([x, y], 1),
+    "embedding": lambda: F.embedding(ids, weights),
+    "embedding_backward": lambda: torch.autograd.grad(looked_up, table, x, retain_graph=True),
+    "mm256": lambda: square[256][0] @ square[256][1],
+    "mm512": lambda: square[512][0] @ square[512][1],
+    "mm1024": lambda: square[1024][0] @ square[1024][1],
+    "linear_bias": lambda: F.linear(linear_x, linear_w, linear_b),
+    "bmm_32x128x64": lambda: torch.bmm(batch_a, batch_b),
+    "tiny_add": lambda: tiny + tiny,
+    "tiny_mm": lambda: tiny_a @ tiny_b,
+}
+
+for line in sys.stdin:
+    case, samples, inner = line.split()
+    body, times = cases[case], []
+    for _ in range(int(samples)):
+        start = time.perf_counter()
+        for _ in range(int(inner)):
+            body()
+        times.append((time.perf_counter() - start) / int(inner))
+    print(json.dumps({"case": case, "seconds": statistics.median(times)}), flush=True)
