@@ -5,7 +5,8 @@
 
 use std::mem::MaybeUninit;
 
-use super::rows::{copy_to, fill_with, split};
+use super::copy;
+use super::rows::split;
 use super::{fill_local, simd};
 use crate::engine::{Elem, Local, Num, with_elem};
 use crate::{Error, Result, Shape};
@@ -42,7 +43,7 @@ fn copy_block<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T]) {
             out.write(x);
         }
     } else {
-        copy_to(out, from);
+        copy::write_run(from, out);
     }
 }
 
@@ -167,7 +168,7 @@ fn add_blocks<T: Elem>(
         for id in 0..places.size() {
             let Some(out) = blocks.next() else { return };
             match *places.of(id) {
-                [] => fill_with(out, T::default()),
+                [] => copy::fill(out, T::default()),
                 [one] => copy_block(out, block(one)),
                 [one, two] => {
                     for ((out, x), y) in out.iter_mut().zip(block(one)).zip(block(two)) {
@@ -332,7 +333,7 @@ pub(crate) fn slice_step(x: &Local, dim: usize, start: usize, len: usize, step: 
             for (o, out) in out.chunks_exact_mut((len * inner).max(1)).enumerate() {
                 let data = &data[(o * size + start) * inner..];
                 if step == 1 {
-                    copy_to(out, &data[..len * inner]);
+                    copy::write_run(&data[..len * inner], out);
                 } else if inner == 1 {
                     simd::<T, _>(
                         #[inline(always)]
@@ -370,13 +371,13 @@ pub(crate) fn slice_step_backward(
             for (o, out) in out.chunks_exact_mut((size * inner).max(1)).enumerate() {
                 let data = &data[o * len * inner..][..len * inner];
                 let (before, rest) = out.split_at_mut(if len == 0 { 0 } else { start * inner });
-                fill_with(before, T::default());
+                copy::fill(before, T::default());
                 if step == 1 {
-                    copy_to(&mut rest[..data.len()], data);
-                    fill_with(&mut rest[data.len()..], T::default());
+                    copy::write_run(data, &mut rest[..data.len()]);
+                    copy::fill(&mut rest[data.len()..], T::default());
                     continue;
                 }
-                fill_with(rest, T::default());
+                copy::fill(rest, T::default());
                 if inner == 1 {
                     for (out, &x) in rest.iter_mut().step_by(step).zip(data) {
                         out.write(x);

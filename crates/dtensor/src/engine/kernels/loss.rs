@@ -6,8 +6,8 @@
 
 use std::mem::MaybeUninit;
 
-use super::rows::{COLUMNS, Columns, exp_row, fill_with, max_of, sum_of, sums};
-use super::{fill_local, fill_vec, simd};
+use super::rows::{COLUMNS, Columns, exp_row, max_of, sum_of, sums};
+use super::{copy, fill_local, fill_vec, simd};
 use crate::engine::{Elem, Float, Local, Num, Real, with_float};
 use crate::{Element, Error, Result};
 
@@ -337,7 +337,7 @@ fn backward_rows<T: Float>(
     for (row, &target) in loss.targets.iter().enumerate() {
         let out = &mut out[row * n..][..n];
         let Some(class) = target else {
-            fill_with(out, T::default());
+            copy::fill(out, T::default());
             continue;
         };
         let sum = exp_row(&data[row * n..][..n], lse[row], exps);

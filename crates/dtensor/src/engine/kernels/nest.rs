@@ -6,8 +6,7 @@
 
 use std::mem::MaybeUninit;
 
-use smallvec::SmallVec;
-
+use super::layout::{Axes, Axis, Walk, push_axis};
 use super::{fill_local, simd};
 use crate::engine::{Elem, Local};
 use crate::{Element, Result, Shape};
@@ -15,59 +14,43 @@ use crate::{Element, Result, Shape};
 /// From this many elements on, copying an operand row by row costs less than stepping through it.
 const WORTH_A_COPY: usize = 256;
 
-/// One dim of a loop nest over `N` operands.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Axis<const N: usize> {
-    size: usize,
-    steps: [usize; N],
-}
-
 /// The loops that visit every element of the result, innermost last. There is at least one, and its size is
 /// 0 only if there are no elements.
 #[derive(Debug)]
 pub(super) struct Nest<const N: usize> {
-    axes: SmallVec<[Axis<N>; 4]>,
+    axes: Axes<N>,
     numel: usize,
 }
 
 impl<const N: usize> Nest<N> {
     /// For operands given by their dims and strides, each of which broadcasts to `shape`.
     pub(super) fn new(shape: &[usize], operands: [(&[usize], &[usize]); N]) -> Self {
-        let mut axes: SmallVec<[Axis<N>; 4]> = SmallVec::new();
-        let mut numel = 1;
+        let mut axes = Axes::new();
         for (dim, &size) in shape.iter().enumerate() {
-            numel *= size;
-            if size == 1 {
-                continue;
-            }
-            let steps = operands.map(|(dims, strides)| match (dim + dims.len()).checked_sub(shape.len()) {
-                Some(own) if dims[own] != 1 => strides[own],
-                _ => 0,
-            });
-            match axes.last_mut() {
-                Some(outer) if (0..N).all(|i| outer.steps[i] == steps[i] * size) => {
-                    *outer = Axis { size: outer.size * size, steps };
-                }
-                _ => axes.push(Axis { size, steps }),
-            }
+            let stride =
+                |(dims, strides): (&[usize], &[usize])| match (dim + dims.len()).checked_sub(shape.len()) {
+                    Some(own) if dims[own] != 1 => strides[own],
+                    _ => 0,
+                };
+            push_axis(&mut axes, Axis { size, strides: operands.map(stride) });
         }
         if axes.is_empty() {
-            axes.push(Axis { size: 1, steps: [1; N] });
+            axes.push(Axis { size: 1, strides: [1; N] });
         }
-        Nest { axes, numel }
+        Nest { axes, numel: shape.iter().product() }
     }
 
     /// For operands that all lie row by row in the shape of the result.
     fn dense(shape: &[usize]) -> Self {
         let numel = shape.iter().product();
-        let mut axes = SmallVec::new();
-        axes.push(Axis { size: numel, steps: [1; N] });
+        let mut axes = Axes::new();
+        axes.push(Axis { size: numel, strides: [1; N] });
         Nest { axes, numel }
     }
 
     /// Which operands have an innermost step that no vector loop can take.
     pub(super) fn gathers(&self) -> [bool; N] {
-        self.axes[self.axes.len() - 1].steps.map(|step| step > 1 && self.numel >= WORTH_A_COPY)
+        self.axes[self.axes.len() - 1].strides.map(|step| step > 1 && self.numel >= WORTH_A_COPY)
     }
 
     /// Calls `row` for each row of the result in order, with the position of its first element in each operand.
@@ -78,30 +61,15 @@ impl<const N: usize> Nest<N> {
         if self.numel == 0 {
             return;
         }
-        let mut index: SmallVec<[usize; 4]> = SmallVec::from_elem(0, outer.len());
         // The rows of the innermost of the outer axes are a plain loop: they may be many and short.
-        let single = Axis { size: 1, steps: [0; N] };
+        let single = Axis { size: 1, strides: [0; N] };
         let (middle, outer) = outer.split_last().map_or((&single, outer), |(middle, outer)| (middle, outer));
-        let mut at = [0; N];
         let mut start = 0;
-        loop {
-            let mut here = at;
+        for mut at in Walk::new(outer) {
             for _ in 0..middle.size {
-                row(start..start + inner.size, here, inner.steps);
+                row(start..start + inner.size, at, inner.strides);
                 start += inner.size;
-                (0..N).for_each(|i| here[i] += middle.steps[i]);
-            }
-            if start == self.numel {
-                return;
-            }
-            for (axis, index) in outer.iter().zip(&mut index).rev() {
-                *index += 1;
-                if *index < axis.size {
-                    (0..N).for_each(|i| at[i] += axis.steps[i]);
-                    break;
-                }
-                *index = 0;
-                (0..N).for_each(|i| at[i] -= axis.steps[i] * (axis.size - 1));
+                (0..N).for_each(|i| at[i] += middle.strides[i]);
             }
         }
     }
@@ -300,17 +268,17 @@ mod tests {
     #[test]
     fn dims_merge_where_they_can() {
         let dense = (&[2, 3, 4][..], &[12, 4, 1][..]);
-        assert_eq!(axes(&[2, 3, 4], [dense, dense]), [Axis { size: 24, steps: [1, 1] }]);
+        assert_eq!(axes(&[2, 3, 4], [dense, dense]), [Axis { size: 24, strides: [1, 1] }]);
         let row = (&[4][..], &[1][..]);
-        let want = [Axis { size: 6, steps: [4, 0] }, Axis { size: 4, steps: [1, 1] }];
+        let want = [Axis { size: 6, strides: [4, 0] }, Axis { size: 4, strides: [1, 1] }];
         assert_eq!(axes(&[2, 3, 4], [dense, row]), want);
         let scalar = (&[][..], &[][..]);
-        assert_eq!(axes(&[2, 3, 4], [dense, scalar]), [Axis { size: 24, steps: [1, 0] }]);
+        assert_eq!(axes(&[2, 3, 4], [dense, scalar]), [Axis { size: 24, strides: [1, 0] }]);
         let column = (&[2, 1, 1][..], &[1, 1, 1][..]);
-        let want = [Axis { size: 2, steps: [12, 1] }, Axis { size: 12, steps: [1, 0] }];
+        let want = [Axis { size: 2, strides: [12, 1] }, Axis { size: 12, strides: [1, 0] }];
         assert_eq!(axes(&[2, 3, 4], [dense, column]), want);
-        assert_eq!(axes(&[], [scalar, scalar]), [Axis { size: 1, steps: [1, 1] }]);
-        assert_eq!(axes(&[1, 1], [scalar]), [Axis { size: 1, steps: [1] }]);
+        assert_eq!(axes(&[], [scalar, scalar]), [Axis { size: 1, strides: [1, 1] }]);
+        assert_eq!(axes(&[1, 1], [scalar]), [Axis { size: 1, strides: [1] }]);
     }
 
     #[test]

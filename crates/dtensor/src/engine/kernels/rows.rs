@@ -3,8 +3,6 @@
 
 #![allow(clippy::needless_range_loop)] // one index runs over the lanes of several arrays
 
-use std::mem::MaybeUninit;
-
 use crate::engine::{Elem, Float, Num, Real};
 
 /// Independent accumulators of a sum or maximum.
@@ -25,22 +23,6 @@ pub(crate) fn split(dims: &[usize], dim: usize) -> (usize, usize, usize) {
     match dims {
         [] => (1, 1, 1),
         _ => (dims[..dim].iter().product(), dims[dim], dims[dim + 1..].iter().product()),
-    }
-}
-
-/// Copies `from` into fresh memory of the same length.
-#[inline(always)]
-pub(crate) fn copy_to<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T]) {
-    assert_eq!(out.len(), from.len());
-    // SAFETY: the lengths are equal, the borrows cannot overlap, and `MaybeUninit<T>` has the layout of `T`.
-    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr().cast(), from.len()) };
-}
-
-/// Fills fresh memory with one value.
-#[inline(always)]
-pub(crate) fn fill_with<T: Copy>(out: &mut [MaybeUninit<T>], value: T) {
-    for out in out {
-        out.write(value);
     }
 }
 
