@@ -3,6 +3,7 @@
 //! Messages are lower case, name the operator and the argument, and keep the key words of PyTorch's
 //! message where it has one, so that a search for either finds the same advice.
 
+use crate::comm::Fault;
 use crate::tensor::{DType, Device, Shape};
 
 /// The result of everything in this crate that can fail.
@@ -99,6 +100,26 @@ pub enum Error {
         op: &'static str,
     },
 
+    /// A collective that could not be finished: ranks disagreed, or one of them is gone or late.
+    #[error("{0}")]
+    Collective(Box<Fault>),
+
+    /// A rank panicked.
+    #[error("rank {rank} panicked: {message}")]
+    Panicked {
+        /// The rank of the world.
+        rank: usize,
+        /// What it said.
+        message: String,
+    },
+
+    /// Some ranks of a launch failed.
+    #[error("{}", launch_message(.failures))]
+    Launch {
+        /// The ranks that failed and why, in rank order.
+        failures: Vec<(usize, Error)>,
+    },
+
     /// The local engine refused.
     #[error("engine: {0}")]
     Engine(String),
@@ -115,4 +136,17 @@ impl Error {
         let message = format!("expected all tensors to be on the same device, but found {left} and {right}");
         Error::argument(op, message)
     }
+}
+
+/// The causes first: a rank that only waited for another one says less.
+fn launch_message(failures: &[(usize, Error)]) -> String {
+    let waited = |error: &Error| matches!(error, Error::Collective(_));
+    let causes = failures.iter().filter(|(_, error)| !waited(error));
+    let others = failures.iter().filter(|(_, error)| waited(error));
+    let lines = causes.chain(others).map(|(rank, error)| match error {
+        // These name their rank themselves.
+        Error::Collective(_) | Error::Panicked { .. } => error.to_string(),
+        _ => format!("rank {rank}: {error}"),
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }

@@ -1,4 +1,4 @@
-//! Tensors for Rust: one [`Tensor`] type with automatic gradients.
+//! Tensors for Rust: one [`Tensor`] type with automatic gradients, and ranks that exchange tensors.
 //!
 //! ```
 //! use dtensor::prelude::*;
@@ -14,14 +14,15 @@
 //! ```
 //!
 //! The rooms of this house, from the ground up: the local engine (the only one that names Candle), operators with
-//! their shape rules, kernels and gradients, the one dispatch they all go through, the graph of gradients, modules
-//! and optimizers.
+//! their shape rules, kernels and gradients, the one dispatch they all go through, the graph of gradients, ranks and
+//! what they do together ([`comm`]), modules and optimizers.
 #![warn(missing_docs)]
 
 // The derive macro names this crate from outside; inside, it must find it too.
 extern crate self as dtensor;
 
 mod autograd;
+pub mod comm;
 mod dispatch;
 mod engine;
 mod error;
@@ -30,6 +31,7 @@ mod ops;
 pub mod optim;
 mod random;
 mod tensor;
+pub mod testing;
 
 pub use autograd::{Backward, BackwardOptions, Grads, Saves, enable_grad, grad, no_grad};
 pub use dispatch::{apply, apply_all};
@@ -41,6 +43,7 @@ pub use tensor::{DType, Device, Dim, Dims, Element, INFER, Meta, NewShape, Opera
 
 /// What most programs use.
 pub mod prelude {
+    pub use crate::comm::{Group, ReduceOp, World, launch};
     pub use crate::{
         Attention, CrossEntropy, DType, Device, Error, Gelu, Reduction, Result, Shape, Tensor, manual_seed,
         no_grad,

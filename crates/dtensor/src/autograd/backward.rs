@@ -7,7 +7,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::mode::{enable_grad, no_grad};
-use super::{Backward, Leaf, Link, Node};
+use super::{Backward, Leaf, Link, Moment, Node};
 use crate::{Error, Result, Tensor};
 
 /// How a backward pass is run.
@@ -94,10 +94,10 @@ impl Target {
     }
 }
 
-/// A node waiting for its turn: the deepest first, and among equals the one reached first, so that sums are formed
-/// in the same order on every run.
+/// A node waiting for its turn: the latest first, and among equals, which different threads recorded, the one reached
+/// first, so that sums are formed in the same order on every run.
 struct Waiting {
-    depth: u64,
+    moment: Moment,
     reached: usize,
     node: Arc<Node>,
 }
@@ -115,7 +115,7 @@ impl PartialOrd for Waiting {
 }
 impl Ord for Waiting {
     fn cmp(&self, other: &Self) -> Ordering {
-        (self.depth, other.reached).cmp(&(other.depth, self.reached))
+        (self.moment, other.reached).cmp(&(other.moment, self.reached))
     }
 }
 
@@ -283,7 +283,11 @@ impl Pass {
             Link::Node(node, output) => {
                 let slots = self.grads.entry(address(node)).or_insert_with(|| {
                     self.reached += 1;
-                    self.queue.push(Waiting { depth: node.depth, reached: self.reached, node: node.clone() });
+                    self.queue.push(Waiting {
+                        moment: node.moment,
+                        reached: self.reached,
+                        node: node.clone(),
+                    });
                     node.outputs.iter().map(|_| None).collect()
                 });
                 slots[*output] = Some(sum(slots[*output].take(), grad)?);

@@ -1,5 +1,6 @@
 //! One recorded operator.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -22,11 +23,53 @@ pub(crate) enum Link {
 }
 
 impl Link {
-    fn depth(&self) -> u64 {
+    fn moment(&self) -> Moment {
         match self {
-            Link::Node(node, _) => node.depth,
-            _ => 0,
+            Link::Node(node, _) => node.moment,
+            _ => Moment(0),
         }
+    }
+}
+
+/// A point in the time of the thread that records: later for what it records later, and for each node later than for those
+/// it depends on, whoever recorded these.
+///
+/// A backward pass goes from the latest to the earliest: it never meets a node before all of its users, and on ranks that
+/// called the same collectives in the same order it calls their gradients in the same order too, whatever else
+/// each of them did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment(u64);
+
+thread_local! {
+    static NEXT: Cell<u64> = const { Cell::new(1) };
+    /// The moment that a node is to have that is recorded later.
+    static EARLIER: Cell<Option<Moment>> = const { Cell::new(None) };
+}
+
+impl Moment {
+    /// Now, on this thread.
+    pub(crate) fn now() -> Self {
+        Moment(NEXT.replace(NEXT.get() + 1))
+    }
+
+    /// Of a node that is being recorded and depends on others.
+    fn after(others: Option<Moment>) -> Self {
+        let moment = EARLIER.get().unwrap_or_else(Moment::now);
+        let moment = others.map_or(moment, |Moment(other)| moment.max(Moment(other + 1)));
+        NEXT.set(NEXT.get().max(moment.0 + 1));
+        moment
+    }
+
+    /// Runs `body`, which applies one operator, as if it had been run at this moment.
+    pub(crate) fn record<R>(self, body: impl FnOnce() -> R) -> R {
+        struct Restore(Option<Moment>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                EARLIER.set(self.0);
+            }
+        }
+        let _restore = Restore(EARLIER.replace(Some(self)));
+        body()
     }
 }
 
@@ -38,9 +81,8 @@ pub(crate) struct Leaf {
 
 /// A recorded operator. One allocation: the operator lies at its end.
 pub(crate) struct Node<O: Op + ?Sized = dyn Op> {
-    /// One more than the deepest node it depends on: a backward pass in falling order of depth never meets a node
-    /// before all of its users.
-    pub(crate) depth: u64,
+    /// When it was recorded.
+    pub(crate) moment: Moment,
     pub(crate) edges: SmallVec<[Link; 2]>,
     pub(crate) inputs: SmallVec<[Meta; 2]>,
     pub(crate) outputs: SmallVec<[Meta; 1]>,
@@ -75,7 +117,7 @@ impl<O: Op> Node<O> {
         };
         let edges: SmallVec<[Link; 2]> = inputs.iter().map(|x| x.link().clone()).collect();
         Arc::new(Node {
-            depth: 1 + edges.iter().map(Link::depth).max().unwrap_or(0),
+            moment: Moment::after(edges.iter().map(Link::moment).max()),
             edges,
             inputs: input_metas,
             outputs: output_metas,
@@ -239,6 +281,6 @@ impl std::fmt::Debug for SavedValues {
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Node({:?}, depth {})", &self.op, self.depth)
+        write!(f, "Node({:?}, {:?})", &self.op, self.moment)
     }
 }

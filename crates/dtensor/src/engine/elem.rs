@@ -60,6 +60,7 @@ pub trait Num:
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>
+    + Div<Output = Self>
     + std::fmt::Debug
     + Send
     + Sync
@@ -95,7 +96,7 @@ pub trait Num:
 macro_rules! real_functions {
     ($($(#[$doc:meta])* $name:ident => $f32:path, $f64:path;)*) => {
         /// Real arithmetic. The `f32` functions are branch-free, so loops over them vectorise.
-        pub trait Real: Num + Div<Output = Self> + Neg<Output = Self> {
+        pub trait Real: Num + Neg<Output = Self> {
             /// `self × b + c`, in one rounding where the machine has it.
             fn mul_add(self, b: Self, c: Self) -> Self;
             $($(#[$doc])* fn $name(self) -> Self;)*

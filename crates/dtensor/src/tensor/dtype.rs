@@ -3,9 +3,10 @@
 use std::fmt;
 
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 
 /// The type of a tensor's elements. Logical values are [`U8`](DType::U8), 0 or 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum DType {
     /// 8-bit unsigned integer; also the type of comparisons and masks.
@@ -66,7 +67,7 @@ impl fmt::Display for DType {
 }
 
 /// Where a tensor's value lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Device {
     /// Main memory.

@@ -9,6 +9,8 @@ mod shape;
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 pub(crate) use construct::{checked_new, checked_numel};
 pub use dtype::{DType, Device, Element};
 pub use operand::{Operand, Scalar};
@@ -20,7 +22,7 @@ use crate::engine::Local;
 use crate::{Error, Result};
 
 /// What is known of a tensor without its value.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Meta {
     /// The size of each dim.
     pub shape: Shape,

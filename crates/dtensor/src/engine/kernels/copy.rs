@@ -91,6 +91,88 @@ pub(crate) fn write_run<T: Copy>(src: &[T], dst: &mut [MaybeUninit<T>]) {
     unsafe { src.as_ptr().copy_to_nonoverlapping(dst.as_mut_ptr().cast(), src.len()) };
 }
 
+/// Writes past the cache: for targets so large that they would only drive out what is of use, and whose lines would be
+/// read before they are written. Other threads see it, as usual, after a synchronisation that follows the writer's end.
+#[derive(Debug)]
+pub(crate) struct PastCache(());
+
+impl PastCache {
+    pub(crate) fn new() -> Self {
+        PastCache(())
+    }
+
+    /// Copies a run of elements.
+    pub(crate) fn write_run<T: Copy>(&self, src: &[T], dst: &mut [MaybeUninit<T>]) {
+        assert_eq!(src.len(), dst.len());
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+            const LINE: usize = 64;
+            let bytes = size_of_val(src);
+            let (from, to) = (src.as_ptr().cast::<u8>(), dst.as_mut_ptr().cast::<u8>());
+            let head = to.align_offset(LINE).min(bytes);
+            let lines = (bytes - head) / LINE;
+            let tail = head + lines * LINE;
+            // SAFETY: all of it stays inside `src` and `dst`, which do not overlap: `head` bytes, then whole lines, then
+            // the rest. Lines of the target are aligned, as streaming wants, and the instructions are part of
+            // every x86-64. `drop` makes the streamed lines visible before anything that this thread writes later.
+            unsafe {
+                from.copy_to_nonoverlapping(to, head);
+                for line in 0..lines {
+                    let at = head + line * LINE;
+                    let (from, to) = (from.add(at).cast::<__m128i>(), to.add(at).cast::<__m128i>());
+                    let x = [0, 1, 2, 3].map(|i| _mm_loadu_si128(from.add(i)));
+                    (0..4).for_each(|i| _mm_stream_si128(to.add(i), x[i]));
+                }
+                from.add(tail).copy_to_nonoverlapping(to.add(tail), bytes - tail);
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        write_run(src, dst);
+    }
+
+    /// As [`assign`], past the cache where whole rows are copied.
+    pub(crate) fn assign<T: Elem>(&self, axes: &[Axis<2>], src: &[T], dst: &mut [MaybeUninit<T>]) {
+        match axes.split_last() {
+            Some((&Axis { size, strides: [1, 1] }, outer)) => {
+                let mut rows = Walk::new(outer).peekable();
+                while let Some([from, to]) = rows.next() {
+                    // The next row lies elsewhere, which the machine cannot guess.
+                    if let Some([next, _]) = rows.peek() {
+                        ahead(&src[*next..*next + size]);
+                    }
+                    self.write_run(&src[from..from + size], &mut dst[to..to + size]);
+                }
+            }
+            _ => assign(axes, src, dst),
+        }
+    }
+}
+
+/// Begins to fetch the beginning of a run.
+fn ahead<T>(run: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..size_of_val(run).min(1024)).step_by(64) {
+        // SAFETY: the address lies inside the run, and fetching it ahead has no effect but on time.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(run.as_ptr().cast::<i8>().add(at));
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = run;
+}
+
+impl Drop for PastCache {
+    fn drop(&mut self) {
+        // SAFETY: the instruction is part of every x86-64 and has no conditions.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
+        }
+    }
+}
+
 /// Writes one value everywhere.
 pub(crate) fn fill<T: Elem>(dst: &mut [MaybeUninit<T>], value: T) {
     simd::<T, _>(
@@ -257,6 +339,21 @@ mod tests {
             assert_eq!(copy.dims(), x.dims());
             assert!(copy.to_vec::<T>().unwrap() == naive::<T>(x), "{x:?} {:?}", x.strides());
         });
+    }
+
+    #[test]
+    fn what_goes_past_the_cache_arrives() {
+        let src: Vec<u8> = (0..1000).map(|i| (i * 7 % 251) as u8).collect();
+        for len in [0usize, 1, 15, 63, 64, 65, 127, 128, 500, 900] {
+            for (a, b) in [(0usize, 0usize), (1, 0), (3, 17), (64, 63)] {
+                let mut out = vec![MaybeUninit::new(255u8); 1000];
+                PastCache::new().write_run(&src[a..a + len], &mut out[b..b + len]);
+                // SAFETY: every element was initialised when the vector was made.
+                let out: Vec<u8> = out.iter().map(|x| unsafe { x.assume_init() }).collect();
+                assert_eq!(&out[b..b + len], &src[a..a + len]);
+                assert!(out[..b].iter().chain(&out[b + len..]).all(|&x| x == 255));
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub(crate) mod attention;
 pub(crate) mod binary;
 pub(crate) mod cast;
 pub(crate) mod cat;
+pub(crate) mod combine;
 pub(crate) mod copy;
 pub(crate) mod extremum;
 pub(crate) mod fold;

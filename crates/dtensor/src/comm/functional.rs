@@ -1,0 +1,165 @@
+//! Collectives as operators: recorded in the graph like any other, with gradients that are collectives themselves.
+
+use std::fmt;
+
+use parking_lot::Mutex;
+
+use super::call::{Collective, PerRank, ReduceOp, Site};
+use super::group::Group;
+use super::transport::Flight;
+use crate::autograd::{Backward, Grads, Moment, Saves, grad_enabled};
+use crate::dispatch::apply;
+use crate::engine::Local;
+use crate::ops::{Locals, Metas, Op};
+use crate::tensor::{Meta, Shape};
+use crate::{DType, Error, Result, Tensor};
+
+/// A collective that has begun. It is over for this rank when it has been waited for.
+///
+/// Dropping it without waiting loses the result and holds nobody up: on threads the others do without this rank, over
+/// MPI its part is done when it next communicates or leaves.
+#[must_use = "the result is there after `wait`"]
+pub struct Pending<T = Tensor> {
+    flight: Box<dyn Flight>,
+    finish: Box<dyn FnOnce(Locals) -> Result<T> + Send>,
+}
+
+impl<T> Pending<T> {
+    pub(super) fn new(
+        flight: Box<dyn Flight>,
+        finish: impl FnOnce(Locals) -> Result<T> + Send + 'static,
+    ) -> Self {
+        Pending { flight, finish: Box::new(finish) }
+    }
+
+    /// Whether [`wait`](Pending::wait) would return at once.
+    pub fn is_ready(&mut self) -> bool {
+        self.flight.poll()
+    }
+
+    /// Waits for the result.
+    pub fn wait(self) -> Result<T> {
+        (self.finish)(self.flight.wait()?)
+    }
+}
+
+impl<T> fmt::Debug for Pending<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pending({:?})", self.flight)
+    }
+}
+
+/// A collective whose outcome is there, as an operator.
+#[derive(Debug)]
+struct Communicated {
+    group: Group,
+    collective: Collective,
+    at: Site,
+    landed: Mutex<Locals>,
+}
+
+impl Group {
+    /// Begins a collective that gives one value and passes gradients on.
+    pub(super) fn begin(&self, collective: Collective, x: &Tensor, at: Site) -> Result<Pending> {
+        let recorded = |values| Communicated {
+            group: self.clone(),
+            collective: collective.clone(),
+            at: at.clone(),
+            landed: Mutex::new(values),
+        };
+        let flight = self.start_on(collective.clone(), x, at.clone())?;
+        // All ranks begin collectives in one order, but may wait for them in another: what counts on the way back is
+        // when this one began.
+        let (op, x, moment) = (recorded(Locals::new()), x.clone(), Moment::now());
+        Ok(Pending::new(flight, move |values| {
+            *op.landed.lock() = values;
+            moment.record(|| apply(op, &[&x]))
+        }))
+    }
+
+    /// Begins a collective and waits for it.
+    fn communicate(&self, collective: Collective, x: &Tensor, at: &Site) -> Result<Tensor> {
+        self.begin(collective, x, at.clone())?.wait()
+    }
+}
+
+impl Op for Communicated {
+    fn name(&self) -> &'static str {
+        self.collective.name()
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        self.collective.check(&x[0], self.group.size())?;
+        let shape = self.collective.shape(&x[0].shape, self.group.rank());
+        Ok(Metas::from_elem(Meta { shape, ..x[0].clone() }, 1))
+    }
+
+    fn kernel(&self, _: &[&Local], _: &[Meta]) -> Result<Locals> {
+        Ok(std::mem::take(&mut *self.landed.lock()))
+    }
+
+    fn saves(&self) -> Saves {
+        match self.collective {
+            Collective::AllReduce { op: ReduceOp::Max | ReduceOp::Min } => Saves::ALL,
+            _ => Saves::NOTHING,
+        }
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let (group, at, dy) = (&self.group, &self.at, cx.dy()?);
+        let dx = match &self.collective {
+            Collective::AllReduce { op: ReduceOp::Sum | ReduceOp::Avg } => {
+                group.communicate(self.collective.clone(), &dy, at)?
+            }
+            Collective::AllReduce { op: ReduceOp::Max | ReduceOp::Min } => {
+                let sum = |x: &Tensor| group.communicate(Collective::AllReduce { op: ReduceOp::Sum }, x, at);
+                let holds = cx.input(0)?.detach().eq(&cx.output(0)?.detach())?.to_dtype(dy.dtype())?;
+                sum(&dy)?.mul(&holds)?.div(&sum(&holds)?)?
+            }
+            Collective::AllGather { dim, sizes } => {
+                let op = ReduceOp::Sum;
+                group.communicate(
+                    Collective::ReduceScatter { op, dim: *dim, sizes: sizes.clone() },
+                    &dy,
+                    at,
+                )?
+            }
+            Collective::ReduceScatter { op: op @ (ReduceOp::Sum | ReduceOp::Avg), dim, sizes } => {
+                let gather = Collective::AllGather { dim: *dim, sizes: sizes.clone() };
+                let dx = group.communicate(gather, &dy, at)?;
+                if *op == ReduceOp::Avg { dx.div(group.size() as f64)? } else { dx }
+            }
+            Collective::AllToAll { split_dim, send, cat_dim, receive } => {
+                let back = Collective::AllToAll {
+                    split_dim: *cat_dim,
+                    send: receive.clone(),
+                    cat_dim: *split_dim,
+                    receive: send.clone(),
+                };
+                group.communicate(back, &dy, at)?
+            }
+            Collective::Broadcast { src } if grad_enabled() => {
+                // A gradient that has one itself: all must be there again on its way back, those too whose share is zero.
+                let sum = group.communicate(Collective::AllReduce { op: ReduceOp::Sum }, &dy, at)?;
+                let meta = Meta { shape: Shape::scalar(), dtype: DType::U8, ..dy.meta() };
+                let nothing = Tensor::full_of(&meta, i64::from(group.rank() != *src))?;
+                sum.masked_fill(&nothing, 0.0)?
+            }
+            Collective::Broadcast { src } => {
+                // One rank gets the sum; the values that the others brought were not looked at.
+                let sum = group.reduce_at(&dy.detach(), ReduceOp::Sum, *src, at.clone())?.wait()?;
+                sum.map_or_else(|| dy.zeros_like(), Ok)?
+            }
+            Collective::Permute { to } => {
+                let mut back = PerRank::from_elem(0, to.len());
+                to.iter().enumerate().for_each(|(from, &to)| back[to] = from);
+                group.communicate(Collective::Permute { to: back }, &dy, at)?
+            }
+            other => {
+                let message = format!("{other} has no gradient");
+                return Err(Error::Autograd { op: self.name(), message });
+            }
+        };
+        Ok(Grads::from_elem(Some(dx), 1))
+    }
+}

@@ -1,0 +1,226 @@
+//! Faults: what is said when a collective cannot be finished, and the record of what each rank did last.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use super::call::Call;
+use crate::{Error, Result};
+
+/// How many of its last collectives a rank remembers.
+const REMEMBERED: usize = 8;
+
+/// Why a collective could not be finished. The same on every rank of the group; over MPI, ranks that give up at the same
+/// moment may each have seen something else.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Cause {
+    /// Two ranks meant different things.
+    Mismatch {
+        /// A rank of the world and what it called.
+        one: (usize, Call),
+        /// Another.
+        other: (usize, Call),
+    },
+    /// A rank has left the world, so it will never come.
+    Left {
+        /// The rank of the world.
+        rank: usize,
+        /// How it left.
+        how: Departure,
+        /// What it called last, where that is known.
+        last: Option<Call>,
+    },
+    /// Ranks did not come in time.
+    Late {
+        /// The ranks of the world that were missing, and what each called last, where that is known.
+        ranks: Vec<(usize, Option<Call>)>,
+        /// How long they were waited for.
+        waited: Duration,
+    },
+    /// The transport itself failed.
+    Transport {
+        /// The rank of the world that noticed, or the group's first where all work together.
+        rank: usize,
+        /// What it said.
+        message: String,
+    },
+}
+
+/// How a rank left the world.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Departure {
+    /// Its work was done.
+    Returned,
+    /// Its work ended in an error.
+    Failed(String),
+    /// It panicked.
+    Panicked(String),
+}
+
+impl fmt::Display for Departure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Departure::Returned => f.write_str("it returned"),
+            Departure::Failed(error) => write!(f, "it returned an error: {error}"),
+            Departure::Panicked(message) => write!(f, "it panicked: {message}"),
+        }
+    }
+}
+
+/// A collective that could not be finished, as one rank saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// This rank of the world.
+    pub rank: usize,
+    /// What it had called.
+    pub call: Call,
+    /// Why it could not be finished.
+    pub cause: Arc<Cause>,
+    /// Whether the group had failed before this call.
+    pub earlier: bool,
+    /// What this rank had called last, newest first, this call left out.
+    pub recent: Vec<Call>,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Fault { rank, call, cause, .. } = self;
+        write!(f, "rank {rank}: {call}")?;
+        if self.earlier {
+            write!(f, ": the group failed before")?;
+        }
+        match &**cause {
+            Cause::Mismatch { one, other } if !self.earlier && one.0 == *rank => {
+                write!(f, " does not match rank {}: {}", other.0, other.1)?;
+            }
+            Cause::Mismatch { one, other } if !self.earlier && other.0 == *rank => {
+                write!(f, " does not match rank {}: {}", one.0, one.1)?;
+            }
+            Cause::Mismatch { one, other } => {
+                write!(f, ": rank {}: {} does not match rank {}: {}", one.0, one.1, other.0, other.1)?;
+            }
+            Cause::Left { rank, how, last } => {
+                write!(f, ": rank {rank} has left the world: {how}")?;
+                last_call(f, last)?;
+            }
+            Cause::Late { ranks, waited } => {
+                for (rank, last) in ranks {
+                    write!(f, ": rank {rank} did not arrive within {waited:?}")?;
+                    last_call(f, last)?;
+                }
+            }
+            Cause::Transport { rank, message } => write!(f, ": rank {rank}: {message}")?,
+        }
+        if !self.recent.is_empty() {
+            write!(f, "\nlast collectives of rank {rank}, newest first:")?;
+            for call in &self.recent {
+                write!(f, "\n  {call}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn last_call(f: &mut fmt::Formatter<'_>, last: &Option<Call>) -> fmt::Result {
+    match last {
+        Some(call) => write!(f, "; the last it called was {call}"),
+        None => Ok(()),
+    }
+}
+
+/// The last collectives of one rank.
+#[derive(Debug, Default)]
+pub(crate) struct Ring(Mutex<VecDeque<Call>>);
+
+impl Ring {
+    /// Notes a call, here and in the recording that may be running on this thread.
+    pub(crate) fn note(&self, call: &Call) {
+        RECORDING.with_borrow_mut(|recording| {
+            if let Some(calls) = recording {
+                calls.push(call.clone());
+            }
+        });
+        let mut ring = self.0.lock();
+        if ring.len() == REMEMBERED {
+            ring.pop_back();
+        }
+        ring.push_front(call.clone());
+    }
+
+    /// The newest.
+    pub(crate) fn last(&self) -> Option<Call> {
+        self.0.lock().front().cloned()
+    }
+
+    /// The error of a call that was noted here before.
+    pub(crate) fn fault(&self, rank: usize, call: &Call, cause: Arc<Cause>, earlier: bool) -> Error {
+        let recent = self.0.lock().iter().filter(|other| *other != call).cloned().collect();
+        Error::Collective(Box::new(Fault { rank, call: call.clone(), cause, earlier, recent }))
+    }
+}
+
+thread_local! {
+    static RECORDING: RefCell<Option<Vec<Call>>> = const { RefCell::new(None) };
+}
+
+/// Runs `body` and lists the collectives that this thread called meanwhile, on any world. Recordings nest: an inner one
+/// takes its calls away from nobody.
+///
+/// ```
+/// use dtensor::comm::{World, record};
+/// use dtensor::{DType, Tensor};
+/// # fn main() -> dtensor::Result<()> {
+/// let world = World::simulated(256, 0)?;
+/// let x = Tensor::meta_of([8, 8], DType::F32)?;
+/// let (y, calls) = record(|| world.group().all_gather_tensor(&x, 0));
+/// assert_eq!(y?.dims(), [2048, 8]);
+/// assert_eq!(calls[0].collective.name(), "all_gather");
+/// # Ok(())
+/// # }
+/// ```
+pub fn record<R>(body: impl FnOnce() -> R) -> (R, Vec<Call>) {
+    struct Restore(Option<Option<Vec<Call>>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            if let Some(outer) = self.0.take() {
+                RECORDING.set(outer);
+            }
+        }
+    }
+    let mut restore = Restore(Some(RECORDING.replace(Some(Vec::new()))));
+    let result = body();
+    let mut outer = restore.0.take().flatten();
+    let calls = RECORDING.take().unwrap_or_default();
+    if let Some(outer) = &mut outer {
+        outer.extend(calls.iter().cloned());
+    }
+    RECORDING.set(outer);
+    (result, calls)
+}
+
+/// The words of a panic.
+pub(crate) fn panic_message(payload: Box<dyn std::any::Any + Send>) -> String {
+    match payload.downcast::<String>() {
+        Ok(message) => *message,
+        Err(payload) => match payload.downcast::<&'static str>() {
+            Ok(message) => message.to_string(),
+            Err(_) => "a value that is not a message".into(),
+        },
+    }
+}
+
+/// Turns the end of a rank's work into how it left.
+pub(crate) fn departure<T>(result: &Result<T>) -> Departure {
+    match result {
+        Ok(_) => Departure::Returned,
+        // The first line: what this rank did before is of no use to the others.
+        Err(Error::Panicked { message, .. }) => Departure::Panicked(message.clone()),
+        Err(error) => Departure::Failed(error.to_string().lines().next().unwrap_or_default().to_string()),
+    }
+}
