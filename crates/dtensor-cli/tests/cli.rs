@@ -12,6 +12,11 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the program prints text")
 }
 
+/// Equal but for the last digits, which reading JSON does not keep.
+fn close(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-12 * b.abs()
+}
+
 #[test]
 fn the_demo_shows_the_loss_falling() {
     let run = dtensor(&["demo", "--steps", "500"]);
@@ -97,7 +102,7 @@ fn the_peer_is_timed_beside_us() {
     let row: Value = serde_json::from_str(&text(&run.stdout)).unwrap();
     let (ours, theirs) = (row["seconds"].as_f64().unwrap(), row["peer_seconds"].as_f64().unwrap());
     assert_eq!(theirs, 2.0);
-    assert_eq!(row["ratio"].as_f64().unwrap(), ours / theirs);
+    assert!(close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
     assert!(text(&run.stderr).contains("geometric mean"));
 }
 
@@ -106,4 +111,84 @@ fn a_peer_that_is_not_there_is_named() {
     let run = dtensor(&["bench", "kernels", "--peer", "/nonexistent/python"]);
     assert!(!run.status.success());
     assert!(text(&run.stderr).contains("/nonexistent/python"));
+}
+
+#[test]
+fn redistribute_prints_a_json_line_for_every_case() {
+    let run = dtensor(
+        &[
+            &["bench", "redistribute", "--world", "threads", "--rounds", "1"][..],
+            &["--ranks", "2,3", "--sizes", "4096,30000"],
+        ]
+        .concat(),
+    );
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let rows: Vec<Value> =
+        text(&run.stdout).lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect();
+    let mut rows = rows.iter();
+    // Three ranks have no equal parts of the sizes asked for: they get the next smaller that has.
+    for (ranks, sizes) in [(2, [4096, 86 * 86 * 4]), (3, [30 * 33 * 4, 84 * 87 * 4])] {
+        for bytes in sizes {
+            for kind in ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"] {
+                let row = rows.next().unwrap();
+                assert_eq!(row["workload"], "redistribute");
+                assert_eq!(row["case"], format!("{kind}_{bytes}"));
+                assert_eq!(row["ranks"], ranks);
+                assert_eq!(row["world"], "threads");
+                assert_eq!(row["bytes"], bytes);
+                assert!(row["seconds"].as_f64().unwrap() > 0.0);
+                assert!(row["bound_fraction"].as_f64().unwrap() > 0.0);
+                assert!(row.get("ratio").is_none() && row.get("peer_seconds").is_none());
+            }
+        }
+    }
+    assert!(rows.next().is_none());
+}
+
+#[test]
+fn the_peer_redistributes_beside_us() {
+    let peer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_peer");
+    let quick = ["--rounds", "1", "--ranks", "2", "--sizes", "4096", "--only", "all_to_all"];
+    let run =
+        dtensor(&[&["bench", "redistribute", "--world", "threads", "--peer", peer], &quick[..]].concat());
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let row: Value = serde_json::from_str(&text(&run.stdout)).unwrap();
+    let (ours, theirs) = (row["seconds"].as_f64().unwrap(), row["peer_seconds"].as_f64().unwrap());
+    assert_eq!(theirs, 2.0);
+    assert!(close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
+    assert!(text(&run.stderr).starts_with("threads, 4096 bytes: "), "{}", text(&run.stderr));
+}
+
+#[test]
+fn ranks_that_cannot_be_are_refused() {
+    for (flag, value) in [("--ranks", "0"), ("--ranks", "2,many"), ("--world", "moon"), ("--sizes", "0")] {
+        let run = dtensor(&["bench", "redistribute", flag, value]);
+        assert!(!run.status.success());
+        let (message, wrong) = (text(&run.stderr), value.trim_start_matches("2,"));
+        let first = message.lines().next().unwrap();
+        assert!(first.starts_with(&format!("error: invalid value '{wrong}' for '{flag}")), "{message}");
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+#[test]
+fn a_world_that_was_not_built_in_is_said_in_one_line() {
+    let run = dtensor(&["bench", "redistribute", "--world", "mpi"]);
+    assert!(!run.status.success());
+    let message = text(&run.stderr);
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(message.starts_with("error: ") && message.contains("feature `mpi`"), "{message}");
+}
+
+#[test]
+#[cfg(feature = "mpi")]
+fn processes_redistribute_too() {
+    let quick = ["--rounds", "1", "--ranks", "2", "--sizes", "4096", "--only", "all_reduce"];
+    let run = dtensor(&[&["bench", "redistribute", "--world", "threads,mpi"], &quick[..]].concat());
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let rows: Vec<Value> =
+        text(&run.stdout).lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect();
+    let worlds: Vec<&str> = rows.iter().map(|row| row["world"].as_str().unwrap()).collect();
+    assert_eq!(worlds, ["threads", "mpi"]);
+    assert!(rows.iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0));
 }

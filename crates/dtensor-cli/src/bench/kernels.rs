@@ -7,7 +7,7 @@ use dtensor::prelude::*;
 use dtensor::{BackwardOptions, grad, set_num_threads};
 use serde::Serialize;
 
-use super::peer::Peer;
+use super::peer::{Peer, python};
 use super::timing::{median, seconds};
 
 /// Which cases, how often, and beside whom.
@@ -128,7 +128,7 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> 
     set_num_threads(1);
     manual_seed(0);
     let mut peer = match &options.peer {
-        Some(python) => Some(Peer::start(python, include_str!("kernels_peer.py"))?),
+        Some(path) => Some(Peer::start("the peer", python(path, include_str!("kernels_peer.py")))?),
         None => None,
     };
     let mut logs = Vec::new();

@@ -1,8 +1,12 @@
 //! `dtensor bench`: workloads timed here and, on request, in PyTorch in the same run.
 
 mod candle;
+mod collective;
+mod copy;
 mod kernels;
 mod peer;
+mod ranks;
+mod redistribute;
 mod timing;
 
 use std::error::Error;
@@ -14,10 +18,19 @@ use clap::Subcommand;
 pub(crate) enum Workload {
     /// Each local operator on one thread.
     Kernels(kernels::Options),
+    /// Each collective that changes how a tensor lies on several ranks.
+    ///
+    /// Rows of threads have a `bound_fraction`: the time that their bytes would take at the rate at which this machine
+    /// copies memory, measured in the same run, over the time measured. The bytes are those that all ranks together read
+    /// and write if each makes a result of its own: with S bytes and n ranks 2nS for all_gather and all_reduce, (n + 1)S
+    /// for reduce_scatter and 2S for all_to_all. 1 is as fast as a copy; more is possible, because threads can share a
+    /// result.
+    Redistribute(redistribute::Options),
 }
 
 pub(crate) fn run(workload: &Workload) -> Result<(), Box<dyn Error>> {
     match workload {
         Workload::Kernels(options) => kernels::run(options),
+        Workload::Redistribute(options) => redistribute::run(options),
     }
 }

@@ -1,53 +1,67 @@
-//! PyTorch as a second process that times one case at a time, when told to.
+//! A second process that times one case at a time, when told to: PyTorch, or ranks of our own.
+//!
+//! Whoever takes part in a comparison is such a process, so that they can take turns: a machine that is slow for a while is
+//! slow for all of them. The one whose turn it is not waits for its next line and leaves the cores to the others.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-/// A Python process that answers `case samples inner` lines with a JSON line.
+/// A process that answers `case samples inner` lines with a JSON line.
 pub(crate) struct Peer {
+    /// What messages call it.
+    name: String,
     child: Child,
     to: Option<ChildStdin>,
     from: BufReader<ChildStdout>,
 }
 
-#[derive(Deserialize)]
-struct Answer {
-    seconds: f64,
+/// What it answers.
+#[derive(Deserialize, Serialize)]
+pub(crate) struct Answer {
+    pub(crate) seconds: f64,
+}
+
+/// The command that runs a script in `python`.
+pub(crate) fn python(python: &str, script: &str) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-u", "-c", script]);
+    command
 }
 
 impl Peer {
-    /// Starts `python` on a script.
-    pub(crate) fn start(python: &str, script: &str) -> Result<Self, String> {
-        let mut child = Command::new(python)
-            .args(["-u", "-c", script])
+    /// Starts a process, which messages call `name`.
+    pub(crate) fn start(name: impl Into<String>, mut command: Command) -> Result<Self, String> {
+        let name = name.into();
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|error| format!("cannot start the peer {python:?}: {error}"))?;
+            .map_err(|error| format!("cannot start {name} {:?}: {error}", command.get_program()))?;
         let to = child.stdin.take();
-        let from = child.stdout.take().ok_or("the peer has no output")?;
-        Ok(Peer { child, to, from: BufReader::new(from) })
+        let from = child.stdout.take().ok_or_else(|| format!("{name} has no output"))?;
+        Ok(Peer { name, child, to, from: BufReader::new(from) })
     }
 
-    /// Has the peer time one case.
+    /// Has it time one case.
     pub(crate) fn seconds(&mut self, case: &str, samples: usize, inner: usize) -> Result<f64, String> {
-        let to = self.to.as_mut().ok_or("the peer has been told to stop")?;
-        writeln!(to, "{case} {samples} {inner}").map_err(|error| format!("the peer is gone: {error}"))?;
+        let Peer { name, to, from, .. } = self;
+        let to = to.as_mut().ok_or_else(|| format!("{name} has been told to stop"))?;
+        writeln!(to, "{case} {samples} {inner}").map_err(|error| format!("{name} is gone: {error}"))?;
         let mut line = String::new();
-        self.from.read_line(&mut line).map_err(|error| format!("the peer does not answer: {error}"))?;
+        from.read_line(&mut line).map_err(|error| format!("{name} does not answer: {error}"))?;
         if line.is_empty() {
-            return Err(format!("the peer ended in case {case}; its own message is above"));
+            return Err(format!("{name} ended in case {case}; its own message is above"));
         }
         let answer: Answer =
-            serde_json::from_str(&line).map_err(|error| format!("the peer said {line:?}: {error}"))?;
+            serde_json::from_str(&line).map_err(|error| format!("{name} said {line:?}: {error}"))?;
         Ok(answer.seconds)
     }
 }
 
 impl Drop for Peer {
-    /// Closing its input ends the peer; it is waited for so that it does not linger.
+    /// Closing its input ends the process; it is waited for so that it does not linger.
     fn drop(&mut self) {
         self.to = None;
         let _ = self.child.wait();
