@@ -10,6 +10,7 @@ use super::seat::{Kind, Seat, tag};
 use super::step::{Next, Step, Stepped};
 use crate::comm::ReduceOp;
 use crate::comm::call::{Call, Collective};
+use crate::comm::transport::only;
 use crate::engine::kernels::{cat::cat, combine::combine, fill_local};
 use crate::engine::{Local, with_elem};
 use crate::ops::Locals;
@@ -189,11 +190,15 @@ fn exchange(
             // SAFETY: the step keeps value and room until the requests are done, and lets them leak otherwise. The room is
             // new, and nobody else writes to this rank's part of it.
             unsafe {
-                for member in others().filter(|&member| !to[member].is_empty()) {
-                    requests.push(seat.comm.receive(&to[member], member, tag)?);
+                for member in others() {
+                    for part in to[member].messages() {
+                        requests.push(seat.comm.receive(&part, member, tag)?);
+                    }
                 }
-                for member in others().filter(|&member| !from[member].is_empty()) {
-                    requests.push(seat.comm.send(&from[member], member, tag)?);
+                for member in others() {
+                    for part in from[member].messages() {
+                        requests.push(seat.comm.send(&part, member, tag)?);
+                    }
                 }
                 from[me].copy_to(&to[me]);
             }
@@ -223,9 +228,11 @@ fn broadcast(seat: &Arc<Seat>, call: &Call, x: Local, src: usize) -> Stepped {
         let step = Step::post(
             value,
             |value, requests| {
-                for child in children.into_iter().filter(|_| value.numel() > 0) {
-                    // SAFETY: the step keeps the value until it is sent, and lets it leak otherwise.
-                    requests.push(unsafe { seat.comm.send(&Span::of(value)?, child, tag)? });
+                for child in children {
+                    for part in Span::of(value)?.messages() {
+                        // SAFETY: the step keeps the value until it is sent, and lets it leak otherwise.
+                        requests.push(unsafe { seat.comm.send(&part, child, tag)? });
+                    }
                 }
                 Ok(())
             },
@@ -237,9 +244,9 @@ fn broadcast(seat: &Arc<Seat>, call: &Call, x: Local, src: usize) -> Stepped {
         return hand_down(seat, x.contiguous()?, x);
     }
     let parent = member(place - highest(place));
-    let receives = if x.numel() > 0 { vec![(parent, call.meta.clone())] } else { Vec::new() };
+    let receives = vec![(parent, call.meta.clone())];
     transfer(seat, call, Vec::new(), receives, move |seat, values| {
-        let value = values.into_iter().next().map_or_else(|| x.contiguous(), Ok)?;
+        let value = only("broadcast", values)?;
         hand_down(seat, value.clone(), value)
     })
 }
@@ -263,10 +270,14 @@ fn transfer(
             // SAFETY: the step keeps rooms and values until the requests are done, and lets them leak otherwise.
             unsafe {
                 for (member, room) in rooms {
-                    requests.push(seat.comm.receive(&room.span, *member, tag)?);
+                    for part in room.span.messages() {
+                        requests.push(seat.comm.receive(&part, *member, tag)?);
+                    }
                 }
                 for (member, value) in values {
-                    requests.push(seat.comm.send(&Span::of(value)?, *member, tag)?);
+                    for part in Span::of(value)?.messages() {
+                        requests.push(seat.comm.send(&part, *member, tag)?);
+                    }
                 }
             }
             Ok(())

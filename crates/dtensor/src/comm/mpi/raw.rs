@@ -67,7 +67,7 @@ fn check(call: &'static str, code: c_int) -> Result<()> {
 
 /// A number as the library takes it.
 fn int(n: usize) -> Result<c_int> {
-    let message = || format!("{n} elements are more than one MPI message can have ({})", c_int::MAX);
+    let message = || format!("{n} is more than MPI can count ({})", c_int::MAX);
     c_int::try_from(n).map_err(|_| Error::argument("mpi", message()))
 }
 
@@ -264,8 +264,11 @@ impl Span {
         Span { at, len, dtype }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
+    /// The parts that go as messages of their own, one after the other: the library counts elements in 32 bits. Nothing is no
+    /// message. Where the program is checked for mistakes messages are short, so that tests see several.
+    pub(super) fn messages(&self) -> impl Iterator<Item = Span> {
+        const LONGEST: usize = if cfg!(debug_assertions) { 1 << 16 } else { 1 << 30 };
+        (0..self.len).step_by(LONGEST).map(|start| self.part(start, LONGEST.min(self.len - start)))
     }
 
     /// Some of the elements.

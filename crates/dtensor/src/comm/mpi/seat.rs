@@ -114,7 +114,9 @@ impl Channel for Chair {
                 unsafe {
                     let header = Span::of_bytes(header);
                     requests.push(seat.comm.send(&header, dst, tag(number.into(), Kind::Header))?);
-                    requests.push(seat.comm.send(&Span::of(value)?, dst, value_tag)?);
+                    for part in Span::of(value)?.messages() {
+                        requests.push(seat.comm.send(&part, dst, value_tag)?);
+                    }
                 }
                 Ok(())
             },
@@ -144,10 +146,11 @@ impl Channel for Chair {
                 let Descriptor { call, piece } = read(&header)?;
                 let room = Room::new(&piece.unwrap_or_else(nothing))?;
                 let post = |room: &mut Room, requests: &mut Vec<Request>| {
-                    // SAFETY: as above, for the room.
-                    let request =
-                        unsafe { seat.comm.receive(&room.span, src, tag(call.sequence, Kind::Value))? };
-                    requests.push(request);
+                    let tag = tag(call.sequence, Kind::Value);
+                    for part in room.span.messages() {
+                        // SAFETY: as above, for the room.
+                        requests.push(unsafe { seat.comm.receive(&part, src, tag)? });
+                    }
                     Ok(())
                 };
                 Ok(Next::Step(Step::post(room, post, |_, room| {
