@@ -8,7 +8,8 @@ use std::cell::RefCell;
 
 use crate::engine::kernels::random as kernel;
 pub(crate) use crate::engine::kernels::random::Draw;
-use crate::tensor::{DType, Shape, checked_new};
+use crate::engine::kernels::window::Window;
+use crate::tensor::{DType, Shape, checked_new, checked_numel};
 use crate::{Error, Result, Tensor};
 
 /// A source of draws: a seed and the number of draws made so far.
@@ -61,13 +62,21 @@ pub(crate) fn with_default_generator<R>(body: impl FnOnce(&mut Generator) -> R) 
     DEFAULT.with_borrow_mut(body)
 }
 
-fn checked(op: &'static str, shape: impl Into<Shape>, dtype: DType) -> Result<Shape> {
-    let shape = shape.into();
-    checked_new(op, &shape, dtype)?;
-    if !dtype.is_float() {
-        return Err(Error::DType { op, dtype, why: "it needs a floating-point dtype" });
+/// The draw for the part of a tensor that a window shows, where there is room for it. It is used up before anything
+/// that one rank may fail at and another not, so that the generators of ranks stay together.
+fn draw_part(op: &'static str, window: &Window, dtype: DType, generator: &mut Generator) -> Result<Draw> {
+    checked_numel(op, window.whole_shape())?;
+    let draw = generator.next_draw();
+    checked_new(op, window.shape(), dtype)?;
+    Ok(draw)
+}
+
+fn need_float(op: &'static str, dtype: DType) -> Result<()> {
+    if dtype.is_float() {
+        Ok(())
+    } else {
+        Err(Error::DType { op, dtype, why: "it needs a floating-point dtype" })
     }
-    Ok(shape)
 }
 
 impl Tensor {
@@ -78,9 +87,14 @@ impl Tensor {
 
     /// Uniform on [0, 1), from a given generator.
     pub fn rand_with(shape: impl Into<Shape>, dtype: DType, generator: &mut Generator) -> Result<Tensor> {
-        let shape = checked("rand", shape, dtype)?;
-        let Draw { seed, stream } = generator.next_draw();
-        Ok(Tensor::from_local_value(kernel::uniform(dtype, &shape, seed, stream, 0.0, 1.0)?))
+        Tensor::rand_window(&Window::whole(&shape.into()), dtype, generator)
+    }
+
+    /// The part of a [`rand_with`](Tensor::rand_with) that a window shows.
+    pub(crate) fn rand_window(window: &Window, dtype: DType, generator: &mut Generator) -> Result<Tensor> {
+        need_float("rand", dtype)?;
+        let Draw { seed, stream } = draw_part("rand", window, dtype, generator)?;
+        Ok(Tensor::from_local_value(kernel::uniform(dtype, window, seed, stream, 0.0, 1.0)?))
     }
 
     /// Uniform on [0, 1), with this tensor's shape and dtype, from this thread's generator.
@@ -100,9 +114,14 @@ impl Tensor {
 
     /// Normal with mean 0 and variance 1, from a given generator.
     pub fn randn_with(shape: impl Into<Shape>, dtype: DType, generator: &mut Generator) -> Result<Tensor> {
-        let shape = checked("randn", shape, dtype)?;
-        let Draw { seed, stream } = generator.next_draw();
-        Ok(Tensor::from_local_value(kernel::normal(dtype, &shape, seed, stream, 0.0, 1.0)?))
+        Tensor::randn_window(&Window::whole(&shape.into()), dtype, generator)
+    }
+
+    /// The part of a [`randn_with`](Tensor::randn_with) that a window shows.
+    pub(crate) fn randn_window(window: &Window, dtype: DType, generator: &mut Generator) -> Result<Tensor> {
+        need_float("randn", dtype)?;
+        let Draw { seed, stream } = draw_part("randn", window, dtype, generator)?;
+        Ok(Tensor::from_local_value(kernel::normal(dtype, window, seed, stream, 0.0, 1.0)?))
     }
 
     /// 1 with probability `p`, else 0, from this thread's generator.
@@ -125,13 +144,21 @@ impl Tensor {
         dtype: DType,
         generator: &mut Generator,
     ) -> Result<Tensor> {
-        let shape = shape.into();
-        checked_new("bernoulli", &shape, dtype)?;
+        Tensor::bernoulli_window(p, &Window::whole(&shape.into()), dtype, generator)
+    }
+
+    /// The part of a [`bernoulli_with`](Tensor::bernoulli_with) that a window shows.
+    pub(crate) fn bernoulli_window(
+        p: f64,
+        window: &Window,
+        dtype: DType,
+        generator: &mut Generator,
+    ) -> Result<Tensor> {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument("bernoulli", format!("p must be between 0 and 1, but got {p}")));
         }
-        let Draw { seed, stream } = generator.next_draw();
-        Ok(Tensor::from_local_value(kernel::bernoulli(dtype, &shape, seed, stream, p)?))
+        let Draw { seed, stream } = draw_part("bernoulli", window, dtype, generator)?;
+        Ok(Tensor::from_local_value(kernel::bernoulli(dtype, window, seed, stream, p)?))
     }
 
     /// Whole numbers (`i64`) uniform on `low..high`, from this thread's generator.
@@ -155,12 +182,55 @@ impl Tensor {
         shape: impl Into<Shape>,
         generator: &mut Generator,
     ) -> Result<Tensor> {
-        let shape = shape.into();
-        checked_new("randint", &shape, DType::I64)?;
+        Tensor::randint_window(low, high, &Window::whole(&shape.into()), generator)
+    }
+
+    /// The part of a [`randint_with`](Tensor::randint_with) that a window shows.
+    pub(crate) fn randint_window(
+        low: i64,
+        high: i64,
+        window: &Window,
+        generator: &mut Generator,
+    ) -> Result<Tensor> {
         if low >= high {
             return Err(Error::argument("randint", format!("low ({low}) must be less than high ({high})")));
         }
-        let Draw { seed, stream } = generator.next_draw();
-        Ok(Tensor::from_local_value(kernel::integers(&shape, seed, stream, low, high)?))
+        let Draw { seed, stream } = draw_part("randint", window, DType::I64, generator)?;
+        Ok(Tensor::from_local_value(kernel::integers(window, seed, stream, low, high)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_part_uses_up_one_draw() {
+        // A part, an empty one, and one of a whole that no memory would hold.
+        let windows = [
+            Window::new(&[7, 5], [[1..3, 6..7], [2..4, 4..5]]).unwrap(),
+            Window::new(&[7, 5], [[3..3, 7..7], [0..2, 3..4]]).unwrap(),
+            Window::new(&[1 << 58], [[0..0, 9..12]]).unwrap(),
+        ];
+        for window in windows {
+            let mut generator = Generator::new(5);
+            let expect = |draws: u64, drawn: Result<Tensor>, generator: &Generator| {
+                assert_eq!(drawn.unwrap().dims(), &window.shape()[..]);
+                assert_eq!(generator.next, Draw { seed: 5, stream: draws });
+            };
+            let drawn = Tensor::rand_window(&window, DType::F32, &mut generator);
+            expect(1, drawn, &generator);
+            let drawn = Tensor::randn_window(&window, DType::BF16, &mut generator);
+            expect(2, drawn, &generator);
+            let drawn = Tensor::bernoulli_window(0.5, &window, DType::U8, &mut generator);
+            expect(3, drawn, &generator);
+            let drawn = Tensor::randint_window(-3, 3, &window, &mut generator);
+            expect(4, drawn, &generator);
+            // What is refused whatever the part uses up none.
+            assert!(Tensor::rand_window(&window, DType::I64, &mut generator).is_err());
+            assert!(Tensor::bernoulli_window(2.0, &window, DType::F32, &mut generator).is_err());
+            assert!(Tensor::randint_window(3, 3, &window, &mut generator).is_err());
+            assert_eq!(generator.next.stream, 4);
+        }
     }
 }

@@ -4,6 +4,7 @@ use super::{Bits, Locals, Metas, Op, grads, need_float, one};
 use crate::autograd::{Backward, Grads};
 use crate::engine::Local;
 use crate::engine::kernels::random as kernel;
+use crate::engine::kernels::window::Window;
 use crate::random::{Draw, with_default_generator};
 use crate::tensor::Meta;
 use crate::{Error, Result, Tensor, apply};
@@ -27,7 +28,8 @@ impl Op for Dropout {
     }
 
     fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(one(kernel::dropout(x[0], self.p.get(), self.draw.seed, self.draw.stream)?))
+        let window = Window::whole(x[0].dims());
+        Ok(one(kernel::dropout(x[0], &window, self.p.get(), self.draw.seed, self.draw.stream)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {

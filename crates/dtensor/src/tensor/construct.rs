@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::{DType, Device, Element, Meta, Scalar, Shape, Tensor, Value};
 use crate::autograd::Link;
-use crate::engine::{Local, kernels};
+use crate::engine::Local;
+use crate::engine::kernels::copy;
+use crate::engine::kernels::window::Window;
 use crate::{Error, Result};
 
 impl Tensor {
@@ -63,8 +65,8 @@ impl Tensor {
         checked_new("full", &shape, dtype)?;
         let number = value.for_dtype("full", dtype)?;
         Ok(Tensor::from_local_value(match value {
-            Scalar::Int(whole) => kernels::copy::full_i64(dtype, &shape, whole)?,
-            Scalar::Float(_) => kernels::copy::full(dtype, &shape, number)?,
+            Scalar::Int(whole) => copy::full_i64(dtype, &shape, whole)?,
+            Scalar::Float(_) => copy::full(dtype, &shape, number)?,
         }))
     }
 
@@ -91,12 +93,22 @@ impl Tensor {
         step: impl Into<Scalar>,
         dtype: DType,
     ) -> Result<Tensor> {
+        Tensor::arange_window(start.into(), end.into(), step.into(), dtype, |n| Ok(Window::whole(&[n])))
+    }
+
+    /// The part of an [`arange`](Tensor::arange) that is in the window which `window` makes from the number of elements.
+    pub(crate) fn arange_window(
+        start: Scalar,
+        end: Scalar,
+        step: Scalar,
+        dtype: DType,
+        window: impl FnOnce(usize) -> Result<Window>,
+    ) -> Result<Tensor> {
         const OP: &str = "arange";
-        let (start, end, step) = (start.into(), end.into(), step.into());
         if let (DType::I64, Scalar::Int(start), Scalar::Int(end), Scalar::Int(step)) =
             (dtype, start, end, step)
         {
-            return Tensor::arange_exact(start.into(), end.into(), step.into());
+            return Tensor::arange_exact(start.into(), end.into(), step.into(), window);
         }
         let start = start.for_dtype(OP, dtype)?;
         // Neither the end nor the step is an element.
@@ -114,12 +126,19 @@ impl Tensor {
             return Err(Error::argument(OP, message));
         }
         let n = ((end - start) / step).ceil() as usize;
-        checked_new(OP, &Shape::from(n), dtype)?;
-        Ok(Tensor::from_local_value(kernels::copy::arange(dtype, start, step, n)?))
+        checked_numel(OP, &Shape::from(n))?;
+        let window = window(n)?;
+        checked_new(OP, window.shape(), dtype)?;
+        Ok(Tensor::from_local_value(copy::arange(dtype, start, step, &window)?))
     }
 
-    /// [`arange`](Tensor::arange) of `i64`, which doubles do not hold all of.
-    fn arange_exact(start: i128, end: i128, step: i128) -> Result<Tensor> {
+    /// [`arange_window`](Tensor::arange_window) of `i64`, which doubles do not hold all of.
+    fn arange_exact(
+        start: i128,
+        end: i128,
+        step: i128,
+        window: impl FnOnce(usize) -> Result<Window>,
+    ) -> Result<Tensor> {
         const OP: &str = "arange";
         let (span, size) = ((end - start) * step.signum(), step.abs());
         if step == 0 || span < 0 {
@@ -127,25 +146,37 @@ impl Tensor {
             return Err(Error::argument(OP, format!("{message}: {start}, {end}, {step}")));
         }
         let n = usize::try_from((span + size - 1) / size).unwrap_or(usize::MAX);
-        checked_new(OP, &Shape::from(n), DType::I64)?;
-        Tensor::from_vec((0..n).map(|i| (start + step * i as i128) as i64).collect(), n)
+        checked_numel(OP, &Shape::from(n))?;
+        let window = window(n)?;
+        checked_new(OP, window.shape(), DType::I64)?;
+        // Every element fits, so what overflows on the way to it comes back.
+        let (start, step) = (start as i64, step as i64);
+        let at = move |i: usize| start.wrapping_add(step.wrapping_mul(i as i64));
+        Ok(Tensor::from_local_value(copy::tabulate(&window, at)?))
     }
 
     /// `steps` numbers evenly spaced from `start` to `end`, both included.
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType) -> Result<Tensor> {
-        checked_new("linspace", &Shape::from(steps), DType::F64)?;
+        Tensor::linspace_window(start, end, dtype, &Window::whole(&[steps]))
+    }
+
+    /// The part of a [`linspace`](Tensor::linspace) that a window shows; the whole has as many steps as elements.
+    pub(crate) fn linspace_window(start: f64, end: f64, dtype: DType, window: &Window) -> Result<Tensor> {
+        const OP: &str = "linspace";
+        let steps = checked_numel(OP, window.whole_shape())?;
+        checked_new(OP, window.shape(), DType::F64)?;
         let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
         // Counted from the nearer end, so that both ends are exact.
-        let at = |i: usize| {
+        let at = move |i: usize| {
             if i < steps.div_ceil(2) { start + step * i as f64 } else { end - step * (steps - 1 - i) as f64 }
         };
-        Tensor::from_vec((0..steps).map(at).collect(), steps)?.to_dtype(dtype)
+        Tensor::from_local_value(copy::tabulate(window, at)?).to_dtype(dtype)
     }
 
     /// The identity matrix of `n` rows.
     pub fn eye(n: usize, dtype: DType) -> Result<Tensor> {
         checked_new("eye", &Shape::from([n, n]), dtype)?;
-        Ok(Tensor::from_local_value(kernels::copy::eye(dtype, n, n)?))
+        Ok(Tensor::from_local_value(copy::eye(dtype, n, n)?))
     }
 
     /// Zeros of this tensor's shape, dtype and device.
@@ -202,4 +233,88 @@ pub(crate) fn checked_new(op: &'static str, shape: &Shape, dtype: DType) -> Resu
         return Err(Error::argument(op, message));
     }
     Ok(n)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parts of `n` elements in one range, in several, and in none.
+    fn parts(n: usize) -> Vec<(Window, Vec<usize>)> {
+        let pick = |wanted: &dyn Fn(usize) -> bool| {
+            let indices: Vec<usize> = (0..n).filter(|&i| wanted(i)).collect();
+            (Window::new(&[n], [indices.iter().map(|&i| i..i + 1)]).unwrap(), indices)
+        };
+        vec![
+            pick(&|_| true),
+            pick(&|i| i >= n / 3),
+            pick(&|i| i < n / 2),
+            pick(&|i| i % 4 != 1),
+            pick(&|_| false),
+        ]
+    }
+
+    /// Every number of a tensor, as bits that are equal for equal numbers only.
+    fn bits(x: &Tensor) -> Vec<u64> {
+        match x.dtype() {
+            DType::I64 => x.to_vec::<i64>().unwrap().into_iter().map(|x| x as u64).collect(),
+            _ => {
+                let x = x.to_dtype(DType::F64).unwrap();
+                x.to_vec::<f64>().unwrap().into_iter().map(f64::to_bits).collect()
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_range_has_the_bits_of_the_whole() {
+        let check = |whole: Tensor, part: &dyn Fn(&Window) -> Result<Tensor>| {
+            let all = bits(&whole);
+            for (window, indices) in parts(whole.numel()) {
+                let part = part(&window).unwrap();
+                assert_eq!((part.dims(), part.dtype()), (&window.shape()[..], whole.dtype()));
+                assert_eq!(bits(&part), indices.iter().map(|&i| all[i]).collect::<Vec<_>>(), "{window:?}");
+            }
+        };
+        for dtype in DType::ALL {
+            for n in (0..10).chain([101]) {
+                let ranges: [[Scalar; 3]; 3] = [
+                    [3.into(), (3 + 2 * n).into(), 2.into()],
+                    [n.into(), 0.into(), (-1).into()],
+                    [0.1.into(), (0.1 + 0.3 * n as f64).into(), 0.3.into()],
+                ];
+                for [start, end, step] in ranges {
+                    if dtype.is_float() || !matches!(start, Scalar::Float(_)) {
+                        check(Tensor::arange(start, end, step, dtype).unwrap(), &|window| {
+                            Tensor::arange_window(start, end, step, dtype, |n| {
+                                assert_eq!(window.whole_shape()[..], [n]);
+                                Ok(window.clone())
+                            })
+                        });
+                    }
+                }
+                check(Tensor::linspace(-0.7, 9.1, n as usize, dtype).unwrap(), &|window| {
+                    Tensor::linspace_window(-0.7, 9.1, dtype, window)
+                });
+            }
+        }
+        let (start, end) = (i64::MAX - 40, i64::MAX);
+        check(Tensor::arange(start, end, 3, DType::I64).unwrap(), &|window| {
+            Tensor::arange_window(start.into(), end.into(), 3.into(), DType::I64, |_| Ok(window.clone()))
+        });
+    }
+
+    #[test]
+    fn a_part_may_be_small_where_the_whole_is_too_large_for_memory() {
+        let n = 1 << 58;
+        let window = Window::new(&[n], [[5..7, n - 1..n]]).unwrap();
+        let x =
+            Tensor::arange_window(0.into(), (n as i64).into(), 1.into(), DType::I64, |_| Ok(window.clone()));
+        assert_eq!(x.unwrap().to_vec::<i64>().unwrap(), [5, 6, n as i64 - 1]);
+        let x = Tensor::linspace_window(0.0, 1.0, DType::F64, &window).unwrap();
+        assert_eq!(x.to_vec::<f64>().unwrap()[2], 1.0);
+        let refused = Tensor::arange_window(0.into(), i64::MAX.into(), 1.into(), DType::F32, |n| {
+            panic!("asked for a window of {n}")
+        });
+        assert!(refused.is_err());
+    }
 }

@@ -6,6 +6,7 @@ use half::vec::HalfBitsVecExt;
 use smallvec::SmallVec;
 
 use super::layout::{Axes, Axis, Walk, push_axis};
+use super::window::Window;
 use super::{fill_local, simd};
 use crate::engine::{Elem, Local, Num, with_elem};
 use crate::tensor::{DType, Shape};
@@ -281,17 +282,24 @@ fn zeros(dtype: DType, shape: &[usize]) -> Result<Local> {
     }
 }
 
-/// `start + i × step` for `i < n`. Whole numbers are exact in the integer dtypes.
-pub(crate) fn arange(dtype: DType, start: f64, step: f64, n: usize) -> Result<Local> {
-    fn collect<T: Element>(n: usize, at: impl Fn(usize) -> T) -> Result<Local> {
-        Local::from_vec((0..n).map(at).collect(), &[n])
-    }
+/// A part of an array whose elements are functions of their indices in the whole, row by row. `at` should own what it
+/// knows: behind references it would be read anew for every element.
+pub(crate) fn tabulate<T: Element>(window: &Window, at: impl Fn(usize) -> T + Copy) -> Result<Local> {
+    let mut data = Vec::with_capacity(window.shape().numel());
+    window.each_run(|_, first, n| data.extend((first..first + n).map(at)));
+    Local::from_vec(data, window.shape())
+}
+
+/// `start + i × step` for the indices `i` that a window shows. Whole numbers are exact in the integer dtypes.
+pub(crate) fn arange(dtype: DType, start: f64, step: f64, window: &Window) -> Result<Local> {
     let whole = start.trunc() == start && step.trunc() == step;
-    let integer = |i: usize| (start as i64).wrapping_add((step as i64).wrapping_mul(i as i64));
+    let integer = move |i: usize| (start as i64).wrapping_add((step as i64).wrapping_mul(i as i64));
     match dtype {
-        DType::I64 if whole => collect(n, integer),
-        DType::U8 if whole => collect(n, |i| integer(i) as u8),
-        _ => with_elem!(dtype, T => collect::<T>(n, |i| T::from_acc(Num::from_f64(start + i as f64 * step)))),
+        DType::I64 if whole => tabulate(window, integer),
+        DType::U8 if whole => tabulate(window, move |i| integer(i) as u8),
+        _ => with_elem!(dtype, T => {
+            tabulate::<T>(window, move |i| T::from_acc(Num::from_f64(start + i as f64 * step)))
+        }),
     }
 }
 
@@ -308,6 +316,7 @@ pub(crate) fn eye(dtype: DType, n: usize, m: usize) -> Result<Local> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::{bits, pick, windows};
     use super::*;
 
     fn iota<T: Element>(shape: &[usize]) -> Local {
@@ -419,6 +428,7 @@ mod tests {
 
     #[test]
     fn ranges_do_not_drift() {
+        let arange = |dtype, start, step, n| arange(dtype, start, step, &Window::whole(&[n]));
         let x = arange(DType::F32, 0.0, 0.1, 100_001).unwrap().to_vec::<f32>().unwrap();
         assert_eq!(x[100_000], 10_000.0);
         let x = arange(DType::I64, -3.0, 2.0, 4).unwrap().to_vec::<i64>().unwrap();
@@ -428,5 +438,19 @@ mod tests {
         assert_eq!(arange(DType::U8, 5.0, -1.0, 3).unwrap().to_vec::<u8>().unwrap(), [5, 4, 3]);
         assert_eq!(arange(DType::I64, 0.0, 0.5, 4).unwrap().to_vec::<i64>().unwrap(), [0, 0, 1, 1]);
         assert_eq!(arange(DType::BF16, 0.0, 1.0, 0).unwrap().numel(), 0);
+    }
+
+    #[test]
+    fn parts_of_ranges() {
+        for (window, indices) in windows() {
+            for (dtype, start, step) in
+                DType::ALL.into_iter().flat_map(|dtype| [(dtype, 3.0, 2.0), (dtype, 0.1, 0.3)])
+            {
+                let whole = arange(dtype, start, step, &Window::whole(window.whole_shape())).unwrap();
+                let part = arange(dtype, start, step, &window).unwrap();
+                assert_eq!(part.dims(), &window.shape()[..]);
+                assert_eq!(bits(&part), pick(&bits(&whole), &indices), "{dtype} {window:?}");
+            }
+        }
     }
 }

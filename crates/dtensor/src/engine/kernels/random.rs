@@ -11,6 +11,7 @@ use std::mem::MaybeUninit;
 use philox::CHUNK;
 pub(crate) use philox::Draw;
 
+use super::window::Window;
 use super::{fill_local, simd};
 use crate::engine::{Elem, Float, Local, Num, Real, with_elem, with_float};
 use crate::{DType, Element, Error, Result};
@@ -232,44 +233,24 @@ fn uniform_source<T: Float<Acc: Sample>>(draw: Draw, low: f64, high: f64) -> Uni
     Uniform { draw, offset: acc(low), width: acc(high - low), low: acc(least), high: acc(most.max(least)) }
 }
 
-/// Elements `first` to `first + out.len()` of a uniform draw over `[low, high)`.
-pub(crate) fn fill_uniform<T: Float<Acc: Sample>>(
-    draw: Draw,
-    low: f64,
-    high: f64,
-    first: u64,
-    out: &mut [MaybeUninit<T>],
-) {
-    fill(&uniform_source::<T>(draw, low, high), first, out);
+fn normal_source<T: Float<Acc: Sample>>(draw: Draw, mean: f64, std: f64) -> Normal<T::Acc> {
+    Normal { draw, mean: T::Acc::from_f64(mean), std: T::Acc::from_f64(std) }
 }
 
-/// Elements `first` to `first + out.len()` of a normal draw.
-pub(crate) fn fill_normal<T: Float<Acc: Sample>>(
-    draw: Draw,
-    mean: f64,
-    std: f64,
-    first: u64,
-    out: &mut [MaybeUninit<T>],
-) {
-    fill(&Normal { draw, mean: T::Acc::from_f64(mean), std: T::Acc::from_f64(std) }, first, out);
-}
-
-/// Elements `first` to `first + out.len()` of a draw that is `less` with probability `p`, else `not`.
-pub(crate) fn fill_choice<T: Copy>(
-    draw: Draw,
-    p: f64,
-    less: T,
-    not: T,
-    first: u64,
-    out: &mut [MaybeUninit<T>],
-) {
-    fill(&Choice { draw, threshold: threshold(p), less, not }, first, out);
+/// The elements of a source that a window shows.
+fn part<T: Element, S: Source<T>>(source: &S, window: &Window) -> Result<Local> {
+    // SAFETY: the runs cover every element, and `fill` writes all of a run.
+    unsafe {
+        fill_local(window.shape(), |out| {
+            window.each_run(|at, first, n| fill(source, first as u64, &mut out[at..at + n]));
+        })
+    }
 }
 
 /// Uniform numbers in `[low, high)`.
 pub(crate) fn uniform(
     dtype: DType,
-    shape: &[usize],
+    window: &Window,
     seed: u64,
     stream: u64,
     low: f64,
@@ -281,16 +262,14 @@ pub(crate) fn uniform(
             format!("expected a finite low <= high, but got {low} and {high}"),
         ));
     }
-    // SAFETY: `fill` writes every element.
-    with_float!("uniform", dtype, T => unsafe {
-        fill_local::<T>(shape, |out| fill_uniform(Draw { seed, stream }, low, high, 0, out))
-    })
+    let draw = Draw { seed, stream };
+    with_float!("uniform", dtype, T => part::<T, _>(&uniform_source::<T>(draw, low, high), window))
 }
 
 /// Normally distributed numbers.
 pub(crate) fn normal(
     dtype: DType,
-    shape: &[usize],
+    window: &Window,
     seed: u64,
     stream: u64,
     mean: f64,
@@ -299,29 +278,24 @@ pub(crate) fn normal(
     if std.is_nan() || std < 0.0 {
         return Err(Error::argument("normal", format!("expected std >= 0, but got {std}")));
     }
-    // SAFETY: `fill` writes every element.
-    with_float!("normal", dtype, T => unsafe {
-        fill_local::<T>(shape, |out| fill_normal(Draw { seed, stream }, mean, std, 0, out))
-    })
+    let draw = Draw { seed, stream };
+    with_float!("normal", dtype, T => part::<T, _>(&normal_source::<T>(draw, mean, std), window))
 }
 
 /// Whole numbers in `low..high`, of dtype `I64`.
-pub(crate) fn integers(shape: &[usize], seed: u64, stream: u64, low: i64, high: i64) -> Result<Local> {
+pub(crate) fn integers(window: &Window, seed: u64, stream: u64, low: i64, high: i64) -> Result<Local> {
     if low >= high {
         return Err(Error::argument("randint", format!("expected low < high, but got {low} and {high}")));
     }
-    let source = Integers { draw: Draw { seed, stream }, low, range: high.wrapping_sub(low) as u64 };
-    // SAFETY: `fill` writes every element.
-    unsafe { fill_local(shape, |out| fill(&source, 0, out)) }
+    part(&Integers { draw: Draw { seed, stream }, low, range: high.wrapping_sub(low) as u64 }, window)
 }
 
 /// 1 with probability `p`, else 0.
-pub(crate) fn bernoulli(dtype: DType, shape: &[usize], seed: u64, stream: u64, p: f64) -> Result<Local> {
+pub(crate) fn bernoulli(dtype: DType, window: &Window, seed: u64, stream: u64, p: f64) -> Result<Local> {
     check_probability("bernoulli", p)?;
     with_elem!(dtype, T => {
-        let (one, zero) = (T::from_acc(Num::ONE), T::from_acc(Num::ZERO));
-        // SAFETY: `fill` writes every element.
-        unsafe { fill_local(shape, |out| fill_choice(Draw { seed, stream }, p, one, zero, 0, out)) }
+        let (less, not) = (T::from_acc(Num::ONE), T::from_acc(Num::ZERO));
+        part(&Choice { draw: Draw { seed, stream }, threshold: threshold(p), less, not }, window)
     })
 }
 
@@ -329,8 +303,8 @@ pub(crate) fn bernoulli(dtype: DType, shape: &[usize], seed: u64, stream: u64, p
 #[cfg(test)]
 pub(crate) fn keep_mask(shape: &[usize], p: f64, seed: u64, stream: u64) -> Result<Local> {
     check_probability("dropout", p)?;
-    // SAFETY: `fill` writes every element.
-    unsafe { fill_local(shape, |out| fill_choice(Draw { seed, stream }, p, 0u8, 1, 0, out)) }
+    let source = Choice { draw: Draw { seed, stream }, threshold: threshold(p), less: 0u8, not: 1 };
+    part(&source, &Window::whole(shape))
 }
 
 /// The factor of an element that dropout keeps.
@@ -339,40 +313,48 @@ pub(crate) fn keep_scale(p: f64) -> f64 {
 }
 
 /// `x` with each element dropped (times 0) with probability `p` and else divided by `1 − p`. The choice depends on
-/// the element's index and not on the dtype.
-pub(crate) fn dropout(x: &Local, p: f64, seed: u64, stream: u64) -> Result<Local> {
+/// the index that the element has in the whole of which `window` shows `x`, and not on the dtype.
+pub(crate) fn dropout(x: &Local, window: &Window, p: f64, seed: u64, stream: u64) -> Result<Local> {
     check_probability("dropout", p)?;
     let x = x.contiguous()?;
-    with_float!("dropout", x.dtype(), T => dropout_of::<T>(&x, p, Draw { seed, stream }))
+    with_float!("dropout", x.dtype(), T => dropout_of::<T>(&x, window, p, Draw { seed, stream }))
 }
 
-fn dropout_of<T: Float + Element>(x: &Local, p: f64, draw: Draw) -> Result<Local> {
+fn dropout_of<T: Float + Element>(x: &Local, window: &Window, p: f64, draw: Draw) -> Result<Local> {
     let read = x.read::<T>()?;
+    assert_eq!(read.dims, &window.shape()[..]);
     let x = &read.data()[..x.numel()];
     let kept = T::Acc::from_f64(keep_scale(p));
     let source = Choice { draw, threshold: threshold(p), less: T::Acc::ZERO, not: kept };
     // SAFETY: the runs cover every element.
     unsafe {
-        fill_local(read.dims, |out: &mut [MaybeUninit<T>]| {
-            simd::<T, _>(
-                #[inline(always)]
-                || {
-                    each_run(
-                        &source,
-                        0,
-                        out.len(),
-                        #[inline(always)]
-                        |at, factors| {
-                            let (x, out) = (&x[at..at + factors.len()], &mut out[at..at + factors.len()]);
-                            for ((out, &x), &factor) in out.iter_mut().zip(x).zip(factors) {
-                                out.write(T::from_acc(x.acc() * factor));
-                            }
-                        },
-                    )
-                },
-            )
+        fill_local(window.shape(), |out: &mut [MaybeUninit<T>]| {
+            window.each_run(|at, first, n| {
+                let (x, out) = (&x[at..at + n], &mut out[at..at + n]);
+                simd::<T, _>(
+                    #[inline(always)]
+                    || dropped(&source, first as u64, x, out),
+                );
+            });
         })
     }
+}
+
+/// Writes elements `first` to `first + x.len()` of an array times the factors of a source.
+#[inline(always)]
+fn dropped<T: Float>(source: &Choice<T::Acc>, first: u64, x: &[T], out: &mut [MaybeUninit<T>]) {
+    each_run(
+        source,
+        first,
+        out.len(),
+        #[inline(always)]
+        |at, factors| {
+            let (x, out) = (&x[at..at + factors.len()], &mut out[at..at + factors.len()]);
+            for ((out, &x), &factor) in out.iter_mut().zip(x).zip(factors) {
+                out.write(T::from_acc(x.acc() * factor));
+            }
+        },
+    );
 }
 
 /// Multiplies elements `first` to `first + values.len()` of an array by what dropout multiplies them by. Inside

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::window::Window;
 use crate::engine::Local;
 use crate::{DType, Result};
 
@@ -41,6 +42,19 @@ pub(crate) fn values(x: &Local) -> Vec<f64> {
         })
     }
     get(x).unwrap()
+}
+
+/// The values, row by row, as bits that are equal for equal values only.
+pub(crate) fn bits(x: &Local) -> Vec<u64> {
+    match x.dtype() {
+        DType::I64 => x.to_vec::<i64>().unwrap().into_iter().map(|x| x as u64).collect(),
+        _ => values(x).into_iter().map(f64::to_bits).collect(),
+    }
+}
+
+/// Some of a list's values.
+pub(crate) fn pick<T: Copy>(values: &[T], indices: &[usize]) -> Vec<T> {
+    indices.iter().map(|&i| values[i]).collect()
 }
 
 /// Numbers between −2 and 2, the same every time.
@@ -90,4 +104,39 @@ pub(crate) fn assert_close(got: &Local, want: &[f64], tolerance: f64) {
 pub(crate) fn small(dtype: DType, shape: &[usize]) -> Local {
     let n = shape.iter().product::<usize>();
     local(dtype, &(0..n).map(|i| (i * 7 % 5) as f64).collect::<Vec<_>>(), shape)
+}
+
+/// Windows of arrays of up to four dims of sizes 0 to 9, complete or cut along each; and with each the indices in the
+/// whole of its elements, row by row.
+pub(crate) fn windows() -> Vec<(Window, Vec<usize>)> {
+    let mut noise = noise(20_000, 1).into_iter();
+    let mut below = |n: usize| ((noise.next().unwrap() + 2.0) / 4.0 * n as f64) as usize;
+    let mut windows = Vec::new();
+    for case in 0..400 {
+        let whole: Vec<usize> = (0..case % 5).map(|_| below(10)).collect();
+        let picked: Vec<Vec<usize>> = whole
+            .iter()
+            .map(|&size| match below(3) {
+                0 => (0..size).collect(),
+                1 => (below(size + 1)..size).collect(),
+                _ => (0..size).filter(|_| below(3) > 0).collect(),
+            })
+            .collect();
+        let ranges = picked.iter().map(|picked| {
+            let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
+            for &i in picked {
+                match ranges.last_mut() {
+                    Some(last) if last.end == i => last.end += 1,
+                    _ => ranges.push(i..i + 1),
+                }
+            }
+            ranges
+        });
+        let window = Window::new(&whole, ranges).unwrap();
+        let indices = picked.iter().zip(&whole).fold(vec![0], |outer, (picked, &size)| {
+            outer.iter().flat_map(|above| picked.iter().map(move |i| above * size + i)).collect()
+        });
+        windows.push((window, indices));
+    }
+    windows
 }

@@ -5,9 +5,10 @@ use crate::Shape;
 use crate::engine::Num;
 use crate::engine::kernels::random;
 use crate::engine::kernels::testing::values;
+use crate::engine::kernels::window::Window;
 
 fn sample(dtype: DType, shape: &[usize], seed: u64) -> Local {
-    random::normal(dtype, shape, seed, 0, 0.0, 1.0).unwrap()
+    random::normal(dtype, &Window::whole(shape), seed, 0, 0.0, 1.0).unwrap()
 }
 
 /// A view of shape `[B, H, L, D]` of an array `[B, L, H, D]`.
@@ -221,7 +222,7 @@ fn masks() {
         let shapes: [&[usize]; 8] =
             [&[lq, lk], &[b, 1, lq, lk], &[h, 1, 1], &[1, lk], &[lk], &[b, h, lq, 1], &[b, h, lq, lk], &[]];
         for shape in shapes {
-            let bytes = random::bernoulli(DType::U8, shape, 4, 0, 0.7).unwrap();
+            let bytes = random::bernoulli(DType::U8, &Window::whole(shape), 4, 0, 0.7).unwrap();
             let added = sample(dtype, shape, 5);
             for mask in [&bytes, &added] {
                 for causal in [false, true] {
@@ -230,7 +231,7 @@ fn masks() {
                 }
             }
         }
-        let turned = random::bernoulli(DType::U8, &[lk, lq], 4, 0, 0.7).unwrap();
+        let turned = random::bernoulli(DType::U8, &Window::whole(&[lk, lq]), 4, 0, 0.7).unwrap();
         let turned = turned.view_with(|x| x.t()).unwrap();
         Case { q: &q, k: &k, v: &v, mask: Some(&turned), options: plain(0.5) }.check();
     }

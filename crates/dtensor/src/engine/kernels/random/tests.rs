@@ -1,5 +1,6 @@
 use half::{bf16, f16};
 
+use super::super::testing::{FLOATS, bits, local, noise, pick, strided, windows};
 use super::philox::philox;
 use super::*;
 
@@ -12,20 +13,17 @@ fn run<T: Elem>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
 fn an_element_depends_on_its_index_alone() {
     fn check<T: Float<Acc: Sample>>() {
         let draw = Draw { seed: 7, stream: 3 };
-        let uniforms = run::<T>(400, |out| fill_uniform(draw, -1.0, 2.0, 0, out));
-        let normals = run::<T>(400, |out| fill_normal(draw, 0.0, 1.0, 0, out));
-        let choices = run::<u8>(400, |out| fill_choice(draw, 0.3, 1, 0, 0, out));
+        let uniform = uniform_source::<T>(draw, -1.0, 2.0);
+        let normal = normal_source::<T>(draw, 0.0, 1.0);
+        let choice = Choice { draw, threshold: threshold(0.3), less: 1u8, not: 0 };
+        let uniforms = run::<T>(400, |out| fill(&uniform, 0, out));
+        let normals = run::<T>(400, |out| fill(&normal, 0, out));
+        let choices = run::<u8>(400, |out| fill(&choice, 0, out));
         for (a, b) in [(0, 1), (1, 2), (3, 70), (5, 5), (63, 200), (66, 400), (129, 131)] {
             let first = a as u64;
-            assert!(
-                run::<T>(b - a, |out| fill_uniform(draw, -1.0, 2.0, first, out)) == uniforms[a..b],
-                "uniform {a}..{b}"
-            );
-            assert!(
-                run::<T>(b - a, |out| fill_normal(draw, 0.0, 1.0, first, out)) == normals[a..b],
-                "normal {a}..{b}"
-            );
-            assert_eq!(run::<u8>(b - a, |out| fill_choice(draw, 0.3, 1, 0, first, out)), choices[a..b]);
+            assert!(run::<T>(b - a, |out| fill(&uniform, first, out)) == uniforms[a..b], "uniform {a}..{b}");
+            assert!(run::<T>(b - a, |out| fill(&normal, first, out)) == normals[a..b], "normal {a}..{b}");
+            assert_eq!(run::<u8>(b - a, |out| fill(&choice, first, out)), choices[a..b]);
         }
     }
     check::<f32>();
@@ -35,19 +33,67 @@ fn an_element_depends_on_its_index_alone() {
 }
 
 #[test]
+fn a_part_has_the_bits_of_the_whole() {
+    for (case, (window, indices)) in windows().into_iter().enumerate() {
+        let (seed, stream) = (case as u64, 3);
+        let check = |what: &str, draw: &dyn Fn(&Window) -> Result<Local>| {
+            let part = draw(&window).unwrap();
+            let whole = draw(&Window::whole(window.whole_shape())).unwrap();
+            assert_eq!(part.dims(), &window.shape()[..]);
+            assert_eq!(bits(&part), pick(&bits(&whole), &indices), "{what} {} {window:?}", part.dtype());
+        };
+        for dtype in FLOATS {
+            check("uniform", &|window| uniform(dtype, window, seed, stream, -1.0, 2.0));
+            check("normal", &|window| normal(dtype, window, seed, stream, 0.5, 2.0));
+            let n = window.whole_shape().numel();
+            let values = noise(n, seed);
+            let x = local(dtype, &values, window.whole_shape());
+            let part_of_x = local(dtype, &pick(&values, &indices), window.shape());
+            let whole = dropout(&x, &Window::whole(x.dims()), 0.4, seed, stream).unwrap();
+            for part_of_x in [strided(&part_of_x), part_of_x] {
+                let part = dropout(&part_of_x, &window, 0.4, seed, stream).unwrap();
+                assert_eq!(bits(&part), pick(&bits(&whole), &indices), "dropout {dtype} {window:?}");
+            }
+        }
+        for dtype in DType::ALL {
+            check("bernoulli", &|window| bernoulli(dtype, window, seed, stream, 0.3));
+        }
+        check("integers", &|window| integers(window, seed, stream, -1000, 1000));
+        check("integers", &|window| integers(window, seed, stream, i64::MIN, i64::MAX));
+    }
+}
+
+#[test]
+fn a_part_far_into_a_whole() {
+    // Beyond what 32 bits count, where blocks are counted in both words.
+    let n = 1usize << 40;
+    let far = |range: std::ops::Range<usize>| Window::new(&[n], [[0..0, range]]).unwrap();
+    let draw = |range| uniform(DType::F64, &far(range), 1, 2, 0.0, 1.0).unwrap().to_vec::<f64>().unwrap();
+    let at = (1 << 33) - 3;
+    let x = draw(at..at + 100);
+    assert_eq!(draw(at + 7..at + 90), x[7..90]);
+    let words = philox([0, 1, 2, 0], [1, 0]);
+    let word = u64::from(words[1]) << 32 | u64::from(words[0]);
+    assert_eq!(x[3], (word >> 11) as f64 / (1u64 << 53) as f64);
+}
+
+#[test]
 fn uniform_numbers() {
-    let x = uniform(DType::F32, &[5, 7], 1, 2, 0.0, 1.0).unwrap().to_vec::<f32>().unwrap();
+    let x = uniform(DType::F32, &Window::whole(&[5, 7]), 1, 2, 0.0, 1.0).unwrap().to_vec::<f32>().unwrap();
     // Element 34 by itself.
     let words = philox([8, 0, 2, 0], [1, 0]);
     assert_eq!(x[34], (words[2] >> 8) as f32 / 16777216.0);
-    let x = uniform(DType::F64, &[5, 7], 1, 2, 0.0, 1.0).unwrap().to_vec::<f64>().unwrap();
+    let x = uniform(DType::F64, &Window::whole(&[5, 7]), 1, 2, 0.0, 1.0).unwrap().to_vec::<f64>().unwrap();
     let words = philox([16, 0, 2, 0], [1, 0]);
     let word = u64::from(words[3]) << 32 | u64::from(words[2]);
     assert_eq!(x[33], (word >> 11) as f64 / (1u64 << 53) as f64);
 
     fn check<T: Float + Element>(low: f64, high: f64) {
         let n = 100_000;
-        let x = uniform(<T as Element>::DTYPE, &[n], 5, 6, low, high).unwrap().to_vec::<T>().unwrap();
+        let x = uniform(<T as Element>::DTYPE, &Window::whole(&[n]), 5, 6, low, high)
+            .unwrap()
+            .to_vec::<T>()
+            .unwrap();
         let x: Vec<f64> = x.into_iter().map(|x| x.acc().to_f64()).collect();
         assert!(x.iter().all(|&x| low <= x && x < high), "{} {low} {high}", <T as Element>::DTYPE);
         let mean = x.iter().sum::<f64>() / n as f64;
@@ -65,13 +111,13 @@ fn uniform_numbers() {
         check::<bf16>(low, high);
         check::<f16>(low, high);
     }
-    let same = uniform(DType::BF16, &[9], 0, 0, 2.0, 2.0).unwrap().to_vec::<bf16>().unwrap();
+    let same = uniform(DType::BF16, &Window::whole(&[9]), 0, 0, 2.0, 2.0).unwrap().to_vec::<bf16>().unwrap();
     assert_eq!(same, vec![bf16::from_f32(2.0); 9]);
-    assert_eq!(uniform(DType::F32, &[0, 3], 0, 0, 0.0, 1.0).unwrap().dims(), [0, 3]);
-    assert_eq!(uniform(DType::F32, &[], 0, 0, 0.0, 1.0).unwrap().numel(), 1);
-    assert!(uniform(DType::I64, &[1], 0, 0, 0.0, 1.0).is_err());
-    assert!(uniform(DType::F32, &[1], 0, 0, 1.0, 0.0).is_err());
-    assert!(uniform(DType::F32, &[1], 0, 0, f64::NAN, 0.0).is_err());
+    assert_eq!(uniform(DType::F32, &Window::whole(&[0, 3]), 0, 0, 0.0, 1.0).unwrap().dims(), [0, 3]);
+    assert_eq!(uniform(DType::F32, &Window::whole(&[]), 0, 0, 0.0, 1.0).unwrap().numel(), 1);
+    assert!(uniform(DType::I64, &Window::whole(&[1]), 0, 0, 0.0, 1.0).is_err());
+    assert!(uniform(DType::F32, &Window::whole(&[1]), 0, 0, 1.0, 0.0).is_err());
+    assert!(uniform(DType::F32, &Window::whole(&[1]), 0, 0, f64::NAN, 0.0).is_err());
 }
 
 #[test]
@@ -88,7 +134,10 @@ fn neighbours() {
 fn normal_numbers() {
     fn check<T: Float + Element>() {
         let n = 200_000;
-        let x = normal(<T as Element>::DTYPE, &[n], 11, 0, 3.0, 2.0).unwrap().to_vec::<T>().unwrap();
+        let x = normal(<T as Element>::DTYPE, &Window::whole(&[n]), 11, 0, 3.0, 2.0)
+            .unwrap()
+            .to_vec::<T>()
+            .unwrap();
         let z: Vec<f64> = x.into_iter().map(|x| (x.acc().to_f64() - 3.0) / 2.0).collect();
         let moment = |k: i32| z.iter().map(|z| z.powi(k)).sum::<f64>() / n as f64;
         assert!(z.iter().all(|z| z.is_finite()));
@@ -110,22 +159,25 @@ fn normal_numbers() {
     check::<f64>();
     check::<bf16>();
     check::<f16>();
-    assert!(normal(DType::F32, &[1], 0, 0, 0.0, -1.0).is_err());
-    assert_eq!(normal(DType::F32, &[3], 0, 0, 4.0, 0.0).unwrap().to_vec::<f32>().unwrap(), vec![4.0; 3]);
+    assert!(normal(DType::F32, &Window::whole(&[1]), 0, 0, 0.0, -1.0).is_err());
+    assert_eq!(
+        normal(DType::F32, &Window::whole(&[3]), 0, 0, 4.0, 0.0).unwrap().to_vec::<f32>().unwrap(),
+        vec![4.0; 3]
+    );
 }
 
 #[test]
 fn whole_numbers() {
-    let x = integers(&[60_000], 1, 1, -2, 4).unwrap().to_vec::<i64>().unwrap();
+    let x = integers(&Window::whole(&[60_000]), 1, 1, -2, 4).unwrap().to_vec::<i64>().unwrap();
     for value in -2..4 {
         let count = x.iter().filter(|&&x| x == value).count();
         assert!((9_500..10_500).contains(&count), "{value}: {count}");
     }
     assert!(x.iter().all(|x| (-2..4).contains(x)));
-    let x = integers(&[1000], 1, 1, i64::MIN, i64::MAX).unwrap().to_vec::<i64>().unwrap();
+    let x = integers(&Window::whole(&[1000]), 1, 1, i64::MIN, i64::MAX).unwrap().to_vec::<i64>().unwrap();
     assert!(x.iter().any(|&x| x < i64::MIN / 2) && x.iter().any(|&x| x > i64::MAX / 2));
-    assert_eq!(integers(&[3], 1, 1, 5, 6).unwrap().to_vec::<i64>().unwrap(), vec![5; 3]);
-    assert!(integers(&[3], 1, 1, 5, 5).is_err());
+    assert_eq!(integers(&Window::whole(&[3]), 1, 1, 5, 6).unwrap().to_vec::<i64>().unwrap(), vec![5; 3]);
+    assert!(integers(&Window::whole(&[3]), 1, 1, 5, 5).is_err());
 }
 
 #[test]
@@ -134,8 +186,8 @@ fn dropping() {
     let x: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
     let local = Local::from_vec(x.clone(), &[n]).unwrap();
     let mask = keep_mask(&[n], 0.25, 3, 4).unwrap().to_vec::<u8>().unwrap();
-    let y = dropout(&local, 0.25, 3, 4).unwrap().to_vec::<f32>().unwrap();
-    let u = uniform(DType::F32, &[n], 3, 4, 0.0, 1.0).unwrap().to_vec::<f32>().unwrap();
+    let y = dropout(&local, &Window::whole(local.dims()), 0.25, 3, 4).unwrap().to_vec::<f32>().unwrap();
+    let u = uniform(DType::F32, &Window::whole(&[n]), 3, 4, 0.0, 1.0).unwrap().to_vec::<f32>().unwrap();
     let mut run = x.clone();
     simd::<f32, _>(
         #[inline(always)]
@@ -149,15 +201,29 @@ fn dropping() {
     }
     let kept = mask.iter().filter(|&&m| m == 1).count() as f64 / n as f64;
     assert!((kept - 0.75).abs() < 0.02);
-    assert_eq!(dropout(&local, 0.0, 3, 4).unwrap().to_vec::<f32>().unwrap(), x);
-    assert!(dropout(&local, 1.0, 3, 4).unwrap().to_vec::<f32>().unwrap().iter().all(|&y| y == 0.0));
-    assert!(dropout(&local, 1.5, 3, 4).is_err());
-    assert!(dropout(&local, f64::NAN, 3, 4).is_err());
+    assert_eq!(dropout(&local, &Window::whole(local.dims()), 0.0, 3, 4).unwrap().to_vec::<f32>().unwrap(), x);
+    assert!(
+        dropout(&local, &Window::whole(local.dims()), 1.0, 3, 4)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap()
+            .iter()
+            .all(|&y| y == 0.0)
+    );
+    assert!(dropout(&local, &Window::whole(local.dims()), 1.5, 3, 4).is_err());
+    assert!(dropout(&local, &Window::whole(local.dims()), f64::NAN, 3, 4).is_err());
     let nan = Local::from_vec(vec![f32::NAN; 4], &[4]).unwrap();
-    assert!(dropout(&nan, 0.5, 3, 4).unwrap().to_vec::<f32>().unwrap().iter().all(|y| y.is_nan()));
+    assert!(
+        dropout(&nan, &Window::whole(nan.dims()), 0.5, 3, 4)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap()
+            .iter()
+            .all(|y| y.is_nan())
+    );
     // A view is drawn by the indices of its own elements.
     let view = Local::from_vec(vec![1f64; 6], &[3, 2]).unwrap().view_with(|x| x.t()).unwrap();
-    let y = dropout(&view, 0.5, 0, 0).unwrap().to_vec::<f64>().unwrap();
+    let y = dropout(&view, &Window::whole(view.dims()), 0.5, 0, 0).unwrap().to_vec::<f64>().unwrap();
     let mask = keep_mask(&[2, 3], 0.5, 0, 0).unwrap().to_vec::<u8>().unwrap();
     assert_eq!(y, mask.iter().map(|&m| 2.0 * f64::from(m)).collect::<Vec<_>>());
 }
@@ -165,12 +231,17 @@ fn dropping() {
 #[test]
 fn coins() {
     for dtype in DType::ALL {
-        assert_eq!(bernoulli(dtype, &[3, 0], 0, 0, 0.5).unwrap().dtype(), dtype);
+        assert_eq!(bernoulli(dtype, &Window::whole(&[3, 0]), 0, 0, 0.5).unwrap().dtype(), dtype);
     }
-    let ones = bernoulli(DType::U8, &[20_000], 0, 9, 0.3).unwrap().to_vec::<u8>().unwrap();
+    let ones = bernoulli(DType::U8, &Window::whole(&[20_000]), 0, 9, 0.3).unwrap().to_vec::<u8>().unwrap();
     let mean = ones.iter().map(|&x| f64::from(x)).sum::<f64>() / 20_000.0;
     assert!((mean - 0.3).abs() < 0.015 && ones.iter().all(|&x| x <= 1));
     assert!(
-        bernoulli(DType::F32, &[9], 0, 0, 1.0).unwrap().to_vec::<f32>().unwrap().iter().all(|&x| x == 1.0)
+        bernoulli(DType::F32, &Window::whole(&[9]), 0, 0, 1.0)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap()
+            .iter()
+            .all(|&x| x == 1.0)
     );
 }
