@@ -4,6 +4,7 @@
 //! message where it has one, so that a search for either finds the same advice.
 
 use crate::comm::Fault;
+use crate::placement::Layout;
 use crate::tensor::{DType, Device, Shape};
 
 /// The result of everything in this crate that can fail.
@@ -136,6 +137,21 @@ impl Error {
         let message = format!("expected all tensors to be on the same device, but found {left} and {right}");
         Error::argument(op, message)
     }
+
+    /// Two tensors that must lie in the same way do not.
+    pub(crate) fn layouts(op: &'static str, left: Option<&Layout>, right: Option<&Layout>) -> Self {
+        let message = format!(
+            "expected tensors of the same layout, but found {} and {}",
+            layout_shown(left),
+            layout_shown(right)
+        );
+        Error::argument(op, message)
+    }
+}
+
+/// A tensor's layout, for a message.
+fn layout_shown(layout: Option<&Layout>) -> String {
+    layout.map_or_else(|| "a local tensor".into(), |layout| format!("{layout} on {}", layout.mesh()))
 }
 
 /// The causes first: a rank that only waited for another one says less.

@@ -23,30 +23,41 @@ extern crate self as dtensor;
 
 mod autograd;
 pub mod comm;
+pub mod debug;
 mod dispatch;
+mod distributed;
 mod engine;
 mod error;
+mod mesh;
 pub mod nn;
 mod ops;
 pub mod optim;
+mod placement;
 mod random;
+mod redistribute;
 mod tensor;
 pub mod testing;
 
 pub use autograd::{Backward, BackwardOptions, Grads, Saves, enable_grad, grad, no_grad};
 pub use dispatch::{apply, apply_all};
+pub use distributed::{FromLocal, RedistributeOptions, distribute_tensor, distribute_tensor_from, sharded};
 pub use engine::{Local, num_threads, set_num_threads, with_num_threads};
 pub use error::{Error, Result};
+pub use mesh::{DeviceMesh, MeshDim, MeshNames, init_device_mesh, use_mesh};
 pub use ops::{Attention, CrossEntropy, Gelu, Locals, Metas, Op, Reduction};
+pub use placement::Placement::{self, Partial, Replicate, Shard, StridedShard};
+pub use placement::{Layout, Placements};
 pub use random::{Generator, manual_seed};
+pub use redistribute::{CostModel, Link, Plan, Step};
 pub use tensor::{DType, Device, Dim, Dims, Element, INFER, Meta, NewShape, Operand, Scalar, Shape, Tensor};
 
 /// What most programs use.
 pub mod prelude {
     pub use crate::comm::{Group, ReduceOp, World, launch};
     pub use crate::{
-        Attention, CrossEntropy, DType, Device, Error, Gelu, Reduction, Result, Shape, Tensor, manual_seed,
-        no_grad,
+        Attention, CrossEntropy, DType, Device, DeviceMesh, Error, FromLocal, Gelu, Layout, Partial,
+        Placement, Reduction, Replicate, Result, Shape, Shard, StridedShard, Tensor, distribute_tensor,
+        init_device_mesh, manual_seed, no_grad, sharded, use_mesh,
     };
 }
 

@@ -10,7 +10,7 @@ use crate::engine::kernels::random as kernel;
 pub(crate) use crate::engine::kernels::random::Draw;
 use crate::engine::kernels::window::Window;
 use crate::tensor::{DType, Shape, checked_new, checked_numel};
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Tensor, sharded};
 
 /// A source of draws: a seed and the number of draws made so far.
 ///
@@ -99,12 +99,22 @@ impl Tensor {
 
     /// Uniform on [0, 1), with this tensor's shape and dtype, from this thread's generator.
     pub fn rand_like(&self) -> Result<Tensor> {
-        Tensor::rand(self.dims(), self.dtype())
+        self.drawn(Tensor::rand_window)
     }
 
     /// Normal with mean 0 and variance 1, with this tensor's shape and dtype, from this thread's generator.
     pub fn randn_like(&self) -> Result<Tensor> {
-        Tensor::randn(self.dims(), self.dtype())
+        self.drawn(Tensor::randn_window)
+    }
+
+    /// A random tensor like this one: of its shape and dtype, and on its mesh. A meta tensor is drawn as if it had values.
+    fn drawn(&self, draw: impl Fn(&Window, DType, &mut Generator) -> Result<Tensor>) -> Result<Tensor> {
+        with_default_generator(|generator| match self.layout() {
+            None => draw(&Window::whole(self.dims()), self.dtype(), generator),
+            Some(layout) => {
+                sharded::parts(&layout.without_partials(), |window| draw(window, self.dtype(), generator))
+            }
+        })
     }
 
     /// Normal with mean 0 and variance 1, from this thread's generator.

@@ -1,5 +1,9 @@
 //! Tests of programs that run on several ranks.
 
+mod converter;
+
+pub use converter::DTensorConverter;
+
 #[cfg(feature = "mpi")]
 use crate::comm::run_each;
 use crate::comm::{World, launch_each};

@@ -8,7 +8,10 @@ use smallvec::SmallVec;
 
 use super::mode::{enable_grad, no_grad};
 use super::{Backward, Leaf, Link, Moment, Node};
-use crate::{Error, Result, Tensor};
+use crate::comm::ReduceOp;
+use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Partial, Placement};
+use crate::{Error, FromLocal, Result, Tensor};
 
 /// How a backward pass is run.
 ///
@@ -215,7 +218,10 @@ impl Pass {
                 return Err(Error::Autograd { op: OP, message });
             }
         };
-        output.expect_like(OP, "the gradient must have the result's shape", &seed)?;
+        output.expect_meta(OP, "the gradient must have the result's shape", &seed)?;
+        if seed.mesh() != output.mesh() {
+            return Err(Error::layouts(OP, output.layout(), seed.layout()));
+        }
         self.accept(output.link(), seed)?;
         while let Some(Waiting { node, .. }) = self.queue.pop() {
             let grads = self.grads.remove(&address(&node)).unwrap_or_default();
@@ -263,6 +269,14 @@ impl Pass {
                         meta.shape
                     ));
                 }
+                Some(g) if g.mesh() != node.from.as_ref() => {
+                    let side = |on: Option<&DeviceMesh>| on.map_or("local".into(), ToString::to_string);
+                    return wrong(format!(
+                        "the gradient rule gave a tensor on {} for input {i}, which is on {}",
+                        side(g.mesh()),
+                        side(node.from.as_ref())
+                    ));
+                }
                 _ => {}
             }
         }
@@ -275,7 +289,7 @@ impl Pass {
             Link::Leaf(leaf) => {
                 let grad = if self.create { grad } else { grad.detach() };
                 match self.leaves.iter_mut().find(|(known, _)| Arc::ptr_eq(known, leaf)) {
-                    Some((_, total)) => *total = total.add(&grad)?,
+                    Some((_, total)) => *total = added(total, &grad)?,
                     None => self.leaves.push((leaf.clone(), grad)),
                 }
                 Ok(())
@@ -298,8 +312,10 @@ impl Pass {
 
     /// Hands out the gradients of the leaves.
     fn commit(&mut self) -> Result<()> {
-        for (leaf, grad) in self.leaves.drain(..) {
+        let leaves = std::mem::take(&mut self.leaves);
+        for (leaf, grad) in leaves {
             if let Some(wanted) = &mut self.wanted {
+                let grad = leaf.settled(grad)?;
                 let target = Target::of(&Link::Leaf(leaf)).expect("a leaf can be a target");
                 wanted.found.insert(target, Some(grad));
                 continue;
@@ -307,10 +323,10 @@ impl Pass {
             // Held across the addition, so that passes on several threads do not lose each other's sums.
             let mut store = leaf.grad.lock();
             let total = match &*store {
-                Some(before) => before.add(&grad)?,
+                Some(before) => added(before, &leaf.settled(grad)?)?,
                 None => grad,
             };
-            *store = Some(total);
+            *store = Some(leaf.settled(total)?);
         }
         Ok(())
     }
@@ -318,7 +334,22 @@ impl Pass {
 
 fn sum(before: Option<Tensor>, grad: Tensor) -> Result<Tensor> {
     match before {
-        Some(before) => before.add(&grad),
+        Some(before) => added(&before, &grad),
         None => Ok(grad),
+    }
+}
+
+/// The sum of two gradients. Where both lie in the same way and parts can be added, they are, and nothing is moved.
+fn added(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let linear = |p: &Placement| !matches!(p, Partial(op) if !op.commutes_with(ReduceOp::Sum));
+    let has_part = |layout: &Layout| layout.mesh().coordinate().is_some();
+    let addable = |layout: &Layout| has_part(layout) && layout.placements().iter().all(linear);
+    match a.layout() {
+        Some(layout) if b.layout() == Some(layout) && addable(layout) => {
+            let sum = a.to_local()?.add(&b.to_local()?)?;
+            let options = FromLocal { shape: Some(layout.shape().clone()), ..FromLocal::default() };
+            Tensor::from_local_with(&sum, layout.mesh(), layout.placements(), options)
+        }
+        _ => a.add(b),
     }
 }

@@ -17,4 +17,4 @@ pub use backward::{BackwardOptions, grad};
 pub(crate) use mode::grad_enabled;
 pub use mode::{enable_grad, no_grad};
 pub use node::{Backward, Grads, Saves};
-pub(crate) use node::{Leaf, Link, Moment, Node};
+pub(crate) use node::{Leaf, Link, Moment, Node, Recorded};

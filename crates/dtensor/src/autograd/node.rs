@@ -1,12 +1,15 @@
 //! One recorded operator.
 
 use std::cell::Cell;
+use std::fmt::Debug;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::mesh::DeviceMesh;
 use crate::ops::Op;
+use crate::placement::Layout;
 use crate::tensor::{Meta, Value};
 use crate::{Error, Result, Tensor};
 
@@ -77,15 +80,58 @@ impl Moment {
 #[derive(Default)]
 pub(crate) struct Leaf {
     pub(crate) grad: Mutex<Option<Tensor>>,
+    /// How the leaf lies on a mesh, and so its gradient.
+    pub(crate) layout: Option<Layout>,
+}
+
+impl Leaf {
+    /// A gradient where the leaf lies, whatever way it came: nobody has to communicate to use it.
+    pub(super) fn settled(&self, grad: Tensor) -> Result<Tensor> {
+        match &self.layout {
+            Some(layout) if grad.layout() != Some(layout) => grad.relaid(layout),
+            _ => Ok(grad),
+        }
+    }
+}
+
+/// What a node knows of what it records: all operators, and what moves tensors on and off meshes.
+pub(crate) trait Recorded: Debug + Send + Sync + 'static {
+    /// The name in messages.
+    fn name(&self) -> &'static str;
+
+    /// What [`gradient`](Recorded::gradient) reads.
+    fn saves(&self) -> Saves {
+        Saves::NOTHING
+    }
+
+    /// The gradients of the inputs from those of the outputs.
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads>;
+}
+
+impl<O: Op> Recorded for O {
+    fn name(&self) -> &'static str {
+        Op::name(self)
+    }
+
+    fn saves(&self) -> Saves {
+        Op::saves(self)
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Op::gradient(self, cx)
+    }
 }
 
 /// A recorded operator. One allocation: the operator lies at its end.
-pub(crate) struct Node<O: Op + ?Sized = dyn Op> {
+pub(crate) struct Node<O: Recorded + ?Sized = dyn Recorded> {
     /// When it was recorded.
     pub(crate) moment: Moment,
     pub(crate) edges: SmallVec<[Link; 2]>,
     pub(crate) inputs: SmallVec<[Meta; 2]>,
     pub(crate) outputs: SmallVec<[Meta; 1]>,
+    /// The mesh that the inputs lie on, if they do, and that of the outputs.
+    pub(crate) from: Option<DeviceMesh>,
+    pub(crate) onto: Option<DeviceMesh>,
     pub(crate) saved: Mutex<Option<SavedValues>>,
     pub(crate) op: O,
 }
@@ -98,7 +144,7 @@ pub(crate) struct SavedValues {
     outputs: SmallVec<[Option<Value>; 1]>,
 }
 
-impl<O: Op> Node<O> {
+impl<O: Recorded> Node<O> {
     pub(crate) fn record(
         op: O,
         inputs: &[&Tensor],
@@ -116,18 +162,21 @@ impl<O: Op> Node<O> {
             outputs: outputs.iter().enumerate().map(|(i, y)| saves.output(i).then(|| y.clone())).collect(),
         };
         let edges: SmallVec<[Link; 2]> = inputs.iter().map(|x| x.link().clone()).collect();
+        let mesh = |value: &Value| value.layout.as_ref().map(|layout| layout.mesh().clone());
         Arc::new(Node {
             moment: Moment::after(edges.iter().map(Link::moment).max()),
             edges,
             inputs: input_metas,
             outputs: output_metas,
+            from: inputs.first().and_then(|x| mesh(x.value())),
+            onto: outputs.first().and_then(mesh),
             saved: Mutex::new(Some(saved)),
             op,
         })
     }
 }
 
-impl<O: Op + ?Sized> Drop for Node<O> {
+impl<O: Recorded + ?Sized> Drop for Node<O> {
     /// A long chain of nodes is taken apart by a loop: dropping it recursively would overflow the stack.
     fn drop(&mut self) {
         let mut pending: Vec<Link> = std::mem::take(&mut self.edges).into_vec();
@@ -235,6 +284,11 @@ impl<'a> Backward<'a> {
         &self.node.inputs[i]
     }
 
+    /// Zeros in the place of the i-th input: of its shape and dtype, on its mesh.
+    pub fn zeros(&self, i: usize) -> Result<Tensor> {
+        Tensor::zeros_for(self.input_meta(i), self.node.from.as_ref())
+    }
+
     /// The number of inputs.
     pub fn inputs(&self) -> usize {
         self.node.inputs.len()
@@ -254,7 +308,7 @@ impl<'a> Backward<'a> {
     pub fn dy_of(&self, i: usize) -> Result<Tensor> {
         match (self.grads.get(i), self.node.outputs.get(i)) {
             (Some(Some(grad)), _) => Ok(grad.clone()),
-            (_, Some(meta)) => Tensor::full_of(meta, 0),
+            (_, Some(meta)) => Tensor::zeros_for(meta, self.node.onto.as_ref()),
             _ => {
                 let message = format!("there is no output {i}");
                 Err(Error::Autograd { op: self.node.op.name(), message })

@@ -29,6 +29,14 @@ pub enum ReduceOp {
     Product,
 }
 
+impl ReduceOp {
+    /// Whether values can be reduced so along one mesh dim and in the other way along another, in any order or at once.
+    pub(crate) fn commutes_with(self, other: ReduceOp) -> bool {
+        let linear = |op| matches!(op, ReduceOp::Sum | ReduceOp::Avg);
+        self == other || (linear(self) && linear(other))
+    }
+}
+
 impl From<ReduceOp> for Reduce {
     fn from(op: ReduceOp) -> Self {
         match op {

@@ -116,12 +116,26 @@ impl Group {
 
     /// Begins a collective on a tensor's value, if it has one: those of meta tensors meet, but move nothing.
     pub(super) fn start_on(&self, collective: Collective, x: &Tensor, at: Site) -> Result<Box<dyn Flight>> {
+        x.not_distributed(collective.name())?;
         let values = if x.is_meta() {
             Locals::new()
         } else {
             Locals::from_elem(x.local(collective.name())?.clone(), 1)
         };
         self.start(collective, x.meta(), values, x.requires_grad() && grad_enabled(), at)
+    }
+
+    /// A collective on a value that is no tensor of its own, such as a part of one; `grad` says whether a gradient will come
+    /// back through it.
+    pub(crate) fn communicate_local(
+        &self,
+        collective: Collective,
+        x: Local,
+        grad: bool,
+        at: Site,
+    ) -> Result<Local> {
+        let name = collective.name();
+        only(name, self.start(collective, x.meta(), Locals::from_elem(x, 1), grad, at)?.wait()?)
     }
 
     /// Whether the other ranks are not there.

@@ -211,6 +211,11 @@ impl World {
     /// As [`new_group`](World::new_group), with the name that errors give it.
     #[track_caller]
     pub fn named_group(&self, ranks: &[usize], name: &str) -> Result<Option<Group>> {
+        self.group_at(ranks, name, Site::caller())
+    }
+
+    /// As [`named_group`](World::named_group), for somebody else's line.
+    pub(crate) fn group_at(&self, ranks: &[usize], name: &str, at: Site) -> Result<Option<Group>> {
         some_ranks("new_group", ranks.len())?;
         let mut seen = vec![false; self.size()];
         for &rank in ranks {
@@ -225,7 +230,7 @@ impl World {
             return Ok(None);
         }
         let timeout = self.everyone.timeout();
-        Self::join(&self.presence, ranks.into(), name.into(), timeout, Site::caller()).map(Some)
+        Self::join(&self.presence, ranks.into(), name.into(), timeout, at).map(Some)
     }
 
     /// The same rank, whose groups (this one's and those made from it) wait so long for others.

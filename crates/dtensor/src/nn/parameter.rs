@@ -49,11 +49,18 @@ impl Parameter {
         self.cell.read().zero_grad();
     }
 
-    /// Puts another value of the same shape and dtype in its place, keeping the gradient.
+    /// Puts another value of the same shape and dtype in its place, keeping the gradient. On a mesh, the value is brought to how
+    /// the parameter lies.
+    #[track_caller]
     pub fn set(&self, value: &Tensor) -> Result<()> {
         let mut cell = self.cell.write();
-        cell.expect_like("set", "a parameter keeps its shape", value)?;
-        *cell = cell.with_value_of(value);
+        cell.expect_meta("set", "a parameter keeps its shape", value)?;
+        let relaid = match cell.layout() {
+            Some(layout) if value.mesh() == cell.mesh() => value.detach().relaid(layout)?,
+            _ => value.clone(),
+        };
+        cell.expect_like("set", "a parameter keeps its shape", &relaid)?;
+        *cell = cell.with_value_of(&relaid);
         Ok(())
     }
 

@@ -132,7 +132,7 @@ impl Op for Gather {
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        let dx = || Tensor::full_of(cx.input_meta(0), 0)?.scatter_add(self.dim, &cx.input(1)?, &cx.dy()?);
+        let dx = || cx.zeros(0)?.scatter_add(self.dim, &cx.input(1)?, &cx.dy()?);
         Ok(grads![cx.when(0, dx)?, None])
     }
 }
@@ -179,7 +179,7 @@ impl Op for ScatterAdd {
             // What of the source no index reaches has no gradient. An index without elements reaches nothing, and is the
             // only one that may be larger.
             if cx.input_meta(1).shape.numel() == 0 {
-                return Tensor::full_of(cx.input_meta(2), 0);
+                return cx.zeros(2);
             }
             let mut grad = dy.gather(self.dim, &cx.input(1)?)?;
             for (dim, &size) in cx.input_meta(2).shape.iter().enumerate() {

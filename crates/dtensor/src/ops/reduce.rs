@@ -305,7 +305,7 @@ impl Op for Extreme {
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let over = Over { dims: [self.dim].into_iter().collect(), keepdim: self.keepdim };
         let meta = cx.input_meta(0);
-        let zeros = Tensor::full_of(meta, 0)?;
+        let zeros = cx.zeros(0)?;
         if meta.shape.rank() == 0 {
             return Ok(grads![Some(cx.dy()?)]);
         }

@@ -53,7 +53,7 @@ impl Op for Order {
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let (Order::Sort { dim, .. } | Order::Top { dim, .. }) = *self;
-        let zeros = Tensor::full_of(cx.input_meta(0), 0)?;
+        let zeros = cx.zeros(0)?;
         if zeros.rank() == 0 {
             return Ok(grads![Some(cx.dy()?)]);
         }

@@ -4,7 +4,7 @@ use super::{Locals, Metas, Op, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
 use crate::engine::Local;
 use crate::engine::kernels::{cast, cat, index};
-use crate::tensor::{DType, Device, Dim, DimList, Dims, Meta, NewShape, Shape, Value};
+use crate::tensor::{DType, Device, Dim, DimList, Dims, Meta, NewShape, Shape};
 use crate::{Error, Result, Tensor, apply};
 
 /// The same elements in row-by-row order under another shape.
@@ -485,9 +485,9 @@ impl Tensor {
 
     /// The same tensor on another device. To [`Device::Meta`] the value is dropped; from there, nothing can come.
     pub fn to_device(&self, device: Device) -> Result<Tensor> {
-        match (self.value(), device) {
-            (Value::Local(_), Device::Meta) => Tensor::meta_of(self.dims(), self.dtype()),
-            (Value::Meta(_), Device::Cpu) => Err(Error::NoValue { op: "to_device" }),
+        match (self.device(), device) {
+            (Device::Cpu, Device::Meta) => self.empty_like(device),
+            (Device::Meta, Device::Cpu) => Err(Error::NoValue { op: "to_device" }),
             _ => Ok(self.clone()),
         }
     }

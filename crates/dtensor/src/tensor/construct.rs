@@ -1,12 +1,12 @@
 //! Tensors from nothing and from Rust values.
 
-use std::sync::Arc;
-
-use super::{DType, Device, Element, Meta, Scalar, Shape, Tensor, Value};
+use super::{DType, Device, Element, Meta, Part, Scalar, Shape, Tensor, Value};
 use crate::autograd::Link;
 use crate::engine::Local;
 use crate::engine::kernels::copy;
 use crate::engine::kernels::window::Window;
+use crate::mesh::DeviceMesh;
+use crate::placement::Layout;
 use crate::{Error, Result};
 
 impl Tensor {
@@ -74,7 +74,7 @@ impl Tensor {
     pub fn meta_of(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let shape = shape.into();
         checked_numel("meta_of", &shape)?;
-        Ok(Tensor::new(Value::Meta(Arc::new(Meta { shape, dtype, device: Device::Meta })), Link::None))
+        Ok(Tensor::new(Value::plain(Part::of_meta(shape, dtype)), Link::None))
     }
 
     /// `start`, `start + step`, … up to but without `end`.
@@ -179,7 +179,7 @@ impl Tensor {
         Ok(Tensor::from_local_value(copy::eye(dtype, n, n)?))
     }
 
-    /// Zeros of this tensor's shape, dtype and device.
+    /// Zeros of this tensor's shape, dtype and device, on its mesh if it is distributed.
     pub fn zeros_like(&self) -> Result<Tensor> {
         self.full_like(0)
     }
@@ -191,7 +191,25 @@ impl Tensor {
 
     /// One number everywhere, with this tensor's shape, dtype and device.
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Tensor> {
-        Tensor::full_of(&self.meta(), value)
+        match self.layout() {
+            None => Tensor::full_of(&self.meta(), value),
+            // What partial values sum up to must be the number.
+            Some(layout) => Tensor::full_laid(&layout.without_partials(), &self.meta(), value),
+        }
+    }
+
+    /// Zeros of the shape, dtype and device described, on every rank of a mesh if one is given.
+    pub(crate) fn zeros_for(meta: &Meta, mesh: Option<&DeviceMesh>) -> Result<Tensor> {
+        match mesh {
+            None => Tensor::full_of(meta, 0),
+            Some(mesh) => Tensor::full_laid(&Layout::everywhere(mesh, &meta.shape), meta, 0),
+        }
+    }
+
+    /// One number everywhere in a tensor that lies on a mesh.
+    pub(crate) fn full_laid(layout: &Layout, meta: &Meta, value: impl Into<Scalar>) -> Result<Tensor> {
+        let part = Tensor::full_of(&Meta { shape: layout.local_shape().clone(), ..meta.clone() }, value)?;
+        Ok(Tensor::laid(part.value().part.clone(), layout.clone()))
     }
 
     /// One number everywhere, with the shape, dtype and device described.
@@ -204,9 +222,10 @@ impl Tensor {
 
     /// A tensor of this one's shape and dtype on `device`, for somebody to put values in; until then they are zeros.
     pub fn empty_like(&self, device: Device) -> Result<Tensor> {
-        match device {
-            Device::Meta => Tensor::meta_of(self.dims(), self.dtype()),
-            Device::Cpu => Tensor::zeros(self.dims(), self.dtype()),
+        let meta = Meta { device, ..self.meta() };
+        match self.layout() {
+            None => Tensor::full_of(&meta, 0),
+            Some(layout) => Tensor::full_laid(layout, &meta, 0),
         }
     }
 }

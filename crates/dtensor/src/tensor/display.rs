@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use super::{DType, Shape, Tensor};
+use super::{DType, Shape, Tensor, Value};
+use crate::autograd::Link;
 use crate::no_grad;
+use crate::placement::shown;
 
 /// Tensors with more elements are shown by their edges.
 const THRESHOLD: usize = 1000;
@@ -15,7 +17,11 @@ const WIDTH: usize = 75;
 const PRECISION: usize = 8;
 
 impl fmt::Display for Tensor {
+    /// The elements; of a distributed tensor, this rank's part and how it lies. Nothing is gathered.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(layout) = self.layout() {
+            return write!(f, "{}\n({layout} on {})", self.own_part(), layout.mesh());
+        }
         match Printed::of(self) {
             Some(printed) => f.write_str(&printed.array(" ", 0)),
             None => write!(f, "meta({} {})", self.dtype(), self.shape()),
@@ -23,8 +29,20 @@ impl fmt::Display for Tensor {
     }
 }
 
+impl Tensor {
+    /// What this rank has of a distributed tensor.
+    fn own_part(&self) -> Tensor {
+        Tensor::new(Value::plain(self.value().part.clone()), Link::None)
+    }
+}
+
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(layout) = self.layout() {
+            write!(f, "DTensor(local_tensor={:?}, device_mesh={}, ", self.own_part(), layout.mesh())?;
+            write!(f, "placements={}, shape={}", shown(layout.placements()), layout.shape())?;
+            return f.write_str(if self.requires_grad() { ", requires_grad)" } else { ")" });
+        }
         f.write_str("tensor(")?;
         match Printed::of(self) {
             Some(printed) => f.write_str(&printed.array(", ", "tensor(".len()))?,

@@ -19,6 +19,8 @@ pub use shape::{Dim, Dims, INFER, NewShape, Shape};
 
 use crate::autograd::{Leaf, Link};
 use crate::engine::Local;
+use crate::mesh::DeviceMesh;
+use crate::placement::{Layout, Placement};
 use crate::{Error, Result};
 
 /// What is known of a tensor without its value.
@@ -54,19 +56,53 @@ pub struct Tensor {
     link: Link,
 }
 
-/// A tensor's value, or the lack of one.
+/// What this rank has of a tensor, and how the whole lies on a mesh if it does.
 #[derive(Clone)]
-pub(crate) enum Value {
+pub(crate) struct Value {
+    pub(crate) part: Part,
+    pub(crate) layout: Option<Layout>,
+}
+
+/// What this rank has of a tensor: a value, or only what is known of one.
+#[derive(Clone)]
+pub(crate) enum Part {
     Local(Local),
     Meta(Arc<Meta>),
 }
 
-impl Value {
+impl Part {
+    fn dims(&self) -> &[usize] {
+        match self {
+            Part::Local(local) => local.dims(),
+            Part::Meta(meta) => &meta.shape,
+        }
+    }
+
     pub(crate) fn meta(&self) -> Meta {
         match self {
-            Value::Local(local) => local.meta(),
-            Value::Meta(meta) => Meta::clone(meta),
+            Part::Local(local) => local.meta(),
+            Part::Meta(meta) => Meta::clone(meta),
         }
+    }
+
+    /// A part without a value.
+    pub(crate) fn of_meta(shape: Shape, dtype: DType) -> Part {
+        Part::Meta(Arc::new(Meta { shape, dtype, device: Device::Meta }))
+    }
+}
+
+impl Value {
+    pub(crate) fn meta(&self) -> Meta {
+        let meta = self.part.meta();
+        match &self.layout {
+            None => meta,
+            Some(layout) => Meta { shape: layout.shape().clone(), ..meta },
+        }
+    }
+
+    /// Of a tensor on this rank alone.
+    pub(crate) fn plain(part: Part) -> Value {
+        Value { part, layout: None }
     }
 }
 
@@ -77,7 +113,17 @@ impl Tensor {
 
     /// A tensor with this rank's value, and no history.
     pub(crate) fn from_local_value(local: Local) -> Self {
-        Tensor { value: Value::Local(local), link: Link::None }
+        Tensor { value: Value::plain(Part::Local(local)), link: Link::None }
+    }
+
+    /// A tensor that lies on a mesh, of which this rank has this part.
+    pub(crate) fn laid(part: Part, layout: Layout) -> Self {
+        Tensor { value: Value { part, layout: Some(layout) }, link: Link::None }
+    }
+
+    /// The same place in the graph, with another value for it.
+    pub(crate) fn with_value(&self, value: Value) -> Tensor {
+        Tensor { value, link: self.link.clone() }
     }
 
     pub(crate) fn value(&self) -> &Value {
@@ -88,19 +134,59 @@ impl Tensor {
         &self.link
     }
 
-    /// The value on this rank; an error for a meta tensor.
+    /// The value, of a tensor that is on this rank alone and not a meta tensor.
     pub(crate) fn local(&self, op: &'static str) -> Result<&Local> {
-        match &self.value {
-            Value::Local(local) => Ok(local),
-            Value::Meta(_) => Err(Error::NoValue { op }),
+        self.not_distributed(op)?;
+        self.part(op)
+    }
+
+    /// What this rank has of the value; an error for a meta tensor.
+    pub(crate) fn part(&self, op: &'static str) -> Result<&Local> {
+        match &self.value.part {
+            Part::Local(local) => Ok(local),
+            Part::Meta(_) => Err(Error::NoValue { op }),
         }
+    }
+
+    /// An error for a distributed tensor.
+    pub(crate) fn not_distributed(&self, op: &'static str) -> Result<()> {
+        match &self.value.layout {
+            None => Ok(()),
+            Some(layout) => Err(Error::argument(
+                op,
+                format!(
+                    "the tensor is distributed ({layout}): take this rank's part with `to_local` or the whole with \
+                     `full_tensor` first"
+                ),
+            )),
+        }
+    }
+
+    /// How the tensor lies on a mesh, if it is distributed.
+    pub fn layout(&self) -> Option<&Layout> {
+        self.value.layout.as_ref()
+    }
+
+    /// The mesh that the tensor lies on, if it is distributed.
+    pub fn mesh(&self) -> Option<&DeviceMesh> {
+        self.layout().map(Layout::mesh)
+    }
+
+    /// The placements, one per dim of the mesh; none if the tensor is not distributed.
+    pub fn placements(&self) -> &[Placement] {
+        self.layout().map_or(&[], Layout::placements)
+    }
+
+    /// Whether the tensor lies on a mesh.
+    pub fn is_distributed(&self) -> bool {
+        self.value.layout.is_some()
     }
 
     /// The size of each dim.
     pub fn dims(&self) -> &[usize] {
-        match &self.value {
-            Value::Local(local) => local.dims(),
-            Value::Meta(meta) => &meta.shape,
+        match &self.value.layout {
+            None => self.value.part.dims(),
+            Some(layout) => layout.shape(),
         }
     }
 
@@ -138,17 +224,17 @@ impl Tensor {
 
     /// The element type.
     pub fn dtype(&self) -> DType {
-        match &self.value {
-            Value::Local(local) => local.dtype(),
-            Value::Meta(meta) => meta.dtype,
+        match &self.value.part {
+            Part::Local(local) => local.dtype(),
+            Part::Meta(meta) => meta.dtype,
         }
     }
 
     /// Where the value lives.
     pub fn device(&self) -> Device {
-        match &self.value {
-            Value::Local(_) => Device::Cpu,
-            Value::Meta(meta) => meta.device,
+        match &self.value.part {
+            Part::Local(_) => Device::Cpu,
+            Part::Meta(meta) => meta.device,
         }
     }
 
@@ -162,11 +248,12 @@ impl Tensor {
         self.value.meta()
     }
 
-    /// Whether the elements lie row by row without gaps. Meta tensors count as such.
+    /// Whether the elements, those on this rank if it is distributed, lie row by row without gaps. Meta tensors count as
+    /// such.
     pub fn is_contiguous(&self) -> bool {
-        match &self.value {
-            Value::Local(local) => local.is_contiguous(),
-            Value::Meta(_) => true,
+        match &self.value.part {
+            Part::Local(local) => local.is_contiguous(),
+            Part::Meta(_) => true,
         }
     }
 
@@ -205,7 +292,8 @@ impl Tensor {
                 why: "only tensors of floating point dtype can require gradients",
             }),
             (Link::None, true) => {
-                Ok(Tensor { value: self.value.clone(), link: Link::Leaf(Arc::new(Leaf::default())) })
+                let leaf = Leaf { layout: self.value.layout.clone(), ..Leaf::default() };
+                Ok(Tensor { value: self.value.clone(), link: Link::Leaf(Arc::new(leaf)) })
             }
         }
     }
@@ -230,7 +318,7 @@ impl Tensor {
         }
     }
 
-    /// Replaces the gradient collected so far, which must be of this leaf's shape and dtype.
+    /// Replaces the gradient collected so far, which must be of this leaf's shape, dtype and layout.
     pub fn set_grad(&self, grad: Option<Tensor>) -> Result<()> {
         const OP: &str = "set_grad";
         let Link::Leaf(leaf) = &self.link else {
@@ -248,6 +336,6 @@ impl Tensor {
 
     /// The same place in the graph with another value of the same shape and dtype: how a parameter is updated.
     pub(crate) fn with_value_of(&self, other: &Tensor) -> Tensor {
-        Tensor { value: other.value.clone(), link: self.link.clone() }
+        self.with_value(other.value.clone())
     }
 }

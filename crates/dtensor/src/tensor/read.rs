@@ -37,7 +37,7 @@ impl Tensor {
         with_elem!(local.dtype(), T => Ok(local.to_vec::<T>()?.into_iter().map(|x| Num::to_f64(x.acc())).collect()))
     }
 
-    /// The one element. `T` must be the tensor's dtype.
+    /// The one element. `T` must be the tensor's dtype. A distributed tensor is gathered or reduced first.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -46,25 +46,49 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
         if self.numel() != 1 {
             let message = format!("a tensor with {} elements cannot be converted to scalar", self.numel());
             return Err(Error::argument("item", message));
         }
-        Ok(self.to_vec::<T>()?[0])
+        Ok(self.undistributed("item")?.to_vec::<T>()?[0])
     }
 
     /// The one element as a double, whatever the dtype.
+    #[track_caller]
     pub fn item_f64(&self) -> Result<f64> {
         if self.numel() != 1 {
             let message = format!("a tensor with {} elements cannot be converted to scalar", self.numel());
             return Err(Error::argument("item_f64", message));
         }
-        Ok(self.to_f64_vec()?[0])
+        Ok(self.undistributed("item_f64")?.to_f64_vec()?[0])
     }
 
-    /// That `other` could stand in this tensor's place: its shape, dtype and device are the same.
+    /// The whole, on this rank.
+    #[track_caller]
+    fn undistributed(&self, op: &'static str) -> Result<Tensor> {
+        match self.mesh() {
+            None => Ok(self.clone()),
+            Some(mesh) if mesh.coordinate().is_some() => self.detach().full_tensor(),
+            Some(mesh) => {
+                let message = format!("rank {} is not in {mesh}, and has nothing of the tensor", mesh.rank());
+                Err(Error::argument(op, message))
+            }
+        }
+    }
+
+    /// That `other` could stand in this tensor's place: its shape, dtype, device and layout are the same.
     pub(crate) fn expect_like(&self, op: &'static str, why: &'static str, other: &Tensor) -> Result<()> {
+        self.expect_meta(op, why, other)?;
+        if other.layout() != self.layout() {
+            return Err(Error::layouts(op, self.layout(), other.layout()));
+        }
+        Ok(())
+    }
+
+    /// That shape, dtype and device are those of `other`.
+    pub(crate) fn expect_meta(&self, op: &'static str, why: &'static str, other: &Tensor) -> Result<()> {
         if other.dims() != self.dims() {
             return Err(Error::ShapeMismatch { op, why, left: self.shape(), right: other.shape() });
         }

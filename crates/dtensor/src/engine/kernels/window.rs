@@ -28,7 +28,6 @@ impl Window {
 
     /// The elements whose index along every dim is in one of that dim's ranges, which must be inside the whole,
     /// ascending and without overlap. Empty ones count for nothing.
-    #[allow(dead_code)]
     pub(crate) fn new(
         whole: &[usize],
         ranges: impl IntoIterator<Item = impl IntoIterator<Item = Range<usize>>>,

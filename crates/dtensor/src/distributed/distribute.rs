@@ -1,0 +1,147 @@
+//! A tensor that every rank has, laid on a mesh.
+
+use smallvec::SmallVec;
+
+use crate::comm::{ReduceOp, Site};
+use crate::mesh::{DeviceMesh, chosen};
+use crate::placement::{Layout, Partial, Placements, Ranges, chunk_of_each};
+use crate::redistribute::{NOTHING, keep};
+use crate::tensor::Part;
+use crate::{Error, Result, Tensor};
+
+/// Lays a tensor, of which every rank has one of the same shape, on a mesh. The values are those of the rank at the mesh's
+/// first coordinate; the others' are not looked at, and stay as they are.
+///
+/// The result is a leaf, and requires a gradient if the tensor does. A tensor that lies so already is given back.
+///
+/// ```
+/// use dtensor::comm::launch;
+/// use dtensor::{DType, DeviceMesh, Shard, Tensor, distribute_tensor};
+/// # fn main() -> dtensor::Result<()> {
+/// launch(4, |world| {
+///     let mesh = DeviceMesh::new(&world, [4], "tp")?;
+///     let x = Tensor::arange(0, 10, 1, DType::F32)?;
+///     let sharded = distribute_tensor(&x, &mesh, [Shard(0)])?;
+///     assert_eq!(sharded.dims(), [10]);
+///     assert_eq!(sharded.to_local()?.numel(), [3, 3, 3, 1][world.rank()]);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[track_caller]
+pub fn distribute_tensor<'a>(
+    tensor: &Tensor,
+    mesh: impl Into<Option<&'a DeviceMesh>>,
+    placements: impl Into<Placements>,
+) -> Result<Tensor> {
+    distribute_tensor_from(tensor, mesh, placements, Some(0))
+}
+
+/// As [`distribute_tensor`], with the values of the rank at position `source` of every mesh dim; or of every rank its own, without
+/// communication: then they must be the same.
+#[track_caller]
+pub fn distribute_tensor_from<'a>(
+    tensor: &Tensor,
+    mesh: impl Into<Option<&'a DeviceMesh>>,
+    placements: impl Into<Placements>,
+    source: Option<usize>,
+) -> Result<Tensor> {
+    const OP: &str = "distribute_tensor";
+    let mesh = chosen(OP, mesh.into())?;
+    if !tensor.is_leaf() {
+        let message = "distribute_tensor should be used to distribute leaf tensors, but this one is the result of an \
+                       operator; `detach` it, or use `Tensor::from_local` and `redistribute`, which pass gradients on";
+        return Err(Error::Autograd { op: OP, message: message.into() });
+    }
+    let layout = Layout::checked(OP, &mesh, placements.into(), tensor.shape())?;
+    if let Some(lies) = tensor.layout() {
+        if *lies.mesh() != mesh {
+            let message =
+                format!("cannot distribute a tensor on {} to a different device mesh, {mesh}", lies.mesh());
+            return Err(Error::argument(OP, message));
+        }
+        if lies.placements() != layout.placements() {
+            let message = format!("cannot distribute a tensor {lies} to a different placements, {layout}");
+            return Err(Error::argument(OP, message));
+        }
+        return Ok(tensor.clone());
+    }
+    if let Some(source) = source
+        && let Some(size) = mesh.shape().iter().find(|&&size| size <= source)
+    {
+        let message = format!("source: there is no rank {source} along a mesh dim of size {size}");
+        return Err(Error::argument(OP, message));
+    }
+    let part = match (&tensor.value().part, mesh.coordinate(), source) {
+        (Part::Meta(meta), ..) => Part::of_meta(layout.local_shape().clone(), meta.dtype),
+        (Part::Local(_), None, _) => {
+            let nothing = Tensor::zeros(layout.local_shape(), tensor.dtype())?;
+            nothing.value().part.clone()
+        }
+        (Part::Local(_), Some(at), Some(source)) => {
+            let handed = handed_out(&tensor.detach(), &mesh, &layout, at, source)?;
+            if handed.dims() != &layout.local_shape()[..] || handed.dtype() != tensor.dtype() {
+                let message = format!(
+                    "the rank at position {source} of every mesh dim has a tensor of another shape or dtype than this \
+                     rank's {} {}: it gives this rank {} {}",
+                    tensor.dtype(),
+                    tensor.shape(),
+                    handed.dtype(),
+                    handed.shape()
+                );
+                return Err(Error::argument(OP, message));
+            }
+            handed.value().part.clone()
+        }
+        (part @ Part::Local(_), Some(_), None) => {
+            let whole = Tensor::laid(part.clone(), layout.replicated());
+            whole.value_in(&layout, &Site::caller())?.part
+        }
+    };
+    Tensor::laid(part, layout).requires_grad_(tensor.requires_grad())
+}
+
+/// The part of a tensor that rank `i` of `n` along a mesh dim gets.
+fn piece(x: &Tensor, dim: usize, split: usize, n: usize, i: usize) -> Result<Tensor> {
+    let whole: Ranges = SmallVec::from_elem(0..x.dims()[dim], 1);
+    let part = keep(x.local("distribute_tensor")?, dim, &chunk_of_each(&whole, split, n, i))?;
+    Ok(Tensor::from_local_value(part))
+}
+
+/// This rank's part of the source's tensor. Mesh dim by mesh dim, those that have it hand it on.
+#[track_caller]
+fn handed_out(x: &Tensor, mesh: &DeviceMesh, layout: &Layout, at: &[usize], source: usize) -> Result<Tensor> {
+    let mut x = x.clone();
+    for (dim, &placement) in layout.placements().iter().enumerate() {
+        if mesh.shape()[dim] == 1 {
+            continue;
+        }
+        // The others get theirs when a later mesh dim has its turn. Until then they have something of the same shape.
+        if at[dim + 1..].iter().any(|&at| at != source) {
+            if let Some((tensor_dim, split)) = placement.cut() {
+                x = piece(&x, tensor_dim, split, mesh.shape()[dim], at[dim])?;
+            }
+            continue;
+        }
+        let group = mesh.group(dim)?;
+        x = match placement.cut() {
+            None => group.broadcast(&x, source)?,
+            Some((tensor_dim, split)) => {
+                let n = mesh.shape()[dim];
+                let pieces = (at[dim] == source)
+                    .then(|| (0..n).map(|i| piece(&x, tensor_dim, split, n, i)).collect::<Result<Vec<_>>>())
+                    .transpose()?;
+                group.scatter(pieces.as_deref(), source)?
+            }
+        };
+        if let (Partial(op), true) = (placement, at[dim] != 0) {
+            x = match op {
+                ReduceOp::Sum => x.full_like(NOTHING)?,
+                ReduceOp::Product => x.ones_like()?,
+                ReduceOp::Avg | ReduceOp::Max | ReduceOp::Min => x,
+            };
+        }
+    }
+    Ok(x)
+}

@@ -1,0 +1,599 @@
+//! [`DeviceMesh`]: ranks in a grid with named dims, and a group of ranks along each dim.
+
+mod argument;
+mod cache;
+mod scope;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Index;
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+pub use argument::{MeshDim, MeshNames};
+use cache::Cache;
+pub(crate) use scope::chosen;
+pub use scope::use_mesh;
+
+use crate::comm::{Group, Site, World};
+use crate::placement::{Layout, Spec, SpecKey, unravel};
+use crate::redistribute::{CostModel, Plan};
+use crate::tensor::Shape;
+use crate::{Error, Result};
+
+/// The number of dims a mesh may have.
+pub(crate) const MAX_DIMS: usize = 8;
+
+/// The names of the dims of a mesh.
+pub(crate) type Names = Arc<[Arc<str>]>;
+
+/// Sizes, positions or indices of mesh dims.
+pub(crate) type MeshDims = SmallVec<[usize; 4]>;
+
+/// Ranks in a grid. A handle: clones are the same mesh.
+///
+/// Each dim has a group per line of ranks along it. The ranks of a group are in the order of the mesh's coordinates, whatever
+/// their numbers. A rank of the world that is not in the mesh has no coordinate; it may call everything the others call, and
+/// takes no part.
+///
+/// ```
+/// use dtensor::DeviceMesh;
+/// use dtensor::comm::launch;
+/// # fn main() -> dtensor::Result<()> {
+/// launch(4, |world| {
+///     let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+///     assert_eq!(mesh.size_of("tp")?, 2);
+///     assert_eq!(mesh.local_rank("tp")?, world.rank() % 2);
+///     assert_eq!(mesh["dp"].group(())?.rank(), world.rank() / 2);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct DeviceMesh(Arc<Core>);
+
+struct Core {
+    shared: Arc<Shared>,
+    /// The ranks, row by row.
+    ranks: Vec<usize>,
+    shape: MeshDims,
+    names: Option<Names>,
+    /// Where this rank is, if it is in the mesh.
+    coordinate: Option<MeshDims>,
+    /// One per dim, on a rank that is in the mesh.
+    groups: Vec<Group>,
+    /// The meshes of one dim each, made when first asked for.
+    lines: Vec<OnceLock<DeviceMesh>>,
+    /// Other meshes cut out of this one, so that what they remember is not lost.
+    taken: Mutex<HashMap<Taken, DeviceMesh>>,
+    cost: CostModel,
+    cache: Mutex<Cache>,
+}
+
+/// The dims that each dim of a mesh is made of, and their names.
+type Taken = (Vec<MeshDims>, Option<Names>);
+
+/// What a mesh shares with those that were cut out of it.
+struct Shared {
+    world: World,
+    groups: Mutex<HashMap<Vec<usize>, Group>>,
+    /// The names of all dims that there have been.
+    dims: Mutex<Vec<Arc<str>>>,
+    /// The names given to several dims taken as one.
+    flattened: Mutex<Vec<(Arc<str>, Names)>>,
+}
+
+impl Shared {
+    /// The dims that a name was given to.
+    fn flattened(&self, name: &str) -> Option<Names> {
+        let known = self.flattened.lock();
+        known.iter().find(|(known, _)| **known == *name).map(|(_, dims)| dims.clone())
+    }
+
+    /// That a name is not in use.
+    fn unknown(&self, op: &'static str, name: &str) -> Result<()> {
+        let message = match self.flattened(name) {
+            Some(dims) => format!("`{name}` already exists for submesh {dims:?}"),
+            None if self.dims.lock().iter().any(|dim| **dim == *name) => {
+                format!("`{name}` already exists: it is the name of a dim")
+            }
+            None => return Ok(()),
+        };
+        Err(Error::argument(op, message))
+    }
+
+    /// The group of these ranks, which all of them ask for at the same time.
+    fn group(&self, ranks: &[usize], name: &str, at: Site) -> Result<Group> {
+        if let Some(group) = self.groups.lock().get(ranks) {
+            return Ok(group.clone());
+        }
+        let group = self.world.group_at(ranks, name, at)?;
+        let group = group.ok_or_else(|| Error::argument("DeviceMesh", "this rank is not in the group"))?;
+        self.groups.lock().insert(ranks.to_vec(), group.clone());
+        Ok(group)
+    }
+}
+
+/// [`DeviceMesh::new`], under PyTorch's name.
+#[track_caller]
+pub fn init_device_mesh(
+    world: &World,
+    shape: impl Into<Shape>,
+    names: impl Into<MeshNames>,
+) -> Result<DeviceMesh> {
+    DeviceMesh::new(world, shape, names)
+}
+
+impl DeviceMesh {
+    /// The first ranks of the world in a grid of this shape, row by row. `names` names the dims, or is `()`.
+    ///
+    /// All ranks of the mesh must call this at the same time.
+    #[track_caller]
+    pub fn new(world: &World, shape: impl Into<Shape>, names: impl Into<MeshNames>) -> Result<DeviceMesh> {
+        let shape = shape.into();
+        let count = shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+        let count = count.filter(|&count| count <= world.size()).ok_or_else(|| too_big(world, &shape))?;
+        DeviceMesh::from_ranks(world, &(0..count).collect::<Vec<_>>(), shape, names)
+    }
+
+    /// The given ranks in a grid of this shape, row by row.
+    ///
+    /// ```
+    /// use dtensor::DeviceMesh;
+    /// use dtensor::comm::World;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::from_ranks(&World::simulated(8, 6)?, &[7, 1, 6, 0], [2, 2], ["dp", "tp"])?;
+    /// assert_eq!(mesh.coordinate(), Some(&[1, 0][..]));
+    /// assert_eq!(mesh.group("dp")?.ranks(), [7, 6]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn from_ranks(
+        world: &World,
+        ranks: &[usize],
+        shape: impl Into<Shape>,
+        names: impl Into<MeshNames>,
+    ) -> Result<DeviceMesh> {
+        const OP: &str = "DeviceMesh";
+        let shape = shape.into();
+        if shape.is_empty() || shape.len() > MAX_DIMS || shape.contains(&0) {
+            let message =
+                format!("a mesh has between 1 and {MAX_DIMS} dims, none of size 0, but the shape is {shape}");
+            return Err(Error::argument(OP, message));
+        }
+        if ranks.len() > world.size() {
+            return Err(too_big(world, &shape));
+        }
+        if shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size)) != Some(ranks.len()) {
+            let message = format!("a mesh of shape {shape} does not have {} ranks", ranks.len());
+            return Err(Error::argument(OP, message));
+        }
+        let mut seen = vec![false; world.size()];
+        for &rank in ranks {
+            let message = match seen.get_mut(rank).map(|seen| std::mem::replace(seen, true)) {
+                None => format!("rank {rank} is not in the world, which has {}", world.size()),
+                Some(true) => format!("duplicate ranks: rank {rank} is there twice"),
+                Some(false) => continue,
+            };
+            return Err(Error::argument(OP, message));
+        }
+        let names = names.into().checked(OP, shape.len())?;
+        let dims = Mutex::new(names.iter().flat_map(|names| names.iter().cloned()).collect());
+        let shared =
+            Shared { world: world.clone(), groups: Mutex::default(), dims, flattened: Mutex::default() };
+        DeviceMesh::assemble(Arc::new(shared), ranks.to_vec(), shape[..].into(), names, CostModel::default())
+    }
+
+    /// From parts that fit together.
+    #[track_caller]
+    fn assemble(
+        shared: Arc<Shared>,
+        ranks: Vec<usize>,
+        shape: MeshDims,
+        names: Option<Names>,
+        cost: CostModel,
+    ) -> Result<DeviceMesh> {
+        let me = shared.world.rank();
+        let coordinate = ranks.iter().position(|&rank| rank == me).map(|at| unravel(at, &shape));
+        let mut groups = Vec::new();
+        if let Some(coordinate) = &coordinate {
+            for dim in 0..shape.len() {
+                let name =
+                    names.as_ref().map_or_else(|| format!("mesh dim {dim}"), |names| names[dim].to_string());
+                groups.push(shared.group(
+                    &along(&ranks, &shape, coordinate, &[dim]),
+                    &name,
+                    Site::caller(),
+                )?);
+            }
+        }
+        let lines = shape.iter().map(|_| OnceLock::new()).collect();
+        let (taken, cache) = (Mutex::default(), Mutex::default());
+        let core = Core { shared, ranks, shape, names, coordinate, groups, lines, taken, cost, cache };
+        Ok(DeviceMesh(Arc::new(core)))
+    }
+
+    /// The same mesh with another idea of what communication costs along its dims.
+    pub fn with_cost(&self, cost: CostModel) -> Result<DeviceMesh> {
+        let core = &*self.0;
+        DeviceMesh::assemble(
+            core.shared.clone(),
+            core.ranks.clone(),
+            core.shape.clone(),
+            core.names.clone(),
+            cost,
+        )
+    }
+
+    /// What communication is taken to cost.
+    pub fn cost(&self) -> &CostModel {
+        &self.0.cost
+    }
+
+    /// The number of dims.
+    pub fn ndim(&self) -> usize {
+        self.0.shape.len()
+    }
+
+    /// The size of each dim.
+    pub fn shape(&self) -> &[usize] {
+        &self.0.shape
+    }
+
+    /// The number of ranks.
+    pub fn size(&self) -> usize {
+        self.0.ranks.len()
+    }
+
+    /// The number of ranks along one dim, given by its position or its name.
+    pub fn size_of<'a>(&self, dim: impl Into<MeshDim<'a>>) -> Result<usize> {
+        Ok(self.0.shape[self.dim("size_of", dim)?])
+    }
+
+    /// The ranks, row by row.
+    pub fn ranks(&self) -> &[usize] {
+        &self.0.ranks
+    }
+
+    /// The names of the dims, if they have some.
+    pub fn names(&self) -> Option<&[Arc<str>]> {
+        self.0.names.as_deref()
+    }
+
+    /// The names of the dims, to be kept.
+    pub(crate) fn shared_names(&self) -> Option<Names> {
+        self.0.names.clone()
+    }
+
+    /// This rank's number in the world.
+    pub fn rank(&self) -> usize {
+        self.0.shared.world.rank()
+    }
+
+    /// Where in the mesh this rank is, if it is.
+    pub fn coordinate(&self) -> Option<&[usize]> {
+        self.0.coordinate.as_deref()
+    }
+
+    /// This rank's position along one dim; `()` stands for the only one.
+    pub fn local_rank<'a>(&self, dim: impl Into<MeshDim<'a>>) -> Result<usize> {
+        let dim = self.dim("local_rank", dim)?;
+        self.coordinate().map(|at| at[dim]).ok_or_else(|| self.outside("local_rank"))
+    }
+
+    /// The ranks along one dim that this rank is among; `()` stands for the only dim.
+    pub fn group<'a>(&self, dim: impl Into<MeshDim<'a>>) -> Result<&Group> {
+        let dim = self.dim("group", dim)?;
+        self.0.groups.get(dim).ok_or_else(|| self.outside("group"))
+    }
+
+    /// The groups this rank is in, one per dim; none if it is not in the mesh.
+    pub fn groups(&self) -> &[Group] {
+        &self.0.groups
+    }
+
+    /// The ranks along several dims taken as one, the first varying slowest. All of them ask at the same time.
+    pub(crate) fn group_over(&self, dims: &[usize], at: Site) -> Result<Group> {
+        if let [dim] = dims {
+            return self.group(*dim).cloned();
+        }
+        let core = &*self.0;
+        let coordinate = self.coordinate().ok_or_else(|| self.outside("group"))?;
+        let name = dims.iter().map(|&dim| self.name_of(dim)).collect::<Vec<_>>().join("×");
+        core.shared.group(&along(&core.ranks, &core.shape, coordinate, dims), &name, at)
+    }
+
+    /// A dim's name, or its position.
+    pub(crate) fn name_of(&self, dim: usize) -> String {
+        self.names().map_or_else(|| dim.to_string(), |names| names[dim].to_string())
+    }
+
+    /// Whether [`flatten`](DeviceMesh::flatten) gave this name to dims.
+    fn knows(&self, name: &str) -> bool {
+        self.0.shared.flattened(name).is_some()
+    }
+
+    /// The position of a dim.
+    fn dim<'a>(&self, op: &'static str, dim: impl Into<MeshDim<'a>>) -> Result<usize> {
+        dim.into().resolve(op, self)
+    }
+
+    fn outside(&self, op: &'static str) -> Error {
+        Error::argument(op, format!("rank {} is not in the mesh {self}", self.rank()))
+    }
+
+    /// The mesh of some of the dims, in their order, that this rank is in. Names given by [`flatten`](DeviceMesh::flatten)
+    /// stand for the dims they were given to.
+    ///
+    /// ```
+    /// use dtensor::DeviceMesh;
+    /// use dtensor::comm::World;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(8, 5)?, [2, 2, 2], ["pp", "dp", "tp"])?;
+    /// let plane = mesh.slice(["pp", "tp"])?;
+    /// assert_eq!(plane.ranks(), [0, 1, 4, 5]);
+    /// plane.flatten("pp_tp")?;
+    /// assert_eq!(mesh.slice("pp_tp")?.shape(), [4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn slice(&self, names: impl Into<MeshNames>) -> Result<DeviceMesh> {
+        const OP: &str = "slice";
+        let Some(valid) = self.names() else {
+            return Err(Error::argument(OP, "cannot slice a DeviceMesh without mesh_dim_names"));
+        };
+        let wanted = names.into().unchecked();
+        let position = |name: &str| valid.iter().position(|valid| **valid == *name);
+        let mut parts: Vec<MeshDims> = Vec::new();
+        for name in &wanted {
+            let dims: Option<MeshDims> = match position(name) {
+                Some(dim) => Some(SmallVec::from_elem(dim, 1)),
+                None => {
+                    let flattened = self.0.shared.flattened(name);
+                    flattened.and_then(|dims| dims.iter().map(|dim| position(dim)).collect())
+                }
+            };
+            parts.push(dims.ok_or_else(|| {
+                let message =
+                    format!("invalid mesh_dim_names {wanted:?}. valid mesh_dim_names are {valid:?}");
+                Error::argument(OP, message)
+            })?);
+        }
+        let order: Vec<usize> = parts.iter().flatten().copied().collect();
+        if order.is_empty() || !order.is_sorted_by(|a, b| a < b) {
+            let message = format!(
+                "mesh dim indices should be in ascending order and not overlap, but {wanted:?} of {valid:?} are {order:?}"
+            );
+            return Err(Error::argument(OP, message));
+        }
+        match &parts[..] {
+            [only] if only.len() == 1 && wanted[0] == valid[only[0]] => self.line(only[0]),
+            _ if wanted == valid => Ok(self.clone()),
+            _ => self.take(&parts, Some(wanted.into())),
+        }
+    }
+
+    /// The mesh of one dim that this rank is in.
+    #[track_caller]
+    fn line(&self, dim: usize) -> Result<DeviceMesh> {
+        if self.ndim() == 1 {
+            return Ok(self.clone());
+        }
+        let slot = &self.0.lines[dim];
+        if let Some(line) = slot.get() {
+            return Ok(line.clone());
+        }
+        let name = self.names().map(|names| Names::from([names[dim].clone()]));
+        let line = self.take(&[SmallVec::from_elem(dim, 1)], name)?;
+        Ok(slot.get_or_init(|| line).clone())
+    }
+
+    /// A mesh with one dim for each of the lists of dims, at this rank's coordinate along the others.
+    #[track_caller]
+    fn take(&self, parts: &[MeshDims], names: Option<Names>) -> Result<DeviceMesh> {
+        let Core { shared, ranks, shape, coordinate, cost, taken, .. } = &*self.0;
+        let key = (parts.to_vec(), names.clone());
+        if let Some(known) = taken.lock().get(&key) {
+            return Ok(known.clone());
+        }
+        let dims: MeshDims = parts.iter().flatten().copied().collect();
+        let at = coordinate.clone().unwrap_or_else(|| SmallVec::from_elem(0, shape.len()));
+        let ranks = along(ranks, shape, &at, &dims);
+        let sizes = parts.iter().map(|part| part.iter().map(|&dim| shape[dim]).product()).collect();
+        let mesh = DeviceMesh::assemble(shared.clone(), ranks, sizes, names, cost.taken(parts))?;
+        Ok(taken.lock().entry(key).or_insert(mesh).clone())
+    }
+
+    /// The ranks of this mesh in one dim, row by row, under a new name, by which [`slice`](DeviceMesh::slice) finds it too;
+    /// without one, the names of the dims joined by `_`. All of them must call this at the same time.
+    #[track_caller]
+    pub fn flatten<'a>(&self, name: impl Into<Option<&'a str>>) -> Result<DeviceMesh> {
+        const OP: &str = "flatten";
+        let Some(names) = self.shared_names() else {
+            return Err(Error::argument(OP, "cannot flatten a DeviceMesh without mesh_dim_names"));
+        };
+        let joined;
+        let name = match name.into() {
+            Some(name) => name,
+            None => {
+                joined = names.join("_");
+                &joined
+            }
+        };
+        if self.ndim() == 1 && *names[0] == *name {
+            return Ok(self.clone());
+        }
+        let known = self.0.shared.flattened(name);
+        if known.as_ref().is_none_or(|dims| *dims != names) {
+            self.0.shared.unknown(OP, name)?;
+        }
+        let flat = self.take(&[(0..self.ndim()).collect()], Some(Names::from([name.into()])))?;
+        if known.is_none() {
+            self.0.shared.flattened.lock().push((name.into(), names));
+        }
+        Ok(flat)
+    }
+
+    /// The mesh with one dim cut into several.
+    ///
+    /// ```
+    /// use dtensor::DeviceMesh;
+    /// use dtensor::comm::World;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(8, 0)?, [8], ["world"])?;
+    /// let mesh = mesh.unflatten("world", [2, 4], ["dp", "tp"])?;
+    /// assert_eq!(mesh.shape(), [2, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn unflatten<'a>(
+        &self,
+        dim: impl Into<MeshDim<'a>>,
+        sizes: impl Into<Shape>,
+        names: impl Into<MeshNames>,
+    ) -> Result<DeviceMesh> {
+        const OP: &str = "unflatten";
+        let (dim, sizes) = (self.dim(OP, dim)?, sizes.into());
+        let size = self.0.shape[dim];
+        let product = sizes.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
+        if sizes.is_empty() || product != Some(size) || self.ndim() + sizes.len() - 1 > MAX_DIMS {
+            let message = format!(
+                "the product of {sizes} must be the size of dim {dim}, {size}, in at most {MAX_DIMS} dims"
+            );
+            return Err(Error::argument(OP, message));
+        }
+        let part = names.into().checked(OP, sizes.len())?;
+        let old = self.names().map(|names| names[dim].clone());
+        for name in part.iter().flat_map(|names| names.iter()).filter(|&name| Some(name) != old.as_ref()) {
+            if let Some(dims) = self.0.shared.flattened(name) {
+                let message = format!("`{name}` already exists for submesh {dims:?}");
+                return Err(Error::argument(OP, message));
+            }
+        }
+        let names: Option<MeshNames> = match (self.names(), part) {
+            (Some(names), Some(part)) => Some([&names[..dim], &part[..], &names[dim + 1..]].concat().into()),
+            (None, None) => None,
+            _ => {
+                let message = "either all dims of a mesh have names or none";
+                return Err(Error::argument(OP, message));
+            }
+        };
+        let mut shape = self.0.shape.clone();
+        shape.remove(dim);
+        shape.insert_many(dim, sizes.iter().copied());
+        let names = match names {
+            Some(names) => names.checked(OP, shape.len())?,
+            None => None,
+        };
+        let cost = self.0.cost.split(dim, sizes.len());
+        let mesh = DeviceMesh::assemble(self.0.shared.clone(), self.0.ranks.clone(), shape, names, cost)?;
+        let mut known = self.0.shared.dims.lock();
+        let new = mesh.names().unwrap_or_default().iter().filter(|name| !known.contains(name));
+        let new: Vec<Arc<str>> = new.cloned().collect();
+        known.extend(new);
+        drop(known);
+        Ok(mesh)
+    }
+
+    /// A layout on an equal mesh as one on this.
+    pub(crate) fn adopt(&self, layout: &Layout) -> Layout {
+        if Arc::ptr_eq(&self.0, &layout.mesh().0) {
+            return layout.clone();
+        }
+        Layout::of(self, layout.spec().key.clone())
+    }
+
+    /// The spec of a layout on this mesh: the same one every time.
+    pub(crate) fn spec(&self, key: SpecKey) -> Arc<Spec> {
+        self.0.cache.lock().spec(key, &self.0.shape, self.coordinate())
+    }
+
+    /// The plan from one layout on this mesh to another, made when first asked for.
+    pub(crate) fn plan(&self, from: &Arc<Spec>, to: &Arc<Spec>, item: usize) -> Arc<Plan> {
+        if let Some(plan) = self.0.cache.lock().plan(from, to, item) {
+            return plan;
+        }
+        let plan = Arc::new(Plan::new(self, from, to, item));
+        self.0.cache.lock().keep(from, to, item, plan.clone());
+        plan
+    }
+}
+
+fn too_big(world: &World, shape: &Shape) -> Error {
+    let message = format!(
+        "mesh should not be bigger than default world size: its shape is {shape}, and the world has {}",
+        world.size()
+    );
+    Error::argument("DeviceMesh", message)
+}
+
+/// The ranks met by varying some dims, the first slowest, from a coordinate.
+fn along(ranks: &[usize], shape: &[usize], coordinate: &[usize], dims: &[usize]) -> Vec<usize> {
+    let sizes: MeshDims = dims.iter().map(|&dim| shape[dim]).collect();
+    let rank_at = |i: usize| {
+        let mut at: MeshDims = coordinate.into();
+        dims.iter().zip(unravel(i, &sizes)).for_each(|(&dim, along)| at[dim] = along);
+        ranks[at.iter().zip(shape).fold(0, |index, (at, size)| index * size + at)]
+    };
+    (0..sizes.iter().product()).map(rank_at).collect()
+}
+
+impl Index<&str> for DeviceMesh {
+    type Output = DeviceMesh;
+
+    /// The mesh of one named dim. Panics if there is none of this name: [`slice`](DeviceMesh::slice) gives an error.
+    fn index(&self, name: &str) -> &DeviceMesh {
+        let dim = self.dim("slice", name).unwrap_or_else(|error| panic!("{error}"));
+        if self.ndim() == 1 {
+            return self;
+        }
+        // The groups are there already: nothing is left that could fail.
+        self.line(dim).unwrap_or_else(|error| panic!("{error}"));
+        self.0.lines[dim].get().expect("made the line before")
+    }
+}
+
+impl PartialEq for DeviceMesh {
+    /// The same ranks in the same grid with the same names, in the same kind of world.
+    fn eq(&self, other: &Self) -> bool {
+        let (a, b) = (&*self.0, &*other.0);
+        Arc::ptr_eq(&self.0, &other.0)
+            || (a.ranks == b.ranks
+                && a.shape == b.shape
+                && a.names == b.names
+                && a.shared.world.kind() == b.shared.world.kind()
+                && a.shared.world.rank() == b.shared.world.rank()
+                && a.shared.world.size() == b.shared.world.size())
+    }
+}
+
+impl Eq for DeviceMesh {}
+
+impl fmt::Display for DeviceMesh {
+    /// `DeviceMesh((dp=2, tp=2), 'cpu', ranks=0..4)`
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let dims = self.shape().iter().enumerate().map(|(dim, size)| match self.names() {
+            Some(names) => format!("{}={size}", names[dim]),
+            None => size.to_string(),
+        });
+        write!(f, "DeviceMesh(({}), 'cpu', ranks=", dims.collect::<Vec<_>>().join(", "))?;
+        match (self.ranks(), self.ranks().first()) {
+            (ranks, Some(&first)) if ranks.iter().enumerate().all(|(i, &rank)| rank == first + i) => {
+                write!(f, "{first}..{})", first + ranks.len())
+            }
+            (ranks, _) => write!(f, "{ranks:?})"),
+        }
+    }
+}
+
+impl fmt::Debug for DeviceMesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

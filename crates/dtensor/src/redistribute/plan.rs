@@ -1,0 +1,361 @@
+//! [`Plan`]: the steps from one layout to another. Pure: layouts in, steps out.
+
+use std::fmt;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::cost::Cost;
+use super::search::{Way, cheapest, straight};
+use super::state::{Field, Holds, Kind, Move, State};
+use crate::comm::{Collective, PerRank, ReduceOp};
+use crate::mesh::{DeviceMesh, MeshDims};
+use crate::placement::{
+    Layout, Placement, PlacementList, Ranges, Spec, chunk, chunk_of_each, cut_len, nested_sizes, pieces,
+};
+use crate::{DType, Error, Result};
+
+/// The steps that bring a tensor from one layout to another, and what they cost.
+///
+/// Made by [`Tensor::explain_redistribute`](crate::Tensor::explain_redistribute); `Display` shows it as a table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    steps: Vec<Step>,
+    from: PlacementList,
+    to: PlacementList,
+    shape: SmallVec<[usize; 6]>,
+    item: usize,
+    cost: Cost,
+    /// What the straight way would have been, if it was not taken.
+    straight: Option<Straight>,
+    /// The names of the mesh dims.
+    names: Option<Arc<[Arc<str>]>>,
+}
+
+/// The way that goes mesh dim by mesh dim.
+#[derive(Clone, Debug, PartialEq)]
+struct Straight {
+    cost: Cost,
+    collectives: usize,
+    bytes: usize,
+}
+
+/// One step of a [`Plan`]: the same for all ranks, but for what each does in it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The placements after it.
+    pub placements: SmallVec<[Placement; 4]>,
+    /// The mesh dims whose placements it changes.
+    pub mesh_dims: SmallVec<[usize; 4]>,
+    /// The name of the collective, if there is one.
+    pub collective: Option<&'static str>,
+    /// The bytes that a rank sends, at most.
+    pub bytes: usize,
+    /// What this is taken to cost, in microseconds.
+    pub micros: f64,
+    done: Move,
+    pub(super) actions: SmallVec<[Action; 1]>,
+}
+
+/// What this rank does.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Action {
+    /// Takes part in a collective along mesh dims.
+    Communicate { over: MeshDims, collective: Collective },
+    /// Keeps some indices of a dim, one range after the other.
+    Keep { dim: usize, ranges: Ranges },
+    /// Sets its value into zeros.
+    Embed { dim: usize, start: usize, len: usize },
+    /// Has all of its value, or the neutral element instead.
+    Divide { op: ReduceOp, all: bool },
+    /// Divides its value by a number.
+    Scale { by: usize },
+}
+
+impl Plan {
+    pub(crate) fn new(mesh: &DeviceMesh, from: &Spec, to: &Spec, item: usize) -> Plan {
+        let field = Field::new(mesh.shape(), mesh.cost(), from, to, item);
+        let plain = straight(&field);
+
+        // Nothing is cheaper than nothing; and where two ways cost the same, the straight one is what people expect.
+        let better = if plain.cost > Cost(0) { cheapest(&field, plain.cost) } else { None };
+        let straight = better.as_ref().map(|_| Straight {
+            cost: plain.cost,
+            collectives: plain.moves.iter().filter(|done| communicates(done.kind)).count(),
+            bytes: plain.bytes(&field),
+        });
+        let Way { moves, cost } = better.unwrap_or(plain);
+        let mut steps = Vec::with_capacity(moves.len());
+        let mut state = field.source;
+        for done in moves {
+            steps.push(Step::new(&field, mesh, state, done));
+            state = field.after(state, &field.cuts(state), done);
+        }
+        Plan {
+            steps,
+            from: from.key.placements.clone(),
+            to: to.key.placements.clone(),
+            shape: from.key.shape[..].into(),
+            item,
+            cost,
+            straight,
+            names: mesh.shared_names(),
+        }
+    }
+
+    /// The cheapest way between two layouts of a tensor of this dtype. They must be on the same mesh and of the same shape. A
+    /// function of its arguments and the mesh's costs alone: no rank is asked.
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, Layout, Plan, Replicate, Shard};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(64, 0)?, [8, 8], ["dp", "tp"])?;
+    /// let layout = |placements: [_; 2]| Layout::new(&mesh, placements, [1024, 1024]);
+    /// let plan = Plan::between(&layout([Shard(0), Shard(0)])?, &layout([Replicate, Replicate])?, DType::F32)?;
+    /// assert_eq!(plan.collectives(), ["all_gather"]);
+    /// assert_eq!(plan.bytes(), 63 * 16 * 1024 * 4);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn between(from: &Layout, to: &Layout, dtype: DType) -> Result<Arc<Plan>> {
+        if from.mesh() != to.mesh() || from.shape() != to.shape() {
+            return Err(Error::layouts("Plan", Some(from), Some(to)));
+        }
+        let to = from.mesh().adopt(to);
+        Ok(from.mesh().plan(from.spec(), to.spec(), dtype.size()))
+    }
+
+    /// The steps, their cost and why they were chosen, for people to read.
+    pub fn explain(&self) -> String {
+        self.to_string()
+    }
+
+    /// The steps, in their order.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The bytes that a rank sends, at most.
+    pub fn bytes(&self) -> usize {
+        self.steps.iter().fold(0, |sum, step| sum.saturating_add(step.bytes))
+    }
+
+    /// What it is taken to cost, in microseconds.
+    pub fn micros(&self) -> f64 {
+        self.cost.micros()
+    }
+
+    /// What it is taken to cost, in picoseconds: a whole number, of which sums can be compared.
+    pub fn picos(&self) -> u64 {
+        self.cost.0
+    }
+
+    /// The collectives, in their order.
+    pub fn collectives(&self) -> Vec<&'static str> {
+        self.steps.iter().filter_map(|step| step.collective).collect()
+    }
+
+    /// The placements on the way, both ends included, as `S(0)R -> RR`.
+    pub fn trace(&self) -> String {
+        let shown = |list: &[Placement]| list.iter().map(Placement::to_string).collect::<String>();
+        let mut trace = shown(&self.from);
+        for step in &self.steps {
+            trace += " -> ";
+            trace += &shown(&step.placements);
+        }
+        trace
+    }
+}
+
+fn communicates(kind: Kind) -> bool {
+    !matches!(kind, Kind::Take { .. } | Kind::Embed { .. } | Kind::Divide { .. })
+}
+
+impl Step {
+    /// What happens, in words.
+    fn what(&self) -> String {
+        match self.done.kind {
+            Kind::Gather { dim } => format!("gather dim {dim}"),
+            Kind::Exchange { from, to } => format!("cut dim {to} instead of dim {from}"),
+            Kind::Reduce => "reduce".into(),
+            Kind::ReduceScatter { dim } => format!("reduce and cut dim {dim}"),
+            Kind::Take { dim, .. } => format!("keep a part of dim {dim}"),
+            Kind::Embed { dim } => format!("set the part of dim {dim} into zeros"),
+            Kind::Divide { .. } => "keep on one rank only, or on all".into(),
+        }
+    }
+
+    fn new(field: &Field, mesh: &DeviceMesh, state: State, done: Move) -> Step {
+        let cuts = field.cuts(state);
+        let collective = match done.kind {
+            Kind::Gather { .. } => Some("all_gather"),
+            Kind::Exchange { .. } => Some("all_to_all"),
+            Kind::Reduce => Some("all_reduce"),
+            Kind::ReduceScatter { .. } => Some("reduce_scatter"),
+            Kind::Take { .. } | Kind::Embed { .. } | Kind::Divide { .. } => None,
+        };
+        Step {
+            placements: field.placements(field.after(state, &cuts, done)),
+            mesh_dims: done.over.iter().collect(),
+            collective,
+            bytes: field.bytes(&cuts, done),
+            micros: field.cost(&cuts, done).micros(),
+            done,
+            actions: mesh.coordinate().map_or_else(SmallVec::new, |at| actions(field, at, state, done)),
+        }
+    }
+}
+
+/// The length that the first cuts of a dim, all or some, leave on this rank.
+fn len_after(field: &Field, state: State, at: &[usize], dim: usize, without: &Move) -> usize {
+    let mut cutters: SmallVec<[(usize, usize, usize); 8]> = (0..field.ndim)
+        .filter(|&m| !without.over.iter().any(|gone| gone == m))
+        .filter_map(|m| match state.get(m) {
+            Holds::Cut { dim: d, place, split } if d == dim => Some((place, m, split)),
+            _ => None,
+        })
+        .collect();
+    cutters.sort_unstable();
+    cutters.iter().fold(field.shape[dim], |len, &(_, m, split)| {
+        cut_len(len, field.splits[split], field.sizes[m], at[m])
+    })
+}
+
+/// What the rank at a coordinate does in a move.
+fn actions(field: &Field, at: &[usize], state: State, done: Move) -> SmallVec<[Action; 1]> {
+    let over: MeshDims = done.over.iter().collect();
+    let counts: MeshDims = over.iter().map(|&m| field.sizes[m]).collect();
+    let len = |dim: usize| len_after(field, state, at, dim, &done);
+    // The sizes of the parts that a cut dim is put together from, and the order they have to be brought into.
+    let gathered = |dim: usize| -> (PerRank, Option<Action>) {
+        let len = len(dim);
+        match over.iter().map(|&m| state.get(m)).next() {
+            Some(Holds::Cut { split, .. }) if split > 0 => {
+                let (split, n) = (field.splits[split], counts[0]);
+                let sizes = (0..n).map(|i| cut_len(len, split, n, i)).collect();
+                (sizes, Some(Action::Keep { dim, ranges: in_line(len, split, n) }))
+            }
+            _ => (nested_sizes(len, &counts), None),
+        }
+    };
+    let communicate = |collective| Action::Communicate { over: over.clone(), collective };
+    let mut actions = SmallVec::new();
+    match done.kind {
+        Kind::Gather { dim } => {
+            let (sizes, order) = gathered(dim);
+            actions.push(communicate(Collective::AllGather { dim, sizes }));
+            actions.extend(order);
+        }
+        Kind::Exchange { from, to } => {
+            let (receive, order) = gathered(from);
+            let send = nested_sizes(len(to), &counts);
+            actions.push(communicate(Collective::AllToAll { split_dim: to, send, cat_dim: from, receive }));
+            actions.extend(order);
+        }
+        Kind::Reduce => {
+            let (op, by) = reduction(field, state, &over);
+            actions.push(communicate(Collective::AllReduce { op }));
+            actions.extend((by > 1).then_some(Action::Scale { by }));
+        }
+        Kind::ReduceScatter { dim } => {
+            let (op, by) = reduction(field, state, &over);
+            let sizes = nested_sizes(len(dim), &counts);
+            actions.push(communicate(Collective::ReduceScatter { op, dim, sizes }));
+            actions.extend((by > 1).then_some(Action::Scale { by }));
+        }
+        Kind::Take { dim, split } => {
+            let (whole, m) = (SmallVec::from_elem(0..len(dim), 1), over[0]);
+            let ranges = chunk_of_each(&whole, field.splits[split], field.sizes[m], at[m]);
+            actions.push(Action::Keep { dim, ranges });
+        }
+        Kind::Embed { dim } => {
+            let (len, m) = (len(dim), over[0]);
+            actions.push(Action::Embed { dim, start: chunk(len, field.sizes[m], at[m]).start, len });
+        }
+        Kind::Divide { op } => actions.push(Action::Divide { op, all: at[over[0]] == 0 }),
+    }
+    actions
+}
+
+/// How values along some mesh dims are reduced at once, and by what the result is divided then.
+fn reduction(field: &Field, state: State, over: &[usize]) -> (ReduceOp, usize) {
+    let op_along = |m: usize| match state.get(m) {
+        Holds::Partial(op) => op,
+        _ => ReduceOp::Sum,
+    };
+    let first = op_along(over[0]);
+    if over.iter().all(|&m| op_along(m) == first) {
+        return (first, 1);
+    }
+    // Sums and averages together.
+    let averaged = over.iter().filter(|&&m| op_along(m) == ReduceOp::Avg);
+    (ReduceOp::Sum, averaged.map(|&m| field.sizes[m]).product())
+}
+
+/// Where the pieces of a dim lie once the parts of all ranks, which have one of each piece, follow one another.
+fn in_line(len: usize, split: usize, n: usize) -> Ranges {
+    // Where what is left of each rank's part begins.
+    let mut next: PerRank = (0..n)
+        .scan(0, |start, i| {
+            let here = *start;
+            *start += cut_len(len, split, n, i);
+            Some(here)
+        })
+        .collect();
+    let mut ranges = Ranges::new();
+    for piece in pieces(len, split) {
+        for (i, start) in next.iter_mut().enumerate() {
+            let part = *start..*start + chunk(piece.len(), n, i).len();
+            *start = part.end;
+            match ranges.last_mut() {
+                _ if part.is_empty() => {}
+                Some(last) if last.end == part.start => last.end = part.end,
+                _ => ranges.push(part),
+            }
+        }
+    }
+    ranges
+}
+
+impl fmt::Display for Plan {
+    /// A line for the whole, one for each step, and one that says why it is this way.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = |list: &[Placement]| list.iter().map(Placement::to_string).collect::<String>();
+        let (from, to) = (shown(&self.from), shown(&self.to));
+        write!(f, "{from} -> {to} of {:?} ({} bytes each): ", self.shape, self.item)?;
+        if self.steps.is_empty() {
+            return f.write_str("nothing to do");
+        }
+        write!(f, "{} bytes sent per rank at most, {:.1} µs", self.bytes(), self.micros())?;
+        let mut before = from;
+        for (i, step) in self.steps.iter().enumerate() {
+            let after = shown(&step.placements);
+            write!(f, "\n  {}. {before} -> {after}: ", i + 1)?;
+            match step.collective {
+                Some(name) => {
+                    let dim = |&dim: &usize| match &self.names {
+                        Some(names) => names[dim].to_string(),
+                        None => dim.to_string(),
+                    };
+                    let along: Vec<String> = step.mesh_dims.iter().map(dim).collect();
+                    let (along, what) = (along.join("×"), step.what());
+                    write!(f, "{name} along {along} ({what}), {} bytes, {:.1} µs", step.bytes, step.micros)?;
+                }
+                None => write!(f, "{}, without communication", step.what())?,
+            }
+            before = after;
+        }
+        match &self.straight {
+            _ if self.collectives().is_empty() => {
+                f.write_str("\n  why: everything needed is on every rank already")
+            }
+            None => f.write_str("\n  why: no other way costs less"),
+            Some(Straight { cost, collectives, bytes }) => write!(
+                f,
+                "\n  why: one mesh dim after the other it would be {bytes} bytes in {collectives} collectives, {:.1} µs",
+                cost.micros()
+            ),
+        }
+    }
+}

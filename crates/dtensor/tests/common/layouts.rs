@@ -1,0 +1,281 @@
+//! What the tests of layouts compare with: for every rank the list of indices it has of each dim, worked out index by index,
+//! and the elements at them.
+//!
+//! Every rank can work out what every other one has. Nothing here communicates, and nothing asks the library where an
+//! element lies. All numbers are small and whole, so that they and their sums are exact in every dtype.
+
+// Every test file is a crate of its own, and none of them uses everything.
+#![allow(dead_code)]
+
+use dtensor::comm::{ReduceOp, World};
+use dtensor::{DType, DeviceMesh, Partial, Placement, Replicate, Result, Shard, StridedShard, Tensor};
+
+use crate::ranks::Random;
+
+pub(crate) const R: Placement = Replicate;
+pub(crate) const P: Placement = Partial(ReduceOp::Sum);
+pub(crate) const AVG: Placement = Partial(ReduceOp::Avg);
+pub(crate) const MAX: Placement = Partial(ReduceOp::Max);
+pub(crate) const MIN: Placement = Partial(ReduceOp::Min);
+pub(crate) const PRODUCT: Placement = Partial(ReduceOp::Product);
+
+pub(crate) fn strided(dim: isize, split_factor: usize) -> Placement {
+    StridedShard { dim, split_factor }
+}
+
+/// The sizes of a mesh, and the rank at each coordinate, row by row.
+#[derive(Clone, Debug)]
+pub(crate) struct Grid {
+    pub(crate) sizes: Vec<usize>,
+    pub(crate) ranks: Vec<usize>,
+}
+
+impl Grid {
+    pub(crate) fn new(sizes: &[usize]) -> Grid {
+        Grid { sizes: sizes.to_vec(), ranks: (0..sizes.iter().product()).collect() }
+    }
+
+    pub(crate) fn of(sizes: &[usize], ranks: &[usize]) -> Grid {
+        Grid { sizes: sizes.to_vec(), ranks: ranks.to_vec() }
+    }
+
+    pub(crate) fn mesh(&self, world: &World) -> Result<DeviceMesh> {
+        DeviceMesh::from_ranks(world, &self.ranks, &self.sizes[..], ())
+    }
+
+    /// All coordinates, row by row.
+    pub(crate) fn coordinates(&self) -> Vec<Vec<usize>> {
+        let mut all = vec![Vec::new()];
+        for &size in &self.sizes {
+            all = all.iter().flat_map(|at| (0..size).map(move |i| [&at[..], &[i]].concat())).collect();
+        }
+        all
+    }
+
+    pub(crate) fn coordinate(&self, rank: usize) -> Option<Vec<usize>> {
+        let i = self.ranks.iter().position(|&member| member == rank)?;
+        Some(self.coordinates().swap_remove(i))
+    }
+
+    /// The number of ranks along some mesh dims, and which of them the one at a coordinate is: the first dim varies slowest.
+    pub(crate) fn place(&self, at: &[usize], dims: &[usize]) -> (usize, usize) {
+        dims.iter().fold((1, 0), |(n, i), &dim| (n * self.sizes[dim], i * self.sizes[dim] + at[dim]))
+    }
+}
+
+/// The indices that part `i` of `n` has: with `c` as their number divided by `n` and rounded up, the first `c` belong to the
+/// first part, the next `c` to the second, and so on.
+fn chunk(indices: &[usize], n: usize, i: usize) -> Vec<usize> {
+    let c = indices.len().div_ceil(n);
+    (0..indices.len()).filter(|position| position / c == i).map(|position| indices[position]).collect()
+}
+
+/// The indices of each dim that the rank at a coordinate has, in the order in which they lie there. Placements are read
+/// from left to right, each cuts what those before it have left.
+pub(crate) fn indices(
+    shape: &[usize],
+    sizes: &[usize],
+    at: &[usize],
+    placements: &[Placement],
+) -> Vec<Vec<usize>> {
+    let mut lists: Vec<Vec<usize>> = shape.iter().map(|&len| (0..len).collect()).collect();
+    for (mesh_dim, placement) in placements.iter().enumerate() {
+        let (n, i) = (sizes[mesh_dim], at[mesh_dim]);
+        match *placement {
+            Shard(dim) => lists[dim as usize] = chunk(&lists[dim as usize], n, i),
+            StridedShard { dim, split_factor } => {
+                let list = &mut lists[dim as usize];
+                let pieces = (0..split_factor).map(|piece| chunk(list, split_factor, piece));
+                *list = pieces.flat_map(|piece| chunk(&piece, n, i)).collect();
+            }
+            Replicate | Partial(_) => {}
+        }
+    }
+    lists
+}
+
+/// What one rank has of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Held {
+    pub(crate) dims: Vec<usize>,
+    /// The first index of each dim; of a dim of which there is nothing, the length of the whole.
+    pub(crate) offset: Vec<usize>,
+    pub(crate) values: Vec<f64>,
+}
+
+impl Held {
+    pub(crate) fn tensor(&self, dtype: DType) -> Result<Tensor> {
+        tensor(&self.values, &self.dims, dtype)
+    }
+}
+
+pub(crate) fn tensor(values: &[f64], dims: &[usize], dtype: DType) -> Result<Tensor> {
+    Tensor::from_vec(values.to_vec(), dims)?.to_dtype(dtype)
+}
+
+/// A whole tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Whole {
+    pub(crate) shape: Vec<usize>,
+    pub(crate) values: Vec<f64>,
+}
+
+impl Whole {
+    pub(crate) fn random(shape: &[usize], seed: u64) -> Whole {
+        let mut random = Random::new(&[seed]);
+        let values = (0..shape.iter().product::<usize>()).map(|_| random.below(81) as f64 - 40.0).collect();
+        Whole { shape: shape.to_vec(), values }
+    }
+
+    /// The positions, row by row, of the elements at these indices.
+    fn positions(&self, lists: &[Vec<usize>]) -> Vec<usize> {
+        let mut positions = vec![0];
+        for (list, len) in lists.iter().zip(&self.shape) {
+            positions = positions.iter().flat_map(|&p| list.iter().map(move |i| p * len + i)).collect();
+        }
+        positions
+    }
+
+    /// What the rank at a coordinate has. Where values are partial, those of all ranks are different, and together they make
+    /// the element: which ones, `seed` says.
+    pub(crate) fn held(&self, grid: &Grid, at: &[usize], placements: &[Placement], seed: u64) -> Held {
+        let lists = indices(&self.shape, &grid.sizes, at, placements);
+        let dims: Vec<usize> = lists.iter().map(Vec::len).collect();
+        let first = |(list, &len): (&Vec<usize>, &usize)| list.first().copied().unwrap_or(len);
+        let offset = lists.iter().zip(&self.shape).map(first).collect();
+        let partial: Vec<usize> = (0..placements.len()).filter(|&m| placements[m].is_partial()).collect();
+        let (n, me) = grid.place(at, &partial);
+        let averaged = partial.iter().filter(|&&m| placements[m] == AVG).map(|&m| grid.sizes[m]).product();
+        let share = |position: usize| match partial.first().map(|&m| placements[m]) {
+            Some(Partial(op)) => {
+                let mut random = Random::new(&[seed, position as u64]);
+                shares(self.values[position], op, averaged, n, &mut random)[me]
+            }
+            _ => self.values[position],
+        };
+        Held { dims, offset, values: self.positions(&lists).into_iter().map(share).collect() }
+    }
+
+    /// The tensor that the parts of all ranks make up, in the order of their coordinates. Ranks that are to have the same must
+    /// have the same, and every element must be somewhere.
+    pub(crate) fn of_parts(
+        shape: &[usize],
+        grid: &Grid,
+        placements: &[Placement],
+        parts: &[Vec<f64>],
+    ) -> Whole {
+        let mut whole = Whole { shape: shape.to_vec(), values: vec![0.0; shape.iter().product()] };
+        // For every element, what the rank at each coordinate has of it.
+        let mut seen = vec![vec![None; parts.len()]; whole.values.len()];
+        for (i, at) in grid.coordinates().iter().enumerate() {
+            let positions = whole.positions(&indices(shape, &grid.sizes, at, placements));
+            assert_eq!(positions.len(), parts[i].len(), "the part at {at:?}");
+            positions.iter().zip(&parts[i]).for_each(|(&position, &value)| seen[position][i] = Some(value));
+        }
+        for (value, mut seen) in whole.values.iter_mut().zip(seen) {
+            for (&n, placement) in grid.sizes.iter().zip(placements).rev() {
+                seen = seen.chunks(n).map(|along| one_of(along, *placement)).collect();
+            }
+            *value = seen[0].expect("every element is somewhere");
+        }
+        whole
+    }
+}
+
+/// Numbers of `n` ranks that become `value` when they are reduced; for averages, along dims of so many ranks together.
+fn shares(value: f64, op: ReduceOp, averaged: usize, n: usize, random: &mut Random) -> Vec<f64> {
+    let special = random.below(n);
+    let mut shares: Vec<f64> = match op {
+        // Averages along one dim after the other stay whole.
+        ReduceOp::Sum | ReduceOp::Avg => {
+            (0..n).map(|_| (random.below(13) as f64 - 6.0) * averaged as f64).collect()
+        }
+        ReduceOp::Max => (0..n).map(|_| value - random.below(4) as f64).collect(),
+        ReduceOp::Min => (0..n).map(|_| value + random.below(4) as f64).collect(),
+        ReduceOp::Product => (0..n).map(|_| random.pick(&[1.0, -1.0])).collect(),
+    };
+    shares[special] = value;
+    match op {
+        ReduceOp::Sum | ReduceOp::Avg => {
+            let others: f64 = shares.iter().sum::<f64>() - value;
+            shares[special] = value * averaged as f64 - others;
+        }
+        ReduceOp::Product => shares[special] = shares.iter().product(),
+        ReduceOp::Max | ReduceOp::Min => {}
+    }
+    shares
+}
+
+/// What ranks along a mesh dim have of an element becomes one.
+fn one_of(along: &[Option<f64>], placement: Placement) -> Option<f64> {
+    let there: Vec<f64> = along.iter().flatten().copied().collect();
+    if there.is_empty() {
+        return None;
+    }
+    let all = || assert_eq!(there.len(), along.len(), "all ranks must have the element: {along:?}");
+    Some(match placement {
+        Replicate => {
+            all();
+            assert!(there.iter().all(|x| *x == there[0]), "ranks have different replicas: {there:?}");
+            there[0]
+        }
+        Shard(_) | StridedShard { .. } => {
+            assert_eq!(there.len(), 1, "several ranks have the same element: {along:?}");
+            there[0]
+        }
+        Partial(op) => {
+            all();
+            match op {
+                ReduceOp::Sum => there.iter().sum(),
+                ReduceOp::Avg => there.iter().sum::<f64>() / there.len() as f64,
+                ReduceOp::Max => there.iter().copied().fold(f64::MIN, f64::max),
+                ReduceOp::Min => there.iter().copied().fold(f64::MAX, f64::min),
+                ReduceOp::Product => there.iter().product(),
+            }
+        }
+    })
+}
+
+/// Every list of one of `each` for every mesh dim.
+pub(crate) fn all_lists(each: &[Placement], mesh_dims: usize) -> Vec<Vec<Placement>> {
+    let mut lists = vec![Vec::new()];
+    for _ in 0..mesh_dims {
+        lists = lists.iter().flat_map(|list| each.iter().map(move |&p| [&list[..], &[p]].concat())).collect();
+    }
+    lists
+}
+
+/// `R`, `P(sum)` and a shard of each tensor dim.
+pub(crate) fn plain(rank: usize) -> Vec<Placement> {
+    let mut each = vec![R, P];
+    each.extend((0..rank as isize).map(Shard));
+    each
+}
+
+/// The placements that stand for mesh dims cutting one tensor dim in this order: a split factor is the number of ranks along
+/// the mesh dims that cut before but stand further right.
+pub(crate) fn in_order(sizes: &[usize], dim: isize, order: &[usize]) -> Vec<Placement> {
+    let mut list = vec![R; sizes.len()];
+    for (i, &mesh_dim) in order.iter().enumerate() {
+        let before = order[..i].iter().filter(|&&other| other > mesh_dim);
+        list[mesh_dim] = match before.map(|&other| sizes[other]).product() {
+            1 => Shard(dim),
+            split => strided(dim, split),
+        };
+    }
+    list
+}
+
+/// All layouts of several mesh dims cutting one tensor dim in an order that is not theirs, with the other mesh dims `R`.
+pub(crate) fn reordered(sizes: &[usize], rank: usize) -> Vec<Vec<Placement>> {
+    let mut orders: Vec<Vec<usize>> = vec![Vec::new()];
+    let mut all = Vec::new();
+    while let Some(order) = orders.pop() {
+        let rest = (0..sizes.len()).filter(|m| !order.contains(m));
+        orders.extend(rest.map(|m| [&order[..], &[m]].concat()));
+        if !order.is_sorted() {
+            all.extend((0..rank as isize).map(|dim| in_order(sizes, dim, &order)));
+        }
+    }
+    all
+}

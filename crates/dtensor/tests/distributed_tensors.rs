@@ -1,0 +1,260 @@
+//! Tensors on a mesh behave like tensors: the same operators, gradients, parameters and printing.
+
+use dtensor::comm::{ReduceOp, World, record};
+use dtensor::nn::Parameter;
+use dtensor::optim::Sgd;
+use dtensor::testing::spmd;
+use dtensor::{
+    BackwardOptions, DType, Device, DeviceMesh, Error, FromLocal, Generator, Partial, Placement, Replicate,
+    Result, Shard, StridedShard, Tensor, distribute_tensor, grad, sharded,
+};
+
+const P: Placement = Partial(ReduceOp::Sum);
+
+/// Every layout of a matrix on a 2 × 2 mesh that tests go through.
+fn layouts() -> Vec<[Placement; 2]> {
+    let each = [Replicate, Shard(0), Shard(1), P];
+    let strided = [StridedShard { dim: 0, split_factor: 2 }, Shard(0)];
+    each.iter().flat_map(|&a| each.map(|b| [a, b])).chain([strided]).collect()
+}
+
+/// A matrix of small whole numbers.
+fn matrix(rows: usize, columns: usize) -> Result<Tensor> {
+    let numbers = (0..rows * columns).map(|i| ((i * 7 + 3) % 11) as f64 - 4.0).collect();
+    Tensor::from_vec::<f64>(numbers, [rows, columns])
+}
+
+#[test]
+fn operators_on_any_layout_are_those_of_the_whole() {
+    spmd(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        for (rows, inner, columns) in [(4, 6, 2), (3, 5, 1), (1, 2, 3), (0, 3, 2)] {
+            let (a, b) = (matrix(rows, inner)?, matrix(inner, columns)?);
+            let whole = |a: &Tensor, b: &Tensor| -> Result<Vec<Tensor>> {
+                let y = a.matmul(b)?;
+                Ok(vec![y.relu()?, a.add(a)?.mul(0.5)?, y.sum(0)?, a.t()?, a.sum_all()?, y.softmax(1)?])
+            };
+            let expected = whole(&a, &b)?;
+            for (i, left) in layouts().into_iter().enumerate() {
+                let right = layouts()[(i * 5 + 2) % 17];
+                let (a, b) = (distribute_tensor(&a, &mesh, left)?, distribute_tensor(&b, &mesh, right)?);
+                for (got, expected) in whole(&a, &b)?.iter().zip(&expected) {
+                    assert_eq!(got.mesh(), Some(&mesh));
+                    assert_eq!(
+                        got.full_tensor()?.to_vec::<f64>()?,
+                        expected.to_vec::<f64>()?,
+                        "{left:?} {right:?}"
+                    );
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn gradients_come_to_where_the_leaf_lies() {
+    spmd(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        let loss = |x: &Tensor, w: &Tensor| -> Result<Tensor> {
+            let y = x.matmul(w)?.tanh()?;
+            y.mul(&y)?.add(&y.max_dim(1, true)?.0)?.sum_all()
+        };
+        let (x, w) = (matrix(5, 3)?, matrix(3, 4)?.mul(0.1)?.requires_grad_(true)?);
+        loss(&x, &w)?.backward()?;
+        let expected = w.grad().unwrap().to_f64_vec()?;
+        for placements in layouts() {
+            let w = distribute_tensor(&w.detach().requires_grad_(true)?, &mesh, placements)?;
+            assert!(w.requires_grad() && w.is_leaf());
+            let x = distribute_tensor(&x, &mesh, [Shard(0), Shard(1)])?;
+            // Twice, so that the second is added to what lies there.
+            loss(&x, &w)?.backward()?;
+            loss(&x, &w)?.backward()?;
+            let grad = w.grad().unwrap();
+            assert_eq!(grad.layout(), w.layout(), "{placements:?}");
+            for (got, expected) in grad.full_tensor()?.to_f64_vec()?.iter().zip(&expected) {
+                assert!((got - 2.0 * expected).abs() < 1e-12, "{placements:?}: {got} is not {expected}");
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn parameters_on_a_mesh_are_trained_as_the_whole_would_be() {
+    spmd(3, |world| {
+        let mesh = DeviceMesh::new(&world, [3], "tp")?;
+        let (x, start) = (matrix(4, 5)?, matrix(5, 2)?.mul(0.25)?);
+        let train = |x: &Tensor, start: &Tensor| -> Result<Tensor> {
+            let weight = Parameter::new(start)?;
+            let optimizer = Sgd::new(vec![weight.clone()], 0.01)?;
+            for _ in 0..3 {
+                optimizer.zero_grad();
+                x.matmul(&weight.get())?.pow(2)?.mean_all()?.backward()?;
+                optimizer.step()?;
+            }
+            Ok(weight.get())
+        };
+        let expected = train(&x, &start)?.to_f64_vec()?;
+        for placement in [Shard(0), Shard(1), Replicate] {
+            let x = distribute_tensor(&x, &mesh, [Shard(1)])?;
+            let start = distribute_tensor(&start, &mesh, [placement])?;
+            let trained = train(&x, &start)?.full_tensor()?.to_f64_vec()?;
+            for (got, expected) in trained.iter().zip(&expected) {
+                assert!((got - expected).abs() < 1e-12);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_number_on_a_mesh_is_the_whole_number() {
+    spmd(4, |world| {
+        let mesh = DeviceMesh::new(&world, [4], "tp")?;
+        let part = Tensor::scalar(world.rank() as f32)?;
+        assert_eq!(Tensor::from_local(&part, &mesh, [P])?.item::<f32>()?, 6.0);
+        let average = Tensor::from_local(&part, &mesh, [Partial(ReduceOp::Avg)])?;
+        assert_eq!(average.item_f64()?, 1.5);
+        let x = sharded::ones([6, 1], DType::F32, &mesh, [Shard(0)])?;
+        assert_eq!(x.sum_all()?.item::<f32>()?, 6.0);
+        Ok(())
+    });
+}
+
+#[test]
+fn like_means_in_the_same_layout_too() {
+    let mesh = DeviceMesh::new(&World::simulated(4, 3).unwrap(), [4], "tp").unwrap();
+    let x = sharded::zeros([10, 3], DType::F32, &mesh, [Shard(0)]).unwrap();
+    for like in [x.ones_like().unwrap(), x.full_like(2).unwrap(), x.empty_like(Device::Cpu).unwrap()] {
+        assert_eq!(like.layout(), x.layout());
+        assert_eq!(like.to_local().unwrap().dims(), [1, 3]);
+    }
+    for random in [x.rand_like().unwrap(), x.randn_like().unwrap()] {
+        assert_eq!(random.layout(), x.layout());
+    }
+    let meta = x.to_device(Device::Meta).unwrap();
+    assert!(meta.is_meta());
+    assert_eq!(meta.layout(), x.layout());
+    assert_eq!(meta.redistribute([Shard(1)]).unwrap().to_local().unwrap().dims(), [10, 0]);
+    // A partial tensor of ones would sum up to more.
+    let sum = sharded::zeros([2], DType::F32, &mesh, [P]).unwrap();
+    assert_eq!(sum.ones_like().unwrap().placements(), [Replicate]);
+}
+
+#[test]
+fn printing_shows_the_part_and_gathers_nothing() {
+    let mesh = DeviceMesh::new(&World::simulated(2, 1).unwrap(), [2], "tp").unwrap();
+    let x = Tensor::arange(0, 4, 1, DType::F32).unwrap().view([4, 1]).unwrap();
+    let x = dtensor::distribute_tensor_from(&x, &mesh, [Shard(0)], None).unwrap();
+    assert_eq!(x.to_string(), "[[2.]\n [3.]]\n([4, 1] [S(0)] on DeviceMesh((tp=2), 'cpu', ranks=0..2))");
+    assert_eq!(
+        format!("{x:?}"),
+        "DTensor(local_tensor=tensor([[2.],\n        [3.]], dtype=f32), device_mesh=DeviceMesh((tp=2), 'cpu', \
+         ranks=0..2), placements=[S(0)], shape=[4, 1])"
+    );
+}
+
+#[test]
+fn factories_make_the_parts_of_the_whole() {
+    spmd(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        let draws = || (Generator::new(7), Generator::new(7));
+        for placements in layouts() {
+            for shape in [[4, 6], [5, 3], [1, 1], [0, 4]] {
+                for dtype in [DType::F32, DType::F64, DType::BF16] {
+                    let (mut a, mut b) = draws();
+                    let pairs = [
+                        (
+                            Tensor::rand_with(shape, dtype, &mut a)?,
+                            sharded::rand_with(shape, dtype, &mesh, placements, &mut b)?,
+                        ),
+                        (
+                            Tensor::randn_with(shape, dtype, &mut a)?,
+                            sharded::randn_with(shape, dtype, &mesh, placements, &mut b)?,
+                        ),
+                        (
+                            Tensor::full(shape, 2.5, dtype)?,
+                            sharded::full(shape, 2.5, dtype, &mesh, placements)?,
+                        ),
+                        (Tensor::ones(shape, dtype)?, sharded::ones(shape, dtype, &mesh, placements)?),
+                    ];
+                    for (whole, laid) in pairs {
+                        assert_eq!(laid.placements(), placements);
+                        assert_eq!(laid.full_tensor()?.to_f64_vec()?, whole.to_f64_vec()?, "{placements:?}");
+                    }
+                    assert_eq!(a, b);
+                }
+            }
+        }
+        for placements in [[Shard(0), Replicate], [Shard(0), Shard(0)], [Replicate, P]] {
+            for n in [0, 1, 5, 9] {
+                let whole = Tensor::arange(3, 3 + 2 * n, 2, DType::I64)?;
+                let laid = sharded::arange(3, 3 + 2 * n, 2, DType::I64, &mesh, placements)?;
+                assert_eq!(laid.full_tensor()?.to_vec::<i64>()?, whole.to_vec::<i64>()?);
+                let whole = Tensor::linspace(-1.0, 2.0, n as usize, DType::F32)?;
+                let laid = sharded::linspace(-1.0, 2.0, n as usize, DType::F32, &mesh, placements)?;
+                assert_eq!(laid.full_tensor()?.to_vec::<f32>()?, whole.to_vec::<f32>()?);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn gradients_of_gradients_pass_through_meshes() {
+    spmd(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        let x = Tensor::from_slice(&[1f64, 2., 3.], [3])?.requires_grad_(true)?;
+        let options = || BackwardOptions { create_graph: true, ..Default::default() };
+        let replicated = Tensor::from_local(&x, &mesh, [Replicate])?;
+        let y = replicated.redistribute([Shard(0)])?.full_tensor()?.pow(3)?.sum_all()?;
+        let dx = grad(&y, &[&x], options())?.remove(0).unwrap();
+        assert_eq!(dx.to_vec::<f64>()?, [3., 12., 27.]);
+        let ddx = grad(&dx.sum_all()?, &[&x], options())?.remove(0).unwrap();
+        assert_eq!(ddx.to_vec::<f64>()?, [6., 12., 18.]);
+        Ok(())
+    });
+}
+
+#[test]
+fn uneven_parts_are_agreed_on_when_asked() {
+    spmd(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        let rows = [2, 1, 1, 1][world.rank()];
+        let part = Tensor::full([rows, 3], world.rank() as f64, DType::F32)?;
+        let options = FromLocal { uneven: true, ..Default::default() };
+        let x = Tensor::from_local_with(&part, &mesh, [Shard(0), Shard(0)], options.clone())?;
+        assert_eq!(x.dims(), [5, 3]);
+        assert_eq!(x.full_tensor()?.select(1, 0)?.to_vec::<f32>()?, [0., 0., 1., 2., 3.]);
+        // Other parts than those of the chunk rule are refused on every rank, and the ranks can go on.
+        let part = Tensor::zeros([world.rank(), 3], DType::F32)?;
+        let refused = Tensor::from_local_with(&part, &mesh, [Shard(0), Shard(0)], options);
+        assert!(matches!(refused, Err(Error::Argument { op: "from_local", .. })));
+        world.group().barrier()
+    });
+}
+
+#[test]
+fn adding_to_a_gradient_moves_nothing() {
+    spmd(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        for placements in [[Shard(0), Shard(1)], [Replicate, Shard(0)], [P, Shard(1)]] {
+            let w = distribute_tensor(&matrix(5, 3)?.requires_grad_(true)?, &mesh, placements)?;
+            let gradient = || -> Result<Option<Tensor>> {
+                Ok(Some(distribute_tensor(&matrix(5, 3)?, &mesh, placements)?))
+            };
+            let moved = w.redistribute(placements)?;
+            let options = |gradient| BackwardOptions { gradient, retain_graph: true, ..Default::default() };
+            let (first, second) = (gradient()?, gradient()?);
+            moved.backward_with(options(first))?;
+            let (done, calls) = record(|| moved.backward_with(options(second)));
+            done?;
+            assert!(calls.is_empty(), "{calls:?}");
+            let total = w.grad().unwrap();
+            assert_eq!(total.placements(), placements);
+            assert_eq!(total.full_tensor()?.to_f64_vec()?, matrix(5, 3)?.mul(2.0)?.to_f64_vec()?);
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,12 @@
+//! Every pair of layouts converts: exactly, to the parts that the placements call for, with the collectives and no more
+//! bytes than the plan says, and no way round costs less than the plan.
+
+#[path = "../common/layouts.rs"]
+mod layouts;
+#[path = "../common/ranks.rs"]
+mod ranks;
+
+mod check;
+mod convert;
+mod distribute;
+mod triangle;
