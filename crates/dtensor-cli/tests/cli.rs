@@ -192,3 +192,20 @@ fn processes_redistribute_too() {
     assert_eq!(worlds, ["threads", "mpi"]);
     assert!(rows.iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0));
 }
+
+#[test]
+fn plan_times_finding_and_looking_up() {
+    let run = dtensor(&["bench", "plan", "--mesh", "2,2", "--shape", "8,6", "--pairs", "5", "--all"]);
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let out = text(&run.stdout);
+    let rows: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 11, "five plain pairs, five random ones and the summary:\n{out}");
+    for row in &rows[..10] {
+        let seconds = |name: &str| row[name].as_f64().unwrap();
+        assert!(seconds("cached_seconds") > 0.0 && seconds("uncached_seconds") > 0.0, "{row}");
+        assert!(row["case"].as_str().unwrap().starts_with(['R', 'S', 'P']), "{row}");
+    }
+    assert_eq!((&rows[10]["ranks"], &rows[10]["pairs"]), (&4.into(), &5.into()));
+    let refused = dtensor(&["bench", "plan", "--pairs", "0"]);
+    assert_eq!(text(&refused.stderr), "error: no pairs were asked for\n");
+}

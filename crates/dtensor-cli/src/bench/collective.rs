@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dtensor::comm::{Group, ReduceOp};
+use dtensor::comm::ReduceOp;
 use dtensor::prelude::*;
 
 /// A way to redistribute a tensor, named after the collective that does it.
@@ -85,23 +85,22 @@ impl Case {
         }
     }
 
-    /// What a rank has before the collective.
-    pub(crate) fn source(&self) -> Result<Tensor> {
-        let rows = match self.kind {
-            Kind::AllGather | Kind::AllToAll => self.rows / self.ranks,
-            Kind::AllReduce | Kind::ReduceScatter => self.rows,
+    /// The tensor before.
+    pub(crate) fn source(&self, mesh: &DeviceMesh) -> Result<Tensor> {
+        let (rows, placement) = match self.kind {
+            Kind::AllGather | Kind::AllToAll => (self.rows / self.ranks, Shard(0)),
+            Kind::AllReduce | Kind::ReduceScatter => (self.rows, Partial(ReduceOp::Sum)),
         };
-        Tensor::ones([rows, self.cols], DType::F32)
+        Tensor::from_local(&Tensor::ones([rows, self.cols], DType::F32)?, mesh, placement)
     }
 
-    /// The collective, once.
-    pub(crate) fn call(&self, group: &Group, source: &Tensor) -> Result<Tensor> {
-        let part = |size: usize| vec![size / self.ranks; self.ranks];
-        match self.kind {
-            Kind::AllGather => group.all_gather_tensor(source, 0),
-            Kind::AllReduce => group.all_reduce(source, ReduceOp::Sum),
-            Kind::ReduceScatter => group.reduce_scatter_tensor(source, ReduceOp::Sum, 0),
-            Kind::AllToAll => group.all_to_all(source, 1, &part(self.cols), 0, &part(self.rows)),
-        }
+    /// What a rank has of it after it has been redistributed.
+    pub(crate) fn call(&self, source: &Tensor) -> Result<Tensor> {
+        let placement = match self.kind {
+            Kind::AllGather | Kind::AllReduce => Replicate,
+            Kind::ReduceScatter => Shard(0),
+            Kind::AllToAll => Shard(1),
+        };
+        source.redistribute(placement)?.to_local()
     }
 }

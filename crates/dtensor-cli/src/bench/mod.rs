@@ -5,6 +5,7 @@ mod collective;
 mod copy;
 mod kernels;
 mod peer;
+mod plan;
 mod ranks;
 mod redistribute;
 mod timing;
@@ -26,11 +27,14 @@ pub(crate) enum Workload {
     /// for reduce_scatter and 2S for all_to_all. 1 is as fast as a copy; more is possible, because threads can share a
     /// result.
     Redistribute(redistribute::Options),
+    /// Finding the way from one layout to another, on one rank of a simulated mesh.
+    Plan(plan::Options),
 }
 
 pub(crate) fn run(workload: &Workload) -> Result<(), Box<dyn Error>> {
     match workload {
         Workload::Kernels(options) => kernels::run(options),
         Workload::Redistribute(options) => redistribute::run(options),
+        Workload::Plan(options) => plan::run(options),
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that time collectives when told to: threads of this process, or processes that `mpirun` started.
+//! Ranks that time redistributions when told to: threads of this process, or processes that `mpirun` started.
 //!
 //! Rank 0 reads the lines that [`Peer`](super::peer::Peer) writes, tells the others, and answers.
 
@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use dtensor::comm::{Group, World, run};
-use dtensor::{Result, set_num_threads};
+use dtensor::{DeviceMesh, Result, set_num_threads};
 
 use super::collective::Case;
 use super::peer::Answer;
@@ -20,9 +20,9 @@ const WARM_UP: usize = 3;
 pub(crate) fn serve(ranks: usize) -> std::result::Result<(), Box<dyn Error>> {
     run(World::from_env(ranks)?, |world| {
         set_num_threads(1);
-        let group = world.group();
+        let (group, mesh) = (world.group(), DeviceMesh::new(&world, [world.size()], "ranks")?);
         while let Some(line) = next_line(group)? {
-            let seconds = answer(group, &line)?;
+            let seconds = answer(&mesh, group, &line)?;
             if world.rank() == 0 {
                 let answer = serde_json::to_string(&Answer { seconds }).expect("a number is JSON");
                 println!("{answer}");
@@ -52,15 +52,15 @@ fn next_line(group: &Group) -> Result<Option<String>> {
 }
 
 /// The median time that rank 0 needs for the case in a line, all ranks starting together.
-fn answer(group: &Group, line: &str) -> Result<f64> {
+fn answer(mesh: &DeviceMesh, group: &Group, line: &str) -> Result<f64> {
     let wrong = || dtensor::Error::argument("bench", format!("{line:?} is not `case samples inner`"));
     let mut words = line.split_whitespace();
     let case = words.next().and_then(|name| Case::named(name, group.size())).ok_or_else(wrong)?;
     let mut count = || words.next().and_then(|word| word.parse::<usize>().ok()).filter(|&n| n > 0);
     let (samples, inner) = count().zip(count()).ok_or_else(wrong)?;
 
-    let source = case.source()?;
-    let calls = |n: usize| (0..n).try_for_each(|_| case.call(group, &source).map(|y| drop(black_box(y))));
+    let source = case.source(mesh)?;
+    let calls = |n: usize| (0..n).try_for_each(|_| case.call(&source).map(|y| drop(black_box(y))));
     calls(WARM_UP)?;
     let mut times = Vec::with_capacity(samples);
     for _ in 0..samples {

@@ -1,4 +1,4 @@
-//! `dtensor bench redistribute`: collectives among ranks, the same cases as `redistribute_peer.py`.
+//! `dtensor bench redistribute`: a tensor on several ranks that comes to lie in another way, the same cases as `redistribute_peer.py`.
 //!
 //! Threads read each other's memory, so memory is what limits them, and each of their rows says how near they come. In the
 //! same run as many threads as ranks, but no more than the machine can run at once, each copy a buffer of the case's
