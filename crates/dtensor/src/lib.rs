@@ -1,4 +1,5 @@
-//! Tensors for Rust: one [`Tensor`] type with automatic gradients, and ranks that exchange tensors.
+//! Tensors for Rust: one [`Tensor`] type with automatic gradients, ranks that exchange tensors, and tensors that lie on a mesh of
+//! ranks.
 //!
 //! ```
 //! use dtensor::prelude::*;
@@ -15,7 +16,8 @@
 //!
 //! The rooms of this house, from the ground up: the local engine (the only one that names Candle), operators with
 //! their shape rules, kernels and gradients, the one dispatch they all go through, the graph of gradients, ranks and
-//! what they do together ([`comm`]), modules and optimizers.
+//! what they do together ([`comm`]), ranks in a grid ([`DeviceMesh`]), how a tensor lies on it ([`Layout`]) and moves from one layout to
+//! another ([`Plan`]), modules and optimizers.
 #![warn(missing_docs)]
 
 // The derive macro names this crate from outside; inside, it must find it too.

@@ -275,3 +275,58 @@ fn trace(reached: &[Reached], mut at: u32) -> Way {
     moves.reverse();
     Way { moves, cost }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::World;
+    use crate::mesh::DeviceMesh;
+    use crate::placement::{Layout, Partial, Replicate, Shard};
+    use crate::redistribute::CostModel;
+
+    /// What the cheapest ways to all states cost that are not dearer than `limit`, found without any estimate.
+    fn costs(field: &Field, limit: Cost) -> FxHashMap<State, Cost> {
+        let mut known: FxHashMap<State, Cost> = FxHashMap::default();
+        known.insert(field.source, Cost(0));
+        let mut todo = BinaryHeap::from([Reverse((Cost(0), field.source))]);
+        while let Some(Reverse((cost, state))) = todo.pop() {
+            if known[&state] < cost {
+                continue;
+            }
+            let cuts = field.cuts(state);
+            field.moves(state, &cuts, |by, price| {
+                let (next, total) = (field.after(state, &cuts, by), cost.plus(price));
+                if total <= limit && known.get(&next).is_none_or(|&old| total < old) {
+                    known.insert(next, total);
+                    todo.push(Reverse((total, next)));
+                }
+            });
+        }
+        known
+    }
+
+    /// If the estimate of what remains were ever too high, the search would miss the cheapest way.
+    #[test]
+    fn no_way_is_cheaper_than_the_one_found() {
+        let each = [Replicate, Partial(ReduceOp::Sum), Shard(0), Shard(1), Shard(2)];
+        for (sizes, shape) in
+            [([2, 3], [4096, 1024, 600]), ([4, 3], [33, 1000, 7]), ([3, 3], [100_000, 10_000, 9])]
+        {
+            let world = World::simulated(sizes.iter().product(), 0).unwrap();
+            let mesh = DeviceMesh::new(&world, sizes, ()).unwrap();
+            for across in [true, false] {
+                let model = CostModel::default().across_dims(across);
+                for i in 0..625 {
+                    let placements = |i: usize| [each[i % 5], each[i / 5]];
+                    let layout = |i: usize| Layout::new(&mesh, placements(i), shape).unwrap();
+                    let (from, to) = (layout(i % 25), layout(i / 25));
+                    let field = Field::new(&sizes, &model, from.spec(), to.spec(), 4);
+                    let direct = straight(&field);
+                    let least = costs(&field, direct.cost)[&field.target];
+                    let found = cheapest(&field, direct.cost).unwrap_or(direct).cost;
+                    assert_eq!(found, least, "{from} to {to} on {sizes:?}");
+                }
+            }
+        }
+    }
+}
