@@ -15,7 +15,7 @@
 //! ```
 //!
 //! The rooms of this house, from the ground up: the local engine (the only one that names Candle), operators with
-//! their shape rules, kernels and gradients, the one dispatch they all go through, the graph of gradients, ranks and
+//! their shape and sharding rules, kernels and gradients, the one dispatch they all go through, the graph of gradients, ranks and
 //! what they do together ([`comm`]), ranks in a grid ([`DeviceMesh`]), how a tensor lies on it ([`Layout`]) and moves from one layout to
 //! another ([`Plan`]), modules and optimizers.
 #![warn(missing_docs)]
@@ -37,29 +37,32 @@ pub mod optim;
 mod placement;
 mod random;
 mod redistribute;
+mod sharding;
 mod tensor;
 pub mod testing;
 
 pub use autograd::{Backward, BackwardOptions, Grads, Saves, enable_grad, grad, no_grad};
-pub use dispatch::{apply, apply_all};
+pub use dispatch::{Mode, apply, apply_all, explicit_communication, implicit_replication};
 pub use distributed::{FromLocal, RedistributeOptions, distribute_tensor, distribute_tensor_from, sharded};
 pub use engine::{Local, num_threads, set_num_threads, with_num_threads};
 pub use error::{Error, Result};
 pub use mesh::{DeviceMesh, MeshDim, MeshNames, init_device_mesh, use_mesh};
-pub use ops::{Attention, CrossEntropy, Gelu, Locals, Metas, Op, Reduction};
+pub use ops::{Aside, Attention, Bits, CrossEntropy, Gelu, Here, Locals, Metas, Op, Reduction};
 pub use placement::Placement::{self, Partial, Replicate, Shard, StridedShard};
 pub use placement::{Layout, Placements};
 pub use random::{Generator, manual_seed};
 pub use redistribute::{CostModel, Link, Plan, Step};
+pub use sharding::{Attributes, CacheStats, Rule};
 pub use tensor::{DType, Device, Dim, Dims, Element, INFER, Meta, NewShape, Operand, Scalar, Shape, Tensor};
 
 /// What most programs use.
 pub mod prelude {
     pub use crate::comm::{Group, ReduceOp, World, launch};
     pub use crate::{
-        Attention, CrossEntropy, DType, Device, DeviceMesh, Error, FromLocal, Gelu, Layout, Partial,
+        Attention, CrossEntropy, DType, Device, DeviceMesh, Error, FromLocal, Gelu, Layout, Mode, Partial,
         Placement, Reduction, Replicate, Result, Shape, Shard, StridedShard, Tensor, distribute_tensor,
-        init_device_mesh, manual_seed, no_grad, sharded, use_mesh,
+        explicit_communication, implicit_replication, init_device_mesh, manual_seed, no_grad, sharded,
+        use_mesh,
     };
 }
 

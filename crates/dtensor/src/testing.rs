@@ -1,8 +1,11 @@
 //! Tests of programs that run on several ranks.
 
+mod array;
 mod converter;
+mod validate;
 
 pub use converter::DTensorConverter;
+pub use validate::{Validation, search, validate};
 
 #[cfg(feature = "mpi")]
 use crate::comm::run_each;

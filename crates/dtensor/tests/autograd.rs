@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use dtensor::nn::Parameter;
 use dtensor::{
-    Backward, BackwardOptions, DType, Error, Grads, Local, Locals, Meta, Metas, Op, Result, Saves, Tensor,
-    apply, apply_all, enable_grad, grad, no_grad,
+    Aside, Backward, BackwardOptions, Bits, DType, Error, Grads, Here, Local, Locals, Meta, Metas, Op,
+    Result, Rule, Saves, Tensor, apply, apply_all, enable_grad, grad, no_grad,
 };
 
 fn leaf(values: &[f64]) -> Tensor {
@@ -120,7 +120,7 @@ fn leaves_keep_gradients_and_results_do_not() -> Result<()> {
 fn a_shared_subexpression_is_walked_once_with_the_sum_of_its_gradients() -> Result<()> {
     let x = leaf(&[0.5, -1.5]);
     let count = Arc::new(Mutex::new(0));
-    let shared = apply(Counted { factor: 3.0, passes: count.clone() }, &[&x])?;
+    let shared = apply(Counted { factor: Bits::new(3.0), passes: Aside(count.clone()) }, &[&x])?;
     // A diamond with arms of different lengths.
     let left = shared.exp()?;
     let right = shared.mul(2.0)?.sin()?.neg()?;
@@ -278,7 +278,7 @@ fn a_graph_of_any_depth_is_walked_and_dropped_without_recursion() {
 fn the_graph_is_freed_as_soon_as_it_is_not_needed() -> Result<()> {
     // Held by the operator of a node, so that it is known whether the node is alive.
     let alive = Arc::new(Mutex::new(0));
-    let op = || Counted { factor: 2.0, passes: alive.clone() };
+    let op = || Counted { factor: Bits::new(2.0), passes: Aside(alive.clone()) };
     let x = leaf(&[1., 2.]);
 
     let y = apply(op(), &[&x])?;
@@ -314,7 +314,7 @@ fn the_graph_is_freed_as_soon_as_it_is_not_needed() -> Result<()> {
 fn saved_values_are_freed_by_the_pass_that_uses_them() -> Result<()> {
     let x = leaf(&[1., 2., 3.]);
     let kept = Arc::new(Mutex::new(None));
-    let saved = apply(Kept { value: kept.clone() }, &[&x])?;
+    let saved = apply(Kept { value: Aside(kept.clone()) }, &[&x])?;
     // Whether nobody holds the value but this test.
     let free = || kept.lock().unwrap().as_mut().is_some_and(Local::is_unique);
     let y = saved.mul(&saved)?.sum_all()?;
@@ -327,7 +327,7 @@ fn saved_values_are_freed_by_the_pass_that_uses_them() -> Result<()> {
     assert!(free(), "the result is still there, but what it saved is not");
     assert!(matches!(y.backward(), Err(Error::Autograd { .. })));
     // What the gradient rule has no use for is not saved in the first place.
-    let saved = apply(Kept { value: kept.clone() }, &[&x])?;
+    let saved = apply(Kept { value: Aside(kept.clone()) }, &[&x])?;
     let y = saved.add(&saved)?.neg()?.mul(2.0)?.sum_all()?;
     drop(saved);
     assert!(free());
@@ -409,10 +409,10 @@ fn a_pass_stops_at_integers_and_steps() -> Result<()> {
 }
 
 /// `factor · x`, which counts the passes that go through it.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Counted {
-    factor: f64,
-    passes: Arc<Mutex<usize>>,
+    factor: Bits,
+    passes: Aside<Arc<Mutex<usize>>>,
 }
 
 impl Op for Counted {
@@ -422,18 +422,21 @@ impl Op for Counted {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         Ok([x[0].clone()].into_iter().collect())
     }
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        let scaled = x[0].to_vec::<f64>()?.into_iter().map(|v| self.factor * v).collect();
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        let scaled = x[0].to_vec::<f64>()?.into_iter().map(|v| self.factor.get() * v).collect();
         Ok([Local::from_vec(scaled, x[0].dims())?].into_iter().collect())
     }
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        *self.passes.lock().unwrap() += 1;
-        Ok([cx.when(0, || cx.dy()?.mul(self.factor))?].into_iter().collect())
+        *self.passes.0.lock().unwrap() += 1;
+        Ok([cx.when(0, || cx.dy()?.mul(self.factor.get()))?].into_iter().collect())
     }
 }
 
 /// x² and x³.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Powers;
 
 impl Op for Powers {
@@ -443,7 +446,10 @@ impl Op for Powers {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         Ok([x[0].clone(), x[0].clone()].into_iter().collect())
     }
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         let values = x[0].to_vec::<f64>()?;
         let power = |e| Local::from_vec(values.iter().map(|v| v.powi(e)).collect(), x[0].dims());
         Ok([power(2)?, power(3)?].into_iter().collect())
@@ -462,9 +468,9 @@ impl Op for Powers {
 }
 
 /// The same values, which it shows to whoever holds the cell.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Kept {
-    value: Arc<Mutex<Option<Local>>>,
+    value: Aside<Arc<Mutex<Option<Local>>>>,
 }
 
 impl Op for Kept {
@@ -474,9 +480,12 @@ impl Op for Kept {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         Ok([x[0].clone()].into_iter().collect())
     }
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         let copy = Local::from_vec(x[0].to_vec::<f64>()?, x[0].dims())?;
-        *self.value.lock().unwrap() = Some(copy.clone());
+        *self.value.0.lock().unwrap() = Some(copy.clone());
         Ok([copy].into_iter().collect())
     }
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {

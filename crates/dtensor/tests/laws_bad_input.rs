@@ -9,8 +9,8 @@ use common::{cases, ids, mask};
 use dtensor::nn::{Linear, Parameter};
 use dtensor::optim::Sgd;
 use dtensor::{
-    Attention, Backward, BackwardOptions, CrossEntropy, DType, Device, Error, Gelu, Grads, INFER, Local,
-    Locals, Meta, Metas, Op, Reduction, Result, Shape, Tensor, apply, grad,
+    Aside, Attention, Backward, BackwardOptions, CrossEntropy, DType, Device, Error, Gelu, Grads, Here,
+    INFER, Local, Locals, Meta, Metas, Op, Reduction, Result, Rule, Shape, Tensor, apply, grad,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
@@ -645,7 +645,7 @@ fn gradients_that_cannot_be_are_refused_and_change_nothing() -> Result<()> {
 }
 
 /// An operator whose gradient rule is wrong in one way or another.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Wrong {
     Shape,
     DType,
@@ -662,7 +662,10 @@ impl Op for Wrong {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         Ok([x[0].clone()].into_iter().collect())
     }
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok([x[0].clone()].into_iter().collect())
     }
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -700,9 +703,11 @@ fn a_wrong_gradient_rule_is_found_where_it_is_wrong() -> Result<()> {
     Ok(())
 }
 
+type Lie = fn(&Local) -> Result<Vec<Local>>;
+
 /// An operator whose kernel does not keep what its shape rule promised.
-#[derive(Debug)]
-struct Liar(fn(&Local) -> Result<Vec<Local>>);
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Liar(Aside<Lie>);
 
 impl Op for Liar {
     fn name(&self) -> &'static str {
@@ -711,19 +716,28 @@ impl Op for Liar {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         Ok([x[0].clone()].into_iter().collect())
     }
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok((self.0)(x[0])?.into_iter().collect())
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        Ok((self.0.0)(x[0])?.into_iter().collect())
     }
 }
 
 #[test]
 fn a_kernel_that_breaks_its_promise_is_found_out() -> Result<()> {
     let x = zeros([2]);
-    refused(apply(Liar(|_| Ok(vec![Local::from_vec(vec![0f32; 3], &[3])?])), &[&x]), &["liar", "[2]", "[3]"]);
-    refused(apply(Liar(|_| Ok(vec![Local::from_vec(vec![0f64; 2], &[2])?])), &[&x]), &["liar", "f32", "f64"]);
-    refused(apply(Liar(|_| Ok(vec![])), &[&x]), &["liar", "1", "0"]);
-    refused(apply(Liar(|x| Ok(vec![x.clone(), x.clone()])), &[&x]), &["liar", "1", "2"]);
-    assert!(apply(Liar(|x| Ok(vec![x.clone()])), &[&x]).is_ok());
+    refused(
+        apply(Liar(Aside(|_| Ok(vec![Local::from_vec(vec![0f32; 3], &[3])?]))), &[&x]),
+        &["liar", "[2]", "[3]"],
+    );
+    refused(
+        apply(Liar(Aside(|_| Ok(vec![Local::from_vec(vec![0f64; 2], &[2])?]))), &[&x]),
+        &["liar", "f32", "f64"],
+    );
+    refused(apply(Liar(Aside(|_| Ok(vec![]))), &[&x]), &["liar", "1", "0"]);
+    refused(apply(Liar(Aside(|x| Ok(vec![x.clone(), x.clone()]))), &[&x]), &["liar", "1", "2"]);
+    assert!(apply(Liar(Aside(|x| Ok(vec![x.clone()]))), &[&x]).is_ok());
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use dtensor::comm::{Collective, Group, ReduceOp, World, WorldKind, launch, record};
 use dtensor::testing::spmd;
-use dtensor::{DType, Error, Local, Locals, Meta, Metas, Op, Result, Tensor, apply};
+use dtensor::{Aside, DType, Error, Here, Local, Locals, Meta, Metas, Op, Result, Rule, Tensor, apply};
 use ranks::{Array, Inputs, Layout, OPS, Random, begin_any, cat, exchange, reduce, same};
 
 /// The groups of the first 1, 2, … ranks, of which this rank is a member.
@@ -719,8 +719,8 @@ fn an_all_to_all_whose_parts_do_not_fit_together_fails_everywhere() {
 }
 
 /// Shows the value of a tensor.
-#[derive(Debug)]
-struct Peek(Arc<std::sync::Mutex<Option<Local>>>);
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Peek(Aside<Arc<std::sync::Mutex<Option<Local>>>>);
 
 impl Op for Peek {
     fn name(&self) -> &'static str {
@@ -729,15 +729,18 @@ impl Op for Peek {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         Ok([x[0].clone()].into_iter().collect())
     }
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        *self.0.lock().unwrap() = Some(x[0].clone());
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        *self.0.0.lock().unwrap() = Some(x[0].clone());
         Ok([x[0].clone()].into_iter().collect())
     }
 }
 
 fn value(x: &Tensor) -> Result<Local> {
     let seen = Arc::default();
-    apply(Peek(Arc::clone(&seen)), &[x])?;
+    apply(Peek(Aside(Arc::clone(&seen))), &[x])?;
     Ok(seen.lock().unwrap().take().expect("the kernel has run"))
 }
 

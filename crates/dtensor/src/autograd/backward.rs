@@ -2,16 +2,17 @@
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::panic::Location;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::mode::{enable_grad, no_grad};
 use super::{Backward, Leaf, Link, Moment, Node};
-use crate::comm::ReduceOp;
+use crate::comm::{Site, on_behalf_of};
+use crate::dispatch::{Mode, explicit_communication};
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, Partial, Placement};
-use crate::{Error, FromLocal, Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// How a backward pass is run.
 ///
@@ -40,11 +41,13 @@ pub struct BackwardOptions {
 impl Tensor {
     /// Adds the gradient of this one-element tensor to every leaf it was computed from, and frees the values that
     /// were saved for it (see [`BackwardOptions`] for the rest).
+    #[track_caller]
     pub fn backward(&self) -> Result<()> {
         self.backward_with(BackwardOptions::default())
     }
 
     /// [`backward`](Tensor::backward) with a given gradient, keeping the graph, or recording the pass itself.
+    #[track_caller]
     pub fn backward_with(&self, options: BackwardOptions) -> Result<()> {
         let mut pass = Pass::new(&options);
         pass.run(self, &options)
@@ -67,6 +70,7 @@ impl Tensor {
 /// # Ok(())
 /// # }
 /// ```
+#[track_caller]
 pub fn grad(output: &Tensor, inputs: &[&Tensor], options: BackwardOptions) -> Result<Vec<Option<Tensor>>> {
     let mut targets = HashMap::new();
     for (i, input) in inputs.iter().enumerate() {
@@ -123,6 +127,8 @@ impl Ord for Waiting {
 }
 
 struct Pass {
+    /// The line that asked for the pass.
+    at: &'static Location<'static>,
     retain: bool,
     create: bool,
     queue: BinaryHeap<Waiting>,
@@ -180,8 +186,10 @@ fn address(node: &Arc<Node>) -> usize {
 }
 
 impl Pass {
+    #[track_caller]
     fn new(options: &BackwardOptions) -> Self {
         Pass {
+            at: Location::caller(),
             retain: options.retain_graph || options.create_graph,
             create: options.create_graph,
             queue: BinaryHeap::new(),
@@ -193,11 +201,13 @@ impl Pass {
     }
 
     fn run(&mut self, output: &Tensor, options: &BackwardOptions) -> Result<()> {
-        if self.create {
-            enable_grad(|| self.walk(output, options))
-        } else {
-            no_grad(|| self.walk(output, options))
-        }
+        on_behalf_of(self.at, || {
+            if self.create {
+                enable_grad(|| self.walk(output, options))
+            } else {
+                no_grad(|| self.walk(output, options))
+            }
+        })
     }
 
     fn walk(&mut self, output: &Tensor, options: &BackwardOptions) -> Result<()> {
@@ -235,7 +245,9 @@ impl Pass {
                     continue;
                 }
             }
-            let inputs = node.op.gradient(&Backward::begin(&node, &grads, self.retain)?)?;
+            let cx = Backward::begin(&node, &grads, self.retain)?;
+            let inputs = on_behalf_of(node.at, || node.op.gradient(&cx))?;
+            drop(cx);
             drop(grads);
             self.check(&node, &inputs)?;
             for (link, grad) in node.edges.iter().zip(inputs) {
@@ -289,7 +301,7 @@ impl Pass {
             Link::Leaf(leaf) => {
                 let grad = if self.create { grad } else { grad.detach() };
                 match self.leaves.iter_mut().find(|(known, _)| Arc::ptr_eq(known, leaf)) {
-                    Some((_, total)) => *total = added(total, &grad)?,
+                    Some((_, total)) => *total = towards_leaf(total, &grad)?,
                     None => self.leaves.push((leaf.clone(), grad)),
                 }
                 Ok(())
@@ -312,44 +324,37 @@ impl Pass {
 
     /// Hands out the gradients of the leaves.
     fn commit(&mut self) -> Result<()> {
-        let leaves = std::mem::take(&mut self.leaves);
+        // All are brought to where they belong before any is handed out: what goes wrong on the way changes no leaf.
+        let mut leaves = std::mem::take(&mut self.leaves);
+        for (leaf, grad) in &mut leaves {
+            *grad = leaf.settled(grad, &Site::of(self.at))?;
+        }
         for (leaf, grad) in leaves {
             if let Some(wanted) = &mut self.wanted {
-                let grad = leaf.settled(grad)?;
                 let target = Target::of(&Link::Leaf(leaf)).expect("a leaf can be a target");
                 wanted.found.insert(target, Some(grad));
                 continue;
             }
             // Held across the addition, so that passes on several threads do not lose each other's sums.
             let mut store = leaf.grad.lock();
-            let total = match &*store {
-                Some(before) => added(before, &leaf.settled(grad)?)?,
+            *store = Some(match &*store {
+                // Extremes and products are not added part by part: such a leaf is brought back once more.
+                Some(before) => leaf.settled(&towards_leaf(before, &grad)?, &Site::of(self.at))?,
                 None => grad,
-            };
-            *store = Some(leaf.settled(total)?);
+            });
         }
         Ok(())
     }
 }
 
-fn sum(before: Option<Tensor>, grad: Tensor) -> Result<Tensor> {
-    match before {
-        Some(before) => added(&before, &grad),
-        None => Ok(grad),
-    }
+/// The sum of two gradients of a leaf. To bring them to where it lies is what a leaf is for, not an operator's secret.
+fn towards_leaf(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    explicit_communication(Mode::Allow, || a.add(b))
 }
 
-/// The sum of two gradients. Where both lie in the same way and parts can be added, they are, and nothing is moved.
-fn added(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let linear = |p: &Placement| !matches!(p, Partial(op) if !op.commutes_with(ReduceOp::Sum));
-    let has_part = |layout: &Layout| layout.mesh().coordinate().is_some();
-    let addable = |layout: &Layout| has_part(layout) && layout.placements().iter().all(linear);
-    match a.layout() {
-        Some(layout) if b.layout() == Some(layout) && addable(layout) => {
-            let sum = a.to_local()?.add(&b.to_local()?)?;
-            let options = FromLocal { shape: Some(layout.shape().clone()), ..FromLocal::default() };
-            Tensor::from_local_with(&sum, layout.mesh(), layout.placements(), options)
-        }
-        _ => a.add(b),
+fn sum(before: Option<Tensor>, grad: Tensor) -> Result<Tensor> {
+    match before {
+        Some(before) => before.add(&grad),
+        None => Ok(grad),
     }
 }

@@ -2,14 +2,17 @@
 
 use std::cell::Cell;
 use std::fmt::Debug;
+use std::panic::Location;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use crate::comm::Site;
 use crate::mesh::DeviceMesh;
 use crate::ops::Op;
 use crate::placement::Layout;
+use crate::sharding::Decision;
 use crate::tensor::{Meta, Value};
 use crate::{Error, Result, Tensor};
 
@@ -86,10 +89,10 @@ pub(crate) struct Leaf {
 
 impl Leaf {
     /// A gradient where the leaf lies, whatever way it came: nobody has to communicate to use it.
-    pub(super) fn settled(&self, grad: Tensor) -> Result<Tensor> {
+    pub(super) fn settled(&self, grad: &Tensor, at: &Site) -> Result<Tensor> {
         match &self.layout {
-            Some(layout) if grad.layout() != Some(layout) => grad.relaid(layout),
-            _ => Ok(grad),
+            Some(layout) if grad.layout() != Some(layout) => grad.relaid_at(layout, at),
+            _ => Ok(grad.clone()),
         }
     }
 }
@@ -126,9 +129,13 @@ impl<O: Op> Recorded for O {
 pub(crate) struct Node<O: Recorded + ?Sized = dyn Recorded> {
     /// When it was recorded.
     pub(crate) moment: Moment,
+    /// The line that asked for it.
+    pub(crate) at: &'static Location<'static>,
     pub(crate) edges: SmallVec<[Link; 2]>,
     pub(crate) inputs: SmallVec<[Meta; 2]>,
     pub(crate) outputs: SmallVec<[Meta; 1]>,
+    /// How the operator was run, if its inputs lie on a mesh.
+    pub(crate) decision: Option<Arc<Decision>>,
     /// The mesh that the inputs lie on, if they do, and that of the outputs.
     pub(crate) from: Option<DeviceMesh>,
     pub(crate) onto: Option<DeviceMesh>,
@@ -151,6 +158,8 @@ impl<O: Recorded> Node<O> {
         input_metas: SmallVec<[Meta; 2]>,
         outputs: &[Value],
         output_metas: SmallVec<[Meta; 1]>,
+        at: &'static Location<'static>,
+        decision: Option<Arc<Decision>>,
     ) -> Arc<Node> {
         let saves = op.saves();
         let saved = SavedValues {
@@ -165,6 +174,8 @@ impl<O: Recorded> Node<O> {
         let mesh = |value: &Value| value.layout.as_ref().map(|layout| layout.mesh().clone());
         Arc::new(Node {
             moment: Moment::after(edges.iter().map(Link::moment).max()),
+            at,
+            decision,
             edges,
             inputs: input_metas,
             outputs: output_metas,
@@ -284,9 +295,18 @@ impl<'a> Backward<'a> {
         &self.node.inputs[i]
     }
 
-    /// Zeros in the place of the i-th input: of its shape and dtype, on its mesh.
+    /// Zeros in the place of the i-th input: of its shape and dtype, and where it lay when it was used.
     pub fn zeros(&self, i: usize) -> Result<Tensor> {
-        Tensor::zeros_for(self.input_meta(i), self.node.from.as_ref())
+        match self.layout(i) {
+            Some(layout) => Tensor::full_laid(&layout.without_partials(), self.input_meta(i), 0),
+            None => Tensor::zeros_for(self.input_meta(i), self.node.from.as_ref()),
+        }
+    }
+
+    /// How the i-th input lay when it was used.
+    pub(crate) fn layout(&self, i: usize) -> Option<Layout> {
+        let (mesh, decision) = self.node.from.as_ref().zip(self.node.decision.as_ref())?;
+        Some(Layout::with(mesh, &decision.specs[i]))
     }
 
     /// The number of inputs.

@@ -3,6 +3,7 @@
 //! Pure: nothing here communicates.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
@@ -343,20 +344,50 @@ pub struct Site {
     pub file: Cow<'static, str>,
     /// The line in it.
     pub line: u32,
+    /// The operator that moves its inputs there, where nobody asked for it to be done.
+    pub operator: Option<Arc<str>>,
+}
+
+thread_local! {
+    static ORIGIN: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
+}
+
+/// Runs `body`, in which everything is done for this line: a gradient is the work of the operator it is of.
+pub(crate) fn on_behalf_of<R>(line: &'static Location<'static>, body: impl FnOnce() -> R) -> R {
+    struct Restore(Option<&'static Location<'static>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            ORIGIN.set(self.0);
+        }
+    }
+    let _restore = Restore(ORIGIN.replace(Some(line)));
+    body()
+}
+
+/// The line that something is done for: the one that calls, unless it does so for another.
+pub(crate) fn asked_by(caller: &'static Location<'static>) -> &'static Location<'static> {
+    ORIGIN.get().unwrap_or(caller)
 }
 
 impl Site {
     /// The line that called the function this is called from.
     #[track_caller]
     pub(crate) fn caller() -> Self {
-        let at = Location::caller();
-        Site { file: Cow::Borrowed(at.file()), line: at.line() }
+        Site::of(asked_by(Location::caller()))
+    }
+
+    pub(crate) fn of(at: &'static Location<'static>) -> Self {
+        Site { file: Cow::Borrowed(at.file()), line: at.line(), operator: None }
     }
 }
 
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.file, self.line)
+        write!(f, "{}:{}", self.file, self.line)?;
+        match &self.operator {
+            Some(operator) => write!(f, ", implicit in {operator}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -395,6 +426,11 @@ impl Call {
             }
         }
         None
+    }
+
+    /// The operator that moved its inputs, if nobody asked for this.
+    pub fn implicit(&self) -> Option<&str> {
+        self.at.operator.as_deref()
     }
 
     /// The bytes of this rank's value.

@@ -1,17 +1,14 @@
-//! Collectives as operators: recorded in the graph like any other, with gradients that are collectives themselves.
+//! Collectives in the graph: recorded like operators, with gradients that are collectives themselves.
 
 use std::fmt;
-
-use parking_lot::Mutex;
 
 use super::call::{Collective, PerRank, ReduceOp, Site};
 use super::group::Group;
 use super::transport::Flight;
-use crate::autograd::{Backward, Grads, Moment, Saves, grad_enabled};
-use crate::dispatch::apply;
-use crate::engine::Local;
-use crate::ops::{Locals, Metas, Op};
-use crate::tensor::{Meta, Shape};
+use crate::autograd::{Backward, Grads, Moment, Recorded, Saves, grad_enabled};
+use crate::dispatch::record;
+use crate::ops::Locals;
+use crate::tensor::{Meta, Part, Shape, Value};
 use crate::{DType, Error, Result, Tensor};
 
 /// A collective that has begun. It is over for this rank when it has been waited for.
@@ -49,31 +46,28 @@ impl<T> fmt::Debug for Pending<T> {
     }
 }
 
-/// A collective whose outcome is there, as an operator.
+/// A collective whose outcome is there.
 #[derive(Debug)]
 struct Communicated {
     group: Group,
     collective: Collective,
     at: Site,
-    landed: Mutex<Locals>,
 }
 
 impl Group {
     /// Begins a collective that gives one value and passes gradients on.
     pub(super) fn begin(&self, collective: Collective, x: &Tensor, at: Site) -> Result<Pending> {
-        let recorded = |values| Communicated {
-            group: self.clone(),
-            collective: collective.clone(),
-            at: at.clone(),
-            landed: Mutex::new(values),
-        };
+        let op = Communicated { group: self.clone(), collective: collective.clone(), at: at.clone() };
         let flight = self.start_on(collective.clone(), x, at.clone())?;
         // All ranks begin collectives in one order, but may wait for them in another: what counts on the way back is
         // when this one began.
-        let (op, x, moment) = (recorded(Locals::new()), x.clone(), Moment::now());
-        Ok(Pending::new(flight, move |values| {
-            *op.landed.lock() = values;
-            moment.record(|| apply(op, &[&x]))
+        let (x, moment) = (x.clone(), Moment::now());
+        Ok(Pending::new(flight, move |mut values| {
+            let part = match values.pop() {
+                Some(value) => Part::Local(value),
+                None => Part::of_meta(op.collective.shape(&x.shape(), op.group.rank()), x.dtype()),
+            };
+            Ok(moment.record(|| record(op, &x, Value::plain(part))))
         }))
     }
 
@@ -83,19 +77,9 @@ impl Group {
     }
 }
 
-impl Op for Communicated {
+impl Recorded for Communicated {
     fn name(&self) -> &'static str {
         self.collective.name()
-    }
-
-    fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        self.collective.check(&x[0], self.group.size())?;
-        let shape = self.collective.shape(&x[0].shape, self.group.rank());
-        Ok(Metas::from_elem(Meta { shape, ..x[0].clone() }, 1))
-    }
-
-    fn kernel(&self, _: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(std::mem::take(&mut *self.landed.lock()))
     }
 
     fn saves(&self) -> Saves {

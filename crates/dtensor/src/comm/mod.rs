@@ -49,6 +49,7 @@ mod watch;
 mod world;
 
 pub use call::{Call, Collective, PerRank, ReduceOp, Site};
+pub(crate) use call::{asked_by, on_behalf_of};
 pub use functional::Pending;
 pub use group::Group;
 #[cfg(feature = "mpi")]

@@ -23,9 +23,9 @@ pub enum Cause {
     /// Two ranks meant different things.
     Mismatch {
         /// A rank of the world and what it called.
-        one: (usize, Call),
+        one: (usize, Box<Call>),
         /// Another.
-        other: (usize, Call),
+        other: (usize, Box<Call>),
     },
     /// A rank has left the world, so it will never come.
     Left {
@@ -34,7 +34,7 @@ pub enum Cause {
         /// How it left.
         how: Departure,
         /// What it called last, where that is known.
-        last: Option<Call>,
+        last: Option<Box<Call>>,
     },
     /// Ranks did not come in time.
     Late {
@@ -107,12 +107,12 @@ impl fmt::Display for Fault {
             }
             Cause::Left { rank, how, last } => {
                 write!(f, ": rank {rank} has left the world: {how}")?;
-                last_call(f, last)?;
+                last_call(f, last.as_deref())?;
             }
             Cause::Late { ranks, waited } => {
                 for (rank, last) in ranks {
                     write!(f, ": rank {rank} did not arrive within {waited:?}")?;
-                    last_call(f, last)?;
+                    last_call(f, last.as_ref())?;
                 }
             }
             Cause::Transport { rank, message } => write!(f, ": rank {rank}: {message}")?,
@@ -127,7 +127,7 @@ impl fmt::Display for Fault {
     }
 }
 
-fn last_call(f: &mut fmt::Formatter<'_>, last: &Option<Call>) -> fmt::Result {
+fn last_call(f: &mut fmt::Formatter<'_>, last: Option<&Call>) -> fmt::Result {
     match last {
         Some(call) => write!(f, "; the last it called was {call}"),
         None => Ok(()),

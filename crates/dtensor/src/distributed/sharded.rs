@@ -173,7 +173,7 @@ pub fn linspace<'a>(
     })
 }
 
-/// What this rank has of a tensor in a layout without partial values.
+/// Which elements of a tensor in a layout this rank has.
 fn window(layout: &Layout) -> Result<Window> {
     match layout.mesh().coordinate() {
         Some(coordinate) => Window::new(layout.shape(), layout.ranges_at(coordinate)?),

@@ -20,8 +20,9 @@ pub use scope::use_mesh;
 use crate::comm::{Group, Site, World};
 use crate::placement::{Layout, Spec, SpecKey, unravel};
 use crate::redistribute::{CostModel, Plan};
+use crate::sharding::{Attributes, CacheStats, Decision, Decisions, digest};
 use crate::tensor::Shape;
-use crate::{Error, Result};
+use crate::{Error, Result, Tensor};
 
 /// The number of dims a mesh may have.
 pub(crate) const MAX_DIMS: usize = 8;
@@ -71,6 +72,7 @@ struct Core {
     taken: Mutex<HashMap<Taken, DeviceMesh>>,
     cost: CostModel,
     cache: Mutex<Cache>,
+    decisions: Mutex<Decisions>,
 }
 
 /// The dims that each dim of a mesh is made of, and their names.
@@ -212,8 +214,9 @@ impl DeviceMesh {
             }
         }
         let lines = shape.iter().map(|_| OnceLock::new()).collect();
-        let (taken, cache) = (Mutex::default(), Mutex::default());
-        let core = Core { shared, ranks, shape, names, coordinate, groups, lines, taken, cost, cache };
+        let (taken, cache, decisions) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let core =
+            Core { shared, ranks, shape, names, coordinate, groups, lines, taken, cost, cache, decisions };
         Ok(DeviceMesh(Arc::new(core)))
     }
 
@@ -501,6 +504,45 @@ impl DeviceMesh {
         Ok(mesh)
     }
 
+    /// Whether both are handles of one mesh. Equal ones may be two.
+    pub(crate) fn is_handle_of(&self, other: &DeviceMesh) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// How an operator is run on inputs that lie on this mesh as these do: decided once.
+    pub(crate) fn decision(
+        &self,
+        op: &dyn Attributes,
+        inputs: &[&Tensor],
+        decide: impl FnOnce() -> Result<Decision>,
+    ) -> Result<Arc<Decision>> {
+        let digest = digest(op, inputs);
+        if let Some(decision) = self.0.decisions.lock().find(digest, op, inputs) {
+            return Ok(decision);
+        }
+        let decision = Arc::new(decide()?);
+        self.0.decisions.lock().keep(digest, op, inputs, decision.clone());
+        Ok(decision)
+    }
+
+    /// How often operators on this mesh found that they had been run on such layouts before.
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], ())?;
+    /// let x = sharded::ones([4], DType::F32, &mesh, [Shard(0)])?;
+    /// x.add(&x)?;
+    /// x.add(&x)?;
+    /// assert_eq!((mesh.cache_stats().hits, mesh.cache_stats().misses), (1, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cache_stats(&self) -> CacheStats {
+        self.0.decisions.lock().stats()
+    }
+
     /// A layout on an equal mesh as one on this.
     pub(crate) fn adopt(&self, layout: &Layout) -> Layout {
         if Arc::ptr_eq(&self.0, &layout.mesh().0) {
@@ -595,5 +637,23 @@ impl fmt::Display for DeviceMesh {
 impl fmt::Debug for DeviceMesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Shard, sharded};
+
+    /// Decisions are remembered by the mesh that they are about, and do not keep it.
+    #[test]
+    fn a_mesh_goes_when_its_last_tensor_does() {
+        let mesh = DeviceMesh::new(&World::simulated(2, 0).unwrap(), [2], ()).unwrap();
+        let x = sharded::ones([4, 4], DType::F32, &mesh, [Shard(0)]).unwrap().requires_grad_(true).unwrap();
+        x.mm(&x).unwrap().sum_all().unwrap().backward().unwrap();
+        assert!(mesh.cache_stats().entries > 3);
+        let watched = Arc::downgrade(&mesh.0);
+        drop((mesh, x));
+        assert!(watched.upgrade().is_none());
     }
 }

@@ -34,6 +34,7 @@ impl Linear {
     }
 
     /// Applies the layer.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.linear(&self.weight.get(), self.bias.as_ref().map(Parameter::get).as_ref())
     }

@@ -1,9 +1,11 @@
 //! Functions of two elements, with NumPy's broadcasting.
 
-use super::{Locals, Metas, Op, grads, need_float, one, same_dtype};
+use super::{Here, Locals, Metas, Op, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
+use crate::comm::ReduceOp;
 use crate::engine::Local;
 use crate::engine::kernels::binary::{self, Binary};
+use crate::sharding::Rule;
 use crate::tensor::{Meta, Operand, Scalar, Shape};
 use crate::{Error, Result, Tensor, apply};
 
@@ -32,7 +34,21 @@ impl Op for Arithmetic {
         Ok(one(Meta { shape: x[0].shape.broadcast(self.name(), &x[1].shape)?, dtype, device: x[0].device }))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        // The largest of sums is the sum with the largest, but not where an infinity meets its opposite, or integers wrap.
+        use ReduceOp::{Avg, Max, Min};
+        let rule = Rule::pointwise(x, out)?;
+        match self.0 {
+            Binary::Add | Binary::Sub => rule.linear(&[0, 1])?.passing(&[Avg], &[0])?.passing(&[Avg], &[1]),
+            Binary::Mul => rule.linear(&[0])?.linear(&[1]),
+            Binary::Div => rule.linear(&[0]),
+            Binary::Pow => Ok(rule),
+            Binary::Maximum => rule.passing(&[Max], &[0, 1])?.passing(&[Min], &[0])?.passing(&[Min], &[1]),
+            Binary::Minimum => rule.passing(&[Min], &[0, 1])?.passing(&[Max], &[0])?.passing(&[Max], &[1]),
+        }
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(binary::binary(self.0, x[0], x[1])?))
     }
 
@@ -87,12 +103,14 @@ impl Op for Arithmetic {
 
 impl Tensor {
     /// A number as a tensor without dims, to stand beside this one in an operator.
+    #[track_caller]
     pub(crate) fn beside(&self, op: &'static str, scalar: Scalar) -> Result<Tensor> {
         scalar.for_dtype(op, self.dtype())?;
         let meta = Meta { shape: Shape::scalar(), dtype: self.dtype(), device: self.device() };
         Tensor::full_of(&meta, scalar)
     }
 
+    #[track_caller]
     fn arithmetic(&self, f: Binary, other: Operand<'_>) -> Result<Tensor> {
         match other {
             Operand::Tensor(other) => apply(Arithmetic(f), &[self, other]),
@@ -117,6 +135,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn add<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         match other.into() {
             Operand::Scalar(s) if !s.exceeds_f64(self.dtype()) => self.affine("add", Scalar::Int(1), s),
@@ -125,6 +144,7 @@ impl Tensor {
     }
 
     /// The difference with a tensor or a number.
+    #[track_caller]
     pub fn sub<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         match other.into() {
             Operand::Scalar(Scalar::Float(s)) => self.affine("sub", Scalar::Int(1), Scalar::Float(-s)),
@@ -136,6 +156,7 @@ impl Tensor {
     }
 
     /// The product with a tensor or a number.
+    #[track_caller]
     pub fn mul<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         match other.into() {
             Operand::Scalar(s) if !s.exceeds_f64(self.dtype()) => self.affine("mul", s, Scalar::Int(0)),
@@ -144,11 +165,13 @@ impl Tensor {
     }
 
     /// The quotient with a tensor or a number. Integers have none: cast them first.
+    #[track_caller]
     pub fn div<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         self.arithmetic(Binary::Div, other.into())
     }
 
     /// A number minus this tensor.
+    #[track_caller]
     pub fn rsub(&self, scalar: impl Into<Scalar>) -> Result<Tensor> {
         let scalar = scalar.into();
         if scalar.exceeds_f64(self.dtype()) {
@@ -158,11 +181,13 @@ impl Tensor {
     }
 
     /// A number divided by this tensor.
+    #[track_caller]
     pub fn rdiv(&self, scalar: impl Into<Scalar>) -> Result<Tensor> {
         self.beside("rdiv", scalar.into())?.div(self)
     }
 
     /// To the power of a tensor or a number.
+    #[track_caller]
     pub fn pow<'a>(&self, exponent: impl Into<Operand<'a>>) -> Result<Tensor> {
         match exponent.into() {
             Operand::Scalar(e) => self.pow_scalar(e),
@@ -179,22 +204,26 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn rpow(&self, base: impl Into<Scalar>) -> Result<Tensor> {
         self.beside("rpow", base.into())?.pow(self)
     }
 
     /// The larger of each pair; NaN if either is NaN. Where both are equal they share the gradient.
+    #[track_caller]
     pub fn maximum<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         self.arithmetic(Binary::Maximum, other.into())
     }
 
     /// The smaller of each pair; NaN if either is NaN. Where both are equal they share the gradient.
+    #[track_caller]
     pub fn minimum<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         self.arithmetic(Binary::Minimum, other.into())
     }
 
     /// Summed over the dims along which `shape` was broadcast to this tensor's shape: the inverse of
     /// [`expand`](Tensor::expand), in the sense that matters to gradients.
+    #[track_caller]
     pub fn sum_to(&self, shape: &Shape) -> Result<Tensor> {
         if self.dims() == &shape[..] {
             return Ok(self.clone());

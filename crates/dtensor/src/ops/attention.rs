@@ -1,11 +1,15 @@
 //! Scaled dot-product attention, fused: the matrix of scores is never stored.
 
 use super::dropout::probability;
-use super::{Bits, Locals, Metas, Op, need_float, no_second, reshaped, same_dtype, statistics_dtype};
+use super::{
+    Aside, Bits, Here, Locals, Metas, Op, need_float, no_second, reshaped, same_dtype, statistics_dtype,
+};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::attention::{self as kernel, AttentionOptions};
+use crate::engine::kernels::window::Window;
 use crate::random::{Draw, with_default_generator};
+use crate::sharding::Rule;
 use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result, Tensor, apply_all};
 
@@ -32,16 +36,28 @@ struct Sdpa {
     mask: bool,
     scale: Bits,
     dropout: Bits,
-    draw: Draw,
+    draw: Aside<Draw>,
 }
 
 impl Sdpa {
-    fn options(&self) -> AttentionOptions {
+    /// Queries do not know of each other, but a causal mask and dropout go by where they stand.
+    fn queries(&self) -> &'static str {
+        if self.causal || self.dropout.get() > 0.0 { "s!" } else { "s" }
+    }
+
+    /// Which heads of the whole this rank has, if dropout has to know.
+    fn heads(&self, here: &Here<'_>, q: usize) -> Result<Option<Window>> {
+        let dropped = self.dropout.get() > 0.0;
+        dropped.then(|| here.window(q, 0..here.whole(q).shape.rank() - 2)).transpose()
+    }
+
+    fn options<'a>(&self, heads: Option<&'a Window>) -> AttentionOptions<'a> {
         AttentionOptions {
             scale: self.scale.get(),
             causal: self.causal,
             dropout: self.dropout.get(),
-            seed: (self.draw.seed, self.draw.stream),
+            seed: (self.draw.0.seed, self.draw.0.stream),
+            heads,
         }
     }
 }
@@ -91,8 +107,15 @@ impl Op for Sdpa {
         Ok([reshaped(q, out), lse].into_iter().collect())
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        let (out, lse) = kernel::attention_forward(x[0], x[1], x[2], x.get(3).copied(), &self.options())?;
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let mask = if self.mask { ", … s t!" } else { "" };
+        Rule::of(&format!("… {s} e!, … t! e!, … t! f!{mask} -> … s f!, … s", s = self.queries()), x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let heads = self.heads(here, 0)?;
+        let options = self.options(heads.as_ref());
+        let (out, lse) = kernel::attention_forward(x[0], x[1], x[2], x.get(3).copied(), &options)?;
         Ok([out, lse].into_iter().collect())
     }
 
@@ -128,10 +151,18 @@ impl Op for SdpaGrad {
         Ok(x[1..4].iter().cloned().collect())
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let mask = if self.0.mask { ", … s! t!" } else { "" };
+        let text =
+            format!("… s! f!, … s! e!, … t! e!, … t! f!, … s! f!, … s!{mask} -> … s! e!, … t! e!, … t! f!");
+        Rule::of(&text, x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
         let mask = x.get(6).copied();
-        let (dq, dk, dv) =
-            kernel::attention_backward(x[0], x[1], x[2], x[3], mask, x[4], x[5], &self.0.options())?;
+        let heads = self.0.heads(here, 1)?;
+        let options = self.0.options(heads.as_ref());
+        let (dq, dk, dv) = kernel::attention_backward(x[0], x[1], x[2], x[3], mask, x[4], x[5], &options)?;
         Ok([dq, dk, dv].into_iter().collect())
     }
 
@@ -153,6 +184,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn scaled_dot_product_attention(
         &self,
         key: &Tensor,
@@ -173,7 +205,7 @@ impl Tensor {
             mask: options.mask.is_some(),
             scale: Bits::new(options.scale.unwrap_or_else(|| 1.0 / (size as f64).sqrt())),
             dropout: Bits::new(dropout),
-            draw,
+            draw: Aside(draw),
         };
         let inputs: Vec<&Tensor> =
             [Some(self), Some(key), Some(value), options.mask].into_iter().flatten().collect();

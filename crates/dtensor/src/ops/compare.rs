@@ -1,8 +1,9 @@
 //! Comparisons: 0 or 1 as `u8`, with broadcasting.
 
-use super::{Locals, Metas, Op, one, same_dtype};
+use super::{Here, Locals, Metas, Op, one, same_dtype};
 use crate::engine::Local;
 use crate::engine::kernels::binary::{self, Compare};
+use crate::sharding::Rule;
 use crate::tensor::{DType, Meta, Operand};
 use crate::{Result, Tensor, apply};
 
@@ -28,7 +29,11 @@ impl Op for Comparison {
         Ok(one(Meta { shape, dtype: DType::U8, device: x[0].device }))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(binary::compare(self.0, x[0], x[1])?))
     }
 
@@ -41,6 +46,7 @@ macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident => $f:ident;)*) => {
         impl Tensor {
             $($(#[$doc])*
+            #[track_caller]
             pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
                 let op = Comparison(Compare::$f);
                 match other.into() {

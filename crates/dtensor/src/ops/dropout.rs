@@ -1,11 +1,11 @@
 //! Dropout.
 
-use super::{Bits, Locals, Metas, Op, grads, need_float, one};
+use super::{Aside, Bits, Here, Locals, Metas, Op, grads, need_float, one};
 use crate::autograd::{Backward, Grads};
 use crate::engine::Local;
 use crate::engine::kernels::random as kernel;
-use crate::engine::kernels::window::Window;
 use crate::random::{Draw, with_default_generator};
+use crate::sharding::Rule;
 use crate::tensor::Meta;
 use crate::{Error, Result, Tensor, apply};
 
@@ -14,7 +14,7 @@ use crate::{Error, Result, Tensor, apply};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Dropout {
     p: Bits,
-    draw: Draw,
+    draw: Aside<Draw>,
 }
 
 impl Op for Dropout {
@@ -27,9 +27,14 @@ impl Op for Dropout {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        let window = Window::whole(x[0].dims());
-        Ok(one(kernel::dropout(x[0], &window, self.p.get(), self.draw.seed, self.draw.stream)?))
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        // Partial sums could go through, but would be scaled before they are added: not the bits of the whole.
+        Rule::pointwise(x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let Aside(Draw { seed, stream }) = self.draw;
+        Ok(one(kernel::dropout(x[0], &here.window(0, 0..x[0].dims().len())?, self.p.get(), seed, stream)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -60,8 +65,9 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn dropout(&self, p: f64) -> Result<Tensor> {
         let p = Bits::new(probability("dropout", p)?);
-        apply(Dropout { p, draw: with_default_generator(|g| g.next_draw()) }, &[self])
+        apply(Dropout { p, draw: Aside(with_default_generator(|g| g.next_draw())) }, &[self])
     }
 }

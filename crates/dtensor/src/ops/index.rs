@@ -1,9 +1,11 @@
 //! Elements chosen by an index tensor, and the sums that are their gradients.
 
-use super::{Locals, Metas, Op, grads, need_dtype, need_rank, one, reshaped, same_dtype};
+use super::{Here, Locals, Metas, Op, SELECTING, grads, need_dtype, need_rank, one, reshaped, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
-use crate::engine::kernels::index as kernel;
+use crate::engine::kernels::index::{self as kernel, Stretch};
+use crate::placement::PlacementList;
+use crate::sharding::{Rule, names};
 use crate::tensor::{DType, Dim, Meta};
 use crate::{Error, Result, Tensor, apply};
 
@@ -28,14 +30,23 @@ impl Op for IndexSelect {
         Ok(one(reshaped(&x[0], shape)))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rank = x[0].shape.rank();
+        let (front, back) = (names("a", 0..self.dim, |_| false), names("a", self.dim + 1..rank, |_| false));
+        let ids = names("i", 0..x[1].shape.rank(), |_| false);
+        let rule = Rule::of(&format!("{front} v {back}, {ids} -> {front} {ids} {back}"), x, out)?;
+        // Of a part of the slices, those that are elsewhere are zeros: all ranks together have them all.
+        rule.contiguous("v")?.passing(&SELECTING, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
         let named = |error| match error {
             Error::IndexOutOfBounds { index, dim, size, .. } => {
                 Error::IndexOutOfBounds { op: self.op, index, dim, size }
             }
             error => error,
         };
-        Ok(one(kernel::index_select(x[0], self.dim, x[1]).map_err(named)?))
+        Ok(one(kernel::index_select(x[0], self.dim, x[1], stretch(here, 0, self.dim)).map_err(named)?))
     }
 
     fn saves(&self) -> Saves {
@@ -44,7 +55,8 @@ impl Op for IndexSelect {
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let size = cx.input_meta(0).shape[self.dim];
-        let dx = || apply(IndexAdd { forward: self.clone(), size }, &[&cx.input(1)?, &cx.dy()?]);
+        let rows = cx.layout(0).map(|layout| layout.placements().into()).unwrap_or_default();
+        let dx = || apply(IndexAdd { forward: self.clone(), size, rows }, &[&cx.input(1)?, &cx.dy()?]);
         Ok(grads![cx.when(0, dx)?, None])
     }
 }
@@ -54,6 +66,8 @@ impl Op for IndexSelect {
 struct IndexAdd {
     forward: IndexSelect,
     size: usize,
+    /// How the slices lie that were looked up, along each mesh dim: each rank needs the sums of those that it has.
+    rows: PlacementList,
 }
 
 impl Op for IndexAdd {
@@ -68,8 +82,20 @@ impl Op for IndexAdd {
         Ok(one(reshaped(&x[1], shape)))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(one(kernel::index_add(x[0], x[1], self.forward.dim, self.size, self.forward.padding)?))
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let (dim, ids) = (self.forward.dim, x[0].shape.rank());
+        let rank = out[0].shape.rank();
+        let (front, back) = (names("a", 0..dim, |_| false), names("a", dim + 1..rank, |_| false));
+        let ids = names("i", 0..ids, |_| false);
+        let rule = Rule::of(&format!("{ids}, {front} {ids} {back} -> {front} v {back}"), x, out)?;
+        rule.contiguous("v")?.wanting("v", dim, &self.rows)?.linear(&[1])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let IndexSelect { dim, padding, .. } = self.forward;
+        let part = Stretch { start: here.out_offset(0, dim), whole: self.size };
+        let size = here.out()[0].shape[dim];
+        Ok(one(kernel::index_add(x[0], x[1], dim, size, padding, part)?))
     }
 
     fn saves(&self) -> Saves {
@@ -89,6 +115,20 @@ impl Op for IndexAdd {
         };
         Ok(grads![None, cx.when(1, dx)?])
     }
+}
+
+/// Which indices of a dim this rank's part of an input has.
+fn stretch(here: &Here<'_>, input: usize, dim: usize) -> Stretch {
+    match here.whole(input).shape.get(dim) {
+        Some(&whole) => Stretch { start: here.offset(input, dim), whole },
+        // A number may be addressed as if it had one dim.
+        None => Stretch { start: 0, whole: 1 },
+    }
+}
+
+/// One name for each of so many dims.
+fn list(rank: usize, name: impl Fn(usize) -> String) -> String {
+    (0..rank).map(name).collect::<Vec<_>>().join(" ")
 }
 
 /// What gather and scatter ask of the index.
@@ -123,8 +163,16 @@ impl Op for Gather {
         Ok(one(reshaped(&x[0], x[1].shape.clone())))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(one(kernel::gather(x[0], self.dim, x[1])?))
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let name = |d: usize| if x[0].shape[d] == x[1].shape[d] { format!("a{d}") } else { "1".into() };
+        let along = |v: &str| list(x[0].shape.rank(), |d| if d == self.dim { v.into() } else { name(d) });
+        let rule = Rule::of(&format!("{}, {} -> {}", along("v"), along("i"), along("i")), x, out)?;
+        let rule = if x[0].shape.rank() > 0 { rule.contiguous("v")? } else { rule };
+        rule.passing(&SELECTING, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        Ok(one(kernel::gather(x[0], self.dim, x[1], stretch(here, 0, self.dim))?))
     }
 
     fn saves(&self) -> Saves {
@@ -165,8 +213,20 @@ impl Op for ScatterAdd {
         Ok(one(target.clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(one(kernel::scatter_add(x[0], self.dim, x[1], x[2])?))
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let alike = |d: usize| x.iter().all(|meta| meta.shape[d] == x[0].shape[d]);
+        let name = |d: usize| if alike(d) { format!("a{d}") } else { "1".into() };
+        let along = |v: &str| list(x[0].shape.rank(), |d| if d == self.dim { v.into() } else { name(d) });
+        let source = if x[1].shape.get(self.dim) == x[2].shape.get(self.dim) { "e" } else { "1" };
+        let text = format!("{}, {}, {} -> {}", along("v"), along(source), along(source), along("v"));
+        // Each part of the target takes what belongs to it.
+        let rule = Rule::of(&text, x, out)?;
+        let rule = if x[0].shape.rank() > 0 { rule.contiguous("v")? } else { rule };
+        rule.addend(0)?.linear(&[2])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        Ok(one(kernel::scatter_add(x[0], self.dim, x[1], x[2], stretch(here, 0, self.dim))?))
     }
 
     fn saves(&self) -> Saves {
@@ -206,6 +266,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn index_select(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
         const OP: &str = "index_select";
         let dim = self.dim(OP, dim)?;
@@ -228,6 +289,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn embedding(&self, weight: &Tensor, padding_index: Option<i64>) -> Result<Tensor> {
         need_rank("embedding", "the weight", &weight.meta(), 2)?;
         let size = weight.dims()[0];
@@ -244,11 +306,13 @@ impl Tensor {
     }
 
     /// `out[i][j] = self[index[i][j]][j]` for `dim` 0, and so on: the result has the index's shape.
+    #[track_caller]
     pub fn gather(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
         apply(Gather { dim: self.dim("gather", dim)? }, &[self, index])
     }
 
     /// This tensor with `out[index[i][j]][j] += source[i][j]` for `dim` 0, and so on.
+    #[track_caller]
     pub fn scatter_add(&self, dim: impl Into<Dim>, index: &Tensor, source: &Tensor) -> Result<Tensor> {
         apply(ScatterAdd { dim: self.dim("scatter_add", dim)? }, &[self, index, source])
     }

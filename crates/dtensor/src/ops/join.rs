@@ -1,9 +1,10 @@
 //! Tensors joined into one, and one taken apart.
 
-use super::{Grads, Locals, Metas, Op, one, reshaped, same_dtype};
+use super::{Grads, Here, Locals, Metas, Op, SELECTING, one, reshaped, same_dtype};
 use crate::autograd::Backward;
 use crate::engine::Local;
 use crate::engine::kernels::cat as kernel;
+use crate::sharding::Rule;
 use crate::tensor::{Dim, Meta};
 use crate::{Error, Result, Tensor, apply};
 
@@ -38,7 +39,11 @@ impl Op for Cat {
         Ok(one(reshaped(&x[0], first.with_dim(self.dim, size))))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::along(self.dim, x, out)?.passing(&SELECTING, &(0..x.len()).collect::<Vec<_>>())
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(kernel::cat(x, self.dim)?))
     }
 
@@ -66,6 +71,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn cat(tensors: &[&Tensor], dim: impl Into<Dim>) -> Result<Tensor> {
         let Some(first) = tensors.first() else {
             return Err(Error::argument("cat", "expected a non-empty list of tensors"));
@@ -77,6 +83,7 @@ impl Tensor {
     }
 
     /// Tensors of one shape, side by side along a new dim.
+    #[track_caller]
     pub fn stack(tensors: &[&Tensor], dim: impl Into<Dim>) -> Result<Tensor> {
         let Some(first) = tensors.first() else {
             return Err(Error::argument("stack", "expected a non-empty list of tensors"));
@@ -90,11 +97,15 @@ impl Tensor {
                 right: other.shape(),
             });
         }
-        let rows: Vec<Tensor> = tensors.iter().map(|t| t.unsqueeze(dim)).collect::<Result<_>>()?;
+        let mut rows = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            rows.push(tensor.unsqueeze(dim)?);
+        }
         Tensor::cat(&rows.iter().collect::<Vec<_>>(), dim)
     }
 
     /// Consecutive parts of the given sizes, which must add up to the dim's.
+    #[track_caller]
     pub fn split(&self, sizes: &[usize], dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
         let dim = self.dim("split", dim)?;
         let size = self.dims().get(dim).copied().unwrap_or(0);
@@ -104,14 +115,13 @@ impl Tensor {
                 format!("sizes {sizes:?} must add up to the size of dim {dim} of shape {}", self.shape());
             return Err(Error::argument("split", message));
         }
-        let mut start = 0;
-        sizes
-            .iter()
-            .map(|&len| {
-                start += len;
-                self.narrow(dim, start - len, len)
-            })
-            .collect()
+        // Loops, not closures: what is moved is moved for the line that called this.
+        let (mut start, mut parts) = (0, Vec::with_capacity(sizes.len()));
+        for &len in sizes {
+            parts.push(self.narrow(dim, start, len)?);
+            start += len;
+        }
+        Ok(parts)
     }
 
     /// At most `chunks` parts of equal size but for the last, as PyTorch cuts them: each of ⌈size / chunks⌉.
@@ -125,6 +135,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn chunk(&self, chunks: usize, dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
         let dim = self.dim("chunk", dim)?;
         let Some(&size) = self.dims().get(dim) else {
@@ -141,16 +152,24 @@ impl Tensor {
             parts.resize(chunks, self.clone());
             return Ok(parts);
         }
-        let part = size.div_ceil(chunks);
-        (0..size.div_ceil(part)).map(|i| self.narrow(dim, i * part, part.min(size - i * part))).collect()
+        let (part, mut parts) = (size.div_ceil(chunks), Vec::new());
+        for start in (0..size).step_by(part) {
+            parts.push(self.narrow(dim, start, part.min(size - start))?);
+        }
+        Ok(parts)
     }
 
     /// The slices of one dim, which goes.
+    #[track_caller]
     pub fn unbind(&self, dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
         let dim = self.dim("unbind", dim)?;
         let Some(&size) = self.dims().get(dim) else {
             return Err(Error::argument("unbind", "a tensor without dims cannot be taken apart"));
         };
-        (0..size).map(|i| self.select(dim, i as isize)).collect()
+        let mut slices = Vec::new();
+        for i in 0..size {
+            slices.push(self.select(dim, i as isize)?);
+        }
+        Ok(slices)
     }
 }

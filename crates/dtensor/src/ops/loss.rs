@@ -1,9 +1,12 @@
 //! Losses.
 
-use super::{Bits, Locals, Metas, Op, grads, need_dtype, need_float, no_second, reshaped, statistics_dtype};
+use super::{
+    Bits, Here, Locals, Metas, Op, grads, need_dtype, need_float, no_second, reshaped, statistics_dtype,
+};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::loss as kernel;
+use crate::sharding::Rule;
 use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result, Tensor, apply, apply_all};
 
@@ -90,6 +93,11 @@ fn target_shape(op: &'static str, scores: &Meta) -> Result<Shape> {
     }
 }
 
+/// The names of the dims of scores, and of one number per position. Classes stay together.
+fn by_class(scores: &Meta) -> (&'static str, &'static str) {
+    if scores.shape.rank() == 1 { ("c!", "") } else { ("n c! …", "n …") }
+}
+
 /// The loss of each position. Inputs: scores (logits, or log-probabilities), targets, and class weights if there are
 /// any. Outputs: the losses, the weight of each position, and for logits their log-sum-exp.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -137,7 +145,15 @@ impl Op for ClassLoss {
         Ok(out)
     }
 
-    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let (scores, positions) = by_class(&x[0]);
+        let weight = if x.len() == 3 { ", c!" } else { "" };
+        let out_of = vec![positions; out.len()].join(", ");
+        Rule::of(&format!("{scores}, {positions}{weight} -> {out_of}"), x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let out = here.out();
         let by = Classes::of(x[0].dims());
         let (scores, target) = (by.scores(x[0])?, by.positions(x[1])?);
         let weight = x.get(2).copied();
@@ -185,7 +201,14 @@ impl Op for ClassLossGrad {
         Ok([x[1].clone()].into_iter().collect())
     }
 
-    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let (scores, positions) = by_class(&x[1]);
+        let weight = if x.len() == 5 { ", c!" } else { "" };
+        Rule::of(&format!("{positions}, {scores}, {positions}, {positions}{weight} -> {scores}"), x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let out = here.out();
         use crate::engine::kernels::binary::{Binary, binary};
         let by = Classes::of(x[1].dims());
         let target = by.positions(x[2])?;
@@ -243,6 +266,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn cross_entropy(&self, target: &Tensor, options: CrossEntropy<'_>) -> Result<Tensor> {
         if !(0.0..=1.0).contains(&options.label_smoothing) {
             let message =
@@ -254,6 +278,7 @@ impl Tensor {
 
     /// The negative log-likelihood of class indices under these log-probabilities; shapes as in
     /// [`cross_entropy`](Tensor::cross_entropy). Label smoothing does not apply.
+    #[track_caller]
     pub fn nll_loss(&self, target: &Tensor, options: CrossEntropy<'_>) -> Result<Tensor> {
         if options.label_smoothing != 0.0 {
             return Err(Error::argument("nll_loss", "label_smoothing belongs to cross_entropy"));
@@ -261,6 +286,7 @@ impl Tensor {
         self.class_loss(false, target, options)
     }
 
+    #[track_caller]
     fn class_loss(&self, from_logits: bool, target: &Tensor, options: CrossEntropy<'_>) -> Result<Tensor> {
         let op = ClassLoss {
             from_logits,
@@ -287,6 +313,7 @@ impl Tensor {
     }
 
     /// The squared difference with `target`.
+    #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         if self.dims() != target.dims() {
             return Err(Error::ShapeMismatch {

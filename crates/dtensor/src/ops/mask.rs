@@ -1,9 +1,11 @@
 //! Elements chosen or overwritten by a mask, and triangles.
 
-use super::{Bits, Locals, Metas, Op, grads, need_dtype, one, same_dtype};
+use super::{Aside, Here, Locals, Metas, Op, SELECTING, grads, need_dtype, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
+use crate::comm::ReduceOp;
 use crate::engine::Local;
 use crate::engine::kernels::select as kernel;
+use crate::sharding::Rule;
 use crate::tensor::{DType, Meta, Operand, Scalar};
 use crate::{Error, Result, Tensor, apply};
 
@@ -23,7 +25,11 @@ impl Op for Where {
         Ok(one(Meta { shape, dtype, device: x[0].device }))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)?.passing(&SELECTING, &[1, 2])
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(kernel::where_(x[0], x[1], x[2])?))
     }
 
@@ -44,7 +50,9 @@ impl Op for Where {
 /// The first input, but `value` where the second is not 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MaskedFill {
-    value: Bits,
+    value: Aside<f64>,
+    /// Whether the value is 0, which sums go through with.
+    zero: bool,
 }
 
 impl Op for MaskedFill {
@@ -66,8 +74,13 @@ impl Op for MaskedFill {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(one(kernel::masked_fill(x[0], x[1], self.value.get())?))
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rule = Rule::pointwise(x, out)?.passing(&SELECTING[1..], &[0])?;
+        if self.zero { rule.passing(&[ReduceOp::Sum], &[0]) } else { Ok(rule) }
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        Ok(one(kernel::masked_fill(x[0], x[1], self.value.0)?))
     }
 
     fn saves(&self) -> Saves {
@@ -99,8 +112,14 @@ impl Op for Triangle {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(one(kernel::triangle(x[0], self.diagonal, self.lower)?))
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::of("… r c -> … r c", x, out)?.contiguous("r")?.contiguous("c")?.passing(&SELECTING, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let rank = x[0].dims().len();
+        let first = (here.offset(0, rank - 2), here.offset(0, rank - 1));
+        Ok(one(kernel::triangle(x[0], self.diagonal, self.lower, first)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -119,6 +138,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn where_<'a>(&self, a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> Result<Tensor> {
         let beside = |t: &Tensor, s: Scalar| t.beside("where", s);
         match (a.into(), b.into()) {
@@ -130,21 +150,24 @@ impl Tensor {
     }
 
     /// This tensor, but `value` where the mask (`u8`, broadcast) is not 0.
+    #[track_caller]
     pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Tensor> {
         let value = value.into();
         if value.exceeds_f64(self.dtype()) && mask.shape().broadcasts_to(&self.shape()) {
             return mask.where_(value, self);
         }
-        let value = Bits::new(value.for_dtype("masked_fill", self.dtype())?);
-        apply(MaskedFill { value }, &[self, mask])
+        let value = value.for_dtype("masked_fill", self.dtype())?;
+        apply(MaskedFill { value: Aside(value), zero: value == 0.0 }, &[self, mask])
     }
 
     /// The lower triangle of each matrix, zeros above the given diagonal (0 the main one, positive above it).
+    #[track_caller]
     pub fn tril(&self, diagonal: i64) -> Result<Tensor> {
         apply(Triangle { diagonal, lower: true }, &[self])
     }
 
     /// The upper triangle of each matrix, zeros below the given diagonal.
+    #[track_caller]
     pub fn triu(&self, diagonal: i64) -> Result<Tensor> {
         apply(Triangle { diagonal, lower: false }, &[self])
     }

@@ -1,9 +1,10 @@
 //! Matrix products.
 
-use super::{Locals, Metas, Op, grads, one, reshaped, same_dtype};
+use super::{Here, Locals, Metas, Op, grads, one, reshaped, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::matmul as kernel;
+use crate::sharding::Rule;
 use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result, Tensor, apply};
 
@@ -67,7 +68,16 @@ impl Op for Matmul {
         Ok(one(reshaped(a, shape)))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rule = if x.len() == 3 {
+            Rule::of("… m k, … k n, … m n -> … m n", x, out)?.addend(2)?
+        } else {
+            Rule::of("… m k, … k n -> … m n", x, out)?
+        };
+        rule.linear(&[0])?.linear(&[1])
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(kernel::matmul(x[0], x[1], x.get(2).copied())?))
     }
 
@@ -124,7 +134,17 @@ impl Op for Linear {
         Ok(one(reshaped(input, lead.iter().copied().chain([weight.shape[0]]).collect())))
     }
 
-    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rule = if x.len() == 3 {
+            Rule::of("… k, n k, n -> … n", x, out)?.addend(2)?
+        } else {
+            Rule::of("… k, n k -> … n", x, out)?
+        };
+        rule.linear(&[0])?.linear(&[1])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let out = here.out();
         let (weight, bias) = (transposed(x[1])?, x.get(2).copied());
         if x[0].dims().len() > 1 {
             return Ok(one(kernel::matmul(x[0], &weight, bias)?));
@@ -176,7 +196,12 @@ impl Op for FoldedMatmul {
         }
     }
 
-    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::of("… m, … n -> m n", x, out)?.linear(&[0])?.linear(&[1])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let out = here.out();
         let fold = |x: &Local, width: usize| {
             if x.dims().len() == 2 {
                 return Ok(x.clone());
@@ -215,26 +240,29 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
         if self.rank() == 0 || other.rank() == 0 {
             return Err(Error::argument(OP, "both arguments need to be at least 1-D"));
         }
-        let product = |a: &Tensor, b: &Tensor| apply(Matmul { op: OP }, &[a, b]);
+        let op = Matmul { op: OP };
         match (self.rank(), other.rank()) {
-            (1, 1) => product(&self.unsqueeze(0)?, &other.unsqueeze(1)?)?.reshape(Shape::scalar()),
-            (1, _) => product(&self.unsqueeze(0)?, other)?.squeeze(-2),
-            (_, 1) => product(self, &other.unsqueeze(1)?)?.squeeze(-1),
-            _ => product(self, other),
+            (1, 1) => apply(op, &[&self.unsqueeze(0)?, &other.unsqueeze(1)?])?.reshape(Shape::scalar()),
+            (1, _) => apply(op, &[&self.unsqueeze(0)?, other])?.squeeze(-2),
+            (_, 1) => apply(op, &[self, &other.unsqueeze(1)?])?.squeeze(-1),
+            _ => apply(op, &[self, other]),
         }
     }
 
     /// The product of two matrices, and of nothing else.
+    #[track_caller]
     pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
         self.product_of_rank("mm", other, 2)
     }
 
     /// The products of two equally long batches of matrices.
+    #[track_caller]
     pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
         if let (&[a, _, _], &[b, _, _]) = (self.dims(), other.dims())
             && a != b
@@ -249,6 +277,7 @@ impl Tensor {
         self.product_of_rank("bmm", other, 3)
     }
 
+    #[track_caller]
     fn product_of_rank(&self, op: &'static str, other: &Tensor, rank: usize) -> Result<Tensor> {
         super::need_rank(op, "the left operand", &self.meta(), rank)?;
         super::need_rank(op, "the right operand", &other.meta(), rank)?;
@@ -256,6 +285,7 @@ impl Tensor {
     }
 
     /// This tensor, broadcast, plus the product of two matrices; the product is added onto it, not to a copy.
+    #[track_caller]
     pub fn addmm(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         super::need_rank("addmm", "mat1", &a.meta(), 2)?;
         super::need_rank("addmm", "mat2", &b.meta(), 2)?;
@@ -275,6 +305,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         match bias {
             Some(bias) => apply(Linear, &[self, weight, bias]),

@@ -1,4 +1,4 @@
-//! The operators. Each is one small value that says its shape rule, its kernel and its gradient.
+//! The operators. Each is one small value that says its shape rule, its sharding rule, its kernel and its gradient.
 //!
 //! To add one: a struct with the operator's attributes, an implementation of [`Op`], and a method on
 //! [`Tensor`](crate::Tensor) that calls [`apply`](crate::apply). Gradient rules use public operators only.
@@ -7,6 +7,8 @@ mod arithmetic;
 mod attention;
 mod compare;
 mod dropout;
+mod dynamic;
+mod here;
 mod index;
 mod join;
 mod loss;
@@ -21,16 +23,17 @@ mod sort;
 mod unary;
 mod view;
 
-use std::fmt::Debug;
-
 use smallvec::SmallVec;
 
 pub use attention::Attention;
+pub use here::Here;
 pub use loss::{CrossEntropy, Reduction};
 pub use unary::Gelu;
 
 use crate::autograd::{Backward, Grads, Saves};
+use crate::comm::ReduceOp;
 use crate::engine::Local;
+use crate::sharding::{Attributes, Rule};
 use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result};
 
@@ -40,8 +43,9 @@ pub type Metas = SmallVec<[Meta; 1]>;
 /// The values of an operator's outputs.
 pub type Locals = SmallVec<[Local; 1]>;
 
-/// An operator: a value that holds its attributes and says everything the system needs to know of it.
-pub trait Op: Debug + Send + Sync + 'static {
+/// An operator: a value that holds its attributes and says everything the system needs to know of it. It derives `Clone`,
+/// `Debug`, `PartialEq`, `Eq` and `Hash`: equal operators on tensors that lie alike are run alike.
+pub trait Op: Attributes {
     /// The name in messages and traces.
     fn name(&self) -> &'static str;
 
@@ -49,8 +53,29 @@ pub trait Op: Debug + Send + Sync + 'static {
     /// checked here: the kernel trusts it.
     fn shape(&self, x: &[Meta]) -> Result<Metas>;
 
-    /// The values of the outputs on this rank. `out` is what [`shape`](Op::shape) says of this rank's part.
-    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals>;
+    /// On which parts of the inputs it can be run, and what it makes of them. Asked with the metas of the whole tensors.
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule>;
+
+    /// The values of the outputs on this rank, from this rank's parts of the inputs.
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals>;
+
+    /// What this rank knows of the outputs where a [merging](Rule::merging) factor is cut. It is the same shapes on all ranks.
+    fn part(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let _ = (x, here);
+        Err(Error::argument(
+            self.name(),
+            "this operator has a merging rule, but does not say what a rank contributes",
+        ))
+    }
+
+    /// The values of the outputs from the [`part`](Op::part)s of all ranks, each stacked along a new first dim.
+    fn merge(&self, parts: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let _ = (parts, here);
+        Err(Error::argument(
+            self.name(),
+            "this operator has a merging rule, but does not say how parts are merged",
+        ))
+    }
 
     /// What [`gradient`](Op::gradient) reads.
     fn saves(&self) -> Saves {
@@ -77,6 +102,12 @@ macro_rules! grads {
 }
 use grads;
 
+/// The reductions that choosing some elements, or setting zeros among them, leaves alone.
+const SELECTING: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min];
+
+/// The reductions that looking at the same elements in another way leaves alone.
+const ANY: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product];
+
 /// The one output of most operators.
 fn one<T, A: smallvec::Array<Item = T>>(x: T) -> SmallVec<A> {
     let mut out = SmallVec::new();
@@ -84,15 +115,38 @@ fn one<T, A: smallvec::Array<Item = T>>(x: T) -> SmallVec<A> {
     out
 }
 
+/// An attribute that makes no difference to how an operator is run on parts: all are equal. A seed is one.
+#[derive(Clone, Copy, Debug)]
+pub struct Aside<T>(pub T);
+
+impl<T> PartialEq for Aside<T> {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+impl<T> Eq for Aside<T> {}
+impl<T> std::hash::Hash for Aside<T> {
+    fn hash<H: std::hash::Hasher>(&self, _: &mut H) {}
+}
+
 /// A float attribute of an operator, compared and hashed by its bits.
+///
+/// ```
+/// use dtensor::Bits;
+/// assert_eq!(Bits::new(0.5).get(), 0.5);
+/// assert_ne!(Bits::new(0.0), Bits::new(-0.0));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Bits(u64);
+pub struct Bits(u64);
 
 impl Bits {
-    pub(crate) fn new(x: f64) -> Self {
+    /// Of a number.
+    pub fn new(x: f64) -> Self {
         Bits(x.to_bits())
     }
-    pub(crate) fn get(self) -> f64 {
+
+    /// The number.
+    pub fn get(self) -> f64 {
         f64::from_bits(self.0)
     }
 }

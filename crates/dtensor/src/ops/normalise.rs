@@ -1,9 +1,10 @@
 //! Layer and root-mean-square normalisation over the last dims.
 
-use super::{Bits, Locals, Metas, Op, need_float, no_second, one, same_dtype, statistics_dtype};
+use super::{Bits, Here, Locals, Metas, Op, need_float, no_second, one, same_dtype, statistics_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::norm as kernel;
+use crate::sharding::{Rule, names};
 use crate::tensor::{Meta, Shape};
 use crate::{Error, Result, Tensor, apply_all};
 
@@ -76,7 +77,15 @@ impl Op for Normalise {
         Ok(out)
     }
 
-    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let row = names("r", 0..self.dims, |_| true);
+        let parameters = format!(", {row}").repeat(x.len() - 1);
+        let statistics = ", …".repeat(out.len() - 1);
+        Rule::of(&format!("… {row}{parameters} -> … {row}{statistics}"), x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let out = here.out();
         let row = self.split(&out[0].shape).1.numel();
         let weight = self.weight.then(|| x[1]);
         let statistics = |s: Local| s.view_with(|t| t.reshape(&out[1].shape[..]));
@@ -131,7 +140,18 @@ impl Op for NormaliseGrad {
         Ok(std::iter::once(x[1].clone()).chain(std::iter::repeat_n(row, parameters)).collect())
     }
 
-    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        // The gradients of the parameters are sums over all rows.
+        let row = names("r", 0..self.forward.dims, |_| true);
+        let weight = if self.forward.weight { format!(", {row}") } else { String::new() };
+        let statistics = ", …".repeat(x.len() - 2 - self.forward.weight as usize);
+        let parameters = format!(", {row}").repeat(out.len() - 1);
+        Ok(Rule::of(&format!("… {row}, … {row}{statistics}{weight} -> … {row}{parameters}"), x, out)?
+            .summing())
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let out = here.out();
         let forward = &self.forward;
         let row = forward.split(&out[0].shape).1;
         let weight = forward.weight.then(|| x[x.len() - 1]);
@@ -176,6 +196,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn layer_norm(
         &self,
         dims: usize,
@@ -187,10 +208,12 @@ impl Tensor {
     }
 
     /// Divides by the root of the mean square over the last `dims` dims; then scales.
+    #[track_caller]
     pub fn rms_norm(&self, dims: usize, weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
         self.normalise(Kind::Rms, dims, weight, None, eps)
     }
 
+    #[track_caller]
     fn normalise(
         &self,
         kind: Kind,

@@ -10,6 +10,7 @@ macro_rules! overload {
     ($Trait:ident $method:ident, $left:ty, $right:ty, |$a:ident, $b:ident| $call:expr) => {
         impl $Trait<$right> for $left {
             type Output = Result<Tensor>;
+            #[track_caller]
             fn $method(self, other: $right) -> Result<Tensor> {
                 let ($a, $b) = (self, other);
                 $call
@@ -39,6 +40,7 @@ overload_numbers!(f64, i32, i64);
 
 impl Neg for &Tensor {
     type Output = Result<Tensor>;
+    #[track_caller]
     fn neg(self) -> Result<Tensor> {
         Tensor::neg(self)
     }

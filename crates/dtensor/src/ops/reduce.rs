@@ -1,11 +1,14 @@
 //! Reductions: sum, mean, extrema, product, variance, norms, and the running sum.
 
-use super::{Bits, Locals, Metas, Op, grads, need_float, one, reshaped};
+use super::{Bits, Here, Locals, Metas, Op, grads, need_float, one, reshaped, statistics_dtype};
 use crate::autograd::{Backward, Grads, Saves};
+use crate::comm::ReduceOp;
 use crate::engine::Local;
 use crate::engine::kernels::extremum::{self, Extremum};
 use crate::engine::kernels::reduce::{self as kernel, Reduce};
-use crate::engine::kernels::{moments, scan};
+use crate::engine::kernels::{cast, moments, scalar, scan};
+use crate::placement::unravel;
+use crate::sharding::Rule;
 use crate::tensor::{DType, Dim, DimList, Dims, Meta, Shape};
 use crate::{Error, Result, Tensor, apply, apply_all};
 
@@ -42,6 +45,25 @@ impl Over {
 
     fn shape(&self, x: &Shape) -> Shape {
         reduced(x, &self.dims, self.keepdim)
+    }
+
+    /// `a0 a1 -> a0`: parts of the dims that stay pass.
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let names: Vec<String> = (0..x[0].shape.rank()).map(|d| format!("a{d}")).collect();
+        let stays = |(d, name): (usize, &String)| match (self.dims.contains(&d), self.keepdim) {
+            (true, true) => Some("1".to_string()),
+            (true, false) => None,
+            (false, _) => Some(name.clone()),
+        };
+        let kept: Vec<String> = names.iter().enumerate().filter_map(stays).collect();
+        let out_of = vec![kept.join(" "); out.len()].join(", ");
+        Rule::of(&format!("{} -> {out_of}", names.join(" ")), x, out)
+    }
+
+    /// As [`rule`](Over::rule), for where something is: what ranks found is merged, and they know where their part is.
+    fn located_rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rule = self.rule(x, out)?.merging(x[0].dtype.size() + DType::I64.size());
+        self.dims.iter().try_fold(rule, |rule, d| rule.contiguous(&format!("a{d}")))
     }
 
     /// The number of elements that go into one.
@@ -87,8 +109,29 @@ impl Op for ReduceDims {
         Ok(one(out))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(one(kernel::reduce(self.f, x[0], &self.over.dims, self.over.keepdim)?))
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rule = self.over.rule(x, out)?;
+        match self.f {
+            // Sums that wrap as u8 would not as i64.
+            Reduce::Sum if x[0].dtype == DType::U8 => Ok(rule),
+            Reduce::Prod if x[0].dtype == DType::U8 => Ok(rule.reducing(ReduceOp::Product)),
+            Reduce::Sum | Reduce::Mean => rule.linear(&[0]),
+            Reduce::Max => rule.reducing(ReduceOp::Max).passing(&[ReduceOp::Max], &[0]),
+            Reduce::Min => rule.reducing(ReduceOp::Min).passing(&[ReduceOp::Min], &[0]),
+            Reduce::Prod => rule.reducing(ReduceOp::Product).passing(&[ReduceOp::Product], &[0]),
+        }
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let Over { dims, keepdim } = &self.over;
+        let (part, whole) = (self.over.count(&x[0].dims().into()), self.over.count(&here.whole(0).shape));
+        if self.f == Reduce::Mean && part != whole {
+            // Each rank has a share of the mean, by how much it has of what the mean is of.
+            let f = if part == 0 { Reduce::Sum } else { Reduce::Mean };
+            let mean = kernel::reduce(f, x[0], dims, *keepdim)?;
+            return Ok(one(scalar::affine(&mean, part as f64 / whole as f64, 0.0)?));
+        }
+        Ok(one(kernel::reduce(self.f, x[0], dims, *keepdim)?))
     }
 
     fn saves(&self) -> Saves {
@@ -154,6 +197,13 @@ fn others(x: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
+/// Indices in a part that begins at `start` as indices in the whole. Those below 0 stand for nothing.
+pub(super) fn shifted(indices: &Local, start: usize) -> Result<Local> {
+    let indices_in_whole =
+        indices.to_vec::<i64>()?.into_iter().map(|i| if i < 0 { i } else { i + start as i64 });
+    Local::from_vec(indices_in_whole.collect(), indices.dims())
+}
+
 /// `dy` spread evenly over the elements of `x` that equal `y`.
 fn share(x: &Tensor, y: &Tensor, dy: &Tensor, over: &Over) -> Result<Tensor> {
     let reach = x.eq(y)?.to_dtype(x.dtype())?;
@@ -185,9 +235,23 @@ impl Op for Variance {
         Ok(one(reshaped(&x[0], self.over.shape(&x[0].shape))))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        // Three numbers: count, mean and sum of squares.
+        Ok(self.over.rule(x, out)?.merging(3 * DType::F64.size()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         let f = if self.root { moments::deviation } else { moments::variance };
         Ok(one(f(x[0], &self.over.dims, self.over.keepdim, self.correction.get())?))
+    }
+
+    fn part(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        Ok(one(moments::moments_part(x[0], &self.over.dims, self.over.keepdim)?))
+    }
+
+    fn merge(&self, parts: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let dtype = here.out()[0].dtype;
+        Ok(one(moments::merge_moments(parts[0], self.correction.get(), self.root, dtype)?))
     }
 
     fn saves(&self) -> Saves {
@@ -231,8 +295,23 @@ impl Op for Norm {
         Ok(one(reshaped(&x[0], out)))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Ok(self.over.rule(x, out)?.merging(statistics_dtype(x[0].dtype).size()))
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(kernel::norm(x[0], self.p.get(), &self.over.dims, self.over.keepdim)?))
+    }
+
+    fn part(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        // Half precision would be rounded once for each part.
+        let x = cast::cast(x[0], statistics_dtype(x[0].dtype()))?;
+        self.kernel(&[&x], here)
+    }
+
+    fn merge(&self, parts: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let norm = kernel::merge_norm(parts[0], self.p.get())?;
+        Ok(one(cast::cast(&norm, here.out()[0].dtype)?))
     }
 
     fn saves(&self) -> Saves {
@@ -270,6 +349,12 @@ struct Extreme {
 }
 
 impl Extreme {
+    /// The dim, if there is one: that of a number is not.
+    fn over(&self, x: &Meta) -> Over {
+        let dims = if x.shape.rank() == 0 { DimList::new() } else { DimList::from_elem(self.dim, 1) };
+        Over { dims, keepdim: self.keepdim }
+    }
+
     fn out(&self, op: &'static str, x: &Meta) -> Result<Meta> {
         if x.shape.rank() > 0 && x.shape[self.dim] == 0 {
             let message = format!("dim {} of shape {} is empty: nothing to choose from", self.dim, x.shape);
@@ -293,8 +378,22 @@ impl Op for Extreme {
         Ok([values, indices].into_iter().collect())
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        self.over(&x[0]).located_rule(x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         let (values, indices) = extremum::extremum(self.f, x[0], self.dim, self.keepdim)?;
+        Ok([values, indices].into_iter().collect())
+    }
+
+    fn part(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let (values, indices) = extremum::extremum(self.f, x[0], self.dim, self.keepdim)?;
+        Ok([values, shifted(&indices, here.offset(0, self.dim))?].into_iter().collect())
+    }
+
+    fn merge(&self, parts: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        let (values, indices) = extremum::merge(self.f, parts[0], parts[1])?;
         Ok([values, indices].into_iter().collect())
     }
 
@@ -303,8 +402,8 @@ impl Op for Extreme {
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        let over = Over { dims: [self.dim].into_iter().collect(), keepdim: self.keepdim };
         let meta = cx.input_meta(0);
+        let over = self.over(meta);
         let zeros = cx.zeros(0)?;
         if meta.shape.rank() == 0 {
             return Ok(grads![Some(cx.dy()?)]);
@@ -315,24 +414,82 @@ impl Op for Extreme {
     }
 }
 
-/// Where the extremum over one dim is.
+/// Where the extremum over one dim is, or over all of them: then as an index in row-by-row order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct ArgExtreme(Extreme);
+struct ArgExtreme {
+    f: Extremum,
+    dim: Option<usize>,
+    keepdim: bool,
+}
+
+impl ArgExtreme {
+    fn over(&self, x: &Meta) -> Over {
+        let dims = match self.dim {
+            Some(dim) if dim < x.shape.rank() => DimList::from_elem(dim, 1),
+            Some(_) => DimList::new(),
+            None => (0..x.shape.rank()).collect(),
+        };
+        Over { dims, keepdim: self.keepdim }
+    }
+
+    /// The extremes and where they are in this part.
+    fn found(&self, x: &Local) -> Result<(Local, Local)> {
+        match self.dim {
+            Some(dim) => extremum::extremum(self.f, x, dim, self.keepdim),
+            None => {
+                let row = x.contiguous()?.view_with(|t| t.flatten_all())?;
+                extremum::extremum(self.f, &row, 0, false)
+            }
+        }
+    }
+}
 
 impl Op for ArgExtreme {
     fn name(&self) -> &'static str {
-        match self.0.f {
+        match self.f {
             Extremum::Max => "argmax",
             Extremum::Min => "argmin",
         }
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok(one(Meta { dtype: DType::I64, ..self.0.out(self.name(), &x[0])? }))
+        let over = self.over(&x[0]);
+        let shape = over.shape(&x[0].shape);
+        if over.count(&x[0].shape) == 0 && (self.dim.is_some() || shape.numel() > 0) {
+            let message = format!("the reduced dims of shape {} hold nothing to choose from", x[0].shape);
+            return Err(Error::argument(self.name(), message));
+        }
+        Ok(one(Meta { dtype: DType::I64, ..reshaped(&x[0], shape) }))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(one(extremum::arg_extremum(self.0.f, x[0], self.0.dim, self.0.keepdim)?))
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        self.over(&x[0]).located_rule(x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        Ok(one(self.found(x[0])?.1))
+    }
+
+    fn part(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let (values, indices) = self.found(x[0])?;
+        let indices = match self.dim {
+            Some(dim) => shifted(&indices, here.offset(0, dim))?,
+            None => {
+                let whole = &here.whole(0).shape;
+                let in_whole = |i: i64| {
+                    let at = unravel(i as usize, x[0].dims());
+                    let index = |index, d| index * whole[d] + here.offset(0, d) + at[d];
+                    (0..whole.rank()).fold(0, index) as i64
+                };
+                let index = indices.to_vec::<i64>()?.into_iter().map(|i| if i < 0 { i } else { in_whole(i) });
+                Local::from_vec(index.collect(), indices.dims())?
+            }
+        };
+        Ok([values, indices].into_iter().collect())
+    }
+
+    fn merge(&self, parts: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        Ok(one(extremum::merge(self.f, parts[0], parts[1])?.1))
     }
 
     fn differentiable(&self) -> bool {
@@ -357,7 +514,12 @@ impl Op for Cumsum {
         Ok(one(Meta { dtype, ..x[0].clone() }))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rule = Rule::along(self.dim, x, out)?;
+        if x[0].dtype == DType::U8 { Ok(rule) } else { rule.linear(&[0]) }
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(scan::cumsum(x[0], self.dim, self.reverse)?))
     }
 
@@ -370,17 +532,20 @@ macro_rules! reductions {
     ($($f:ident: $op:literal, $what:literal, $all:ident, $some:ident, $keep:ident;)*) => {
         impl Tensor {$(
             #[doc = concat!($what, " of all elements.")]
+            #[track_caller]
             pub fn $all(&self) -> Result<Tensor> {
                 apply(ReduceDims { f: Reduce::$f, over: Over::all(self) }, &[self])
             }
 
             #[doc = concat!($what, " over one or several dims, which go.")]
+            #[track_caller]
             pub fn $some(&self, dims: impl Into<Dims>) -> Result<Tensor> {
                 let over = Over::new($op, self, dims.into(), false)?;
                 apply(ReduceDims { f: Reduce::$f, over }, &[self])
             }
 
             #[doc = concat!($what, " over one or several dims, which stay with size 1.")]
+            #[track_caller]
             pub fn $keep(&self, dims: impl Into<Dims>) -> Result<Tensor> {
                 let over = Over::new($op, self, dims.into(), true)?;
                 apply(ReduceDims { f: Reduce::$f, over }, &[self])
@@ -399,6 +564,7 @@ reductions! {
 
 impl Tensor {
     /// The variance of all elements, with Bessel's correction.
+    #[track_caller]
     pub fn var_all(&self) -> Result<Tensor> {
         self.variance(Over::all(self), 1.0, false)
     }
@@ -413,20 +579,24 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn var(&self, dims: impl Into<Dims>, correction: f64, keepdim: bool) -> Result<Tensor> {
         self.variance(Over::new("var", self, dims.into(), keepdim)?, correction, false)
     }
 
     /// The standard deviation of all elements, with Bessel's correction.
+    #[track_caller]
     pub fn std_all(&self) -> Result<Tensor> {
         self.variance(Over::all(self), 1.0, true)
     }
 
     /// The standard deviation over some dims; `correction` as in [`var`](Tensor::var). Where it is 0, so is its gradient.
+    #[track_caller]
     pub fn std(&self, dims: impl Into<Dims>, correction: f64, keepdim: bool) -> Result<Tensor> {
         self.variance(Over::new("std", self, dims.into(), keepdim)?, correction, true)
     }
 
+    #[track_caller]
     fn variance(&self, over: Over, correction: f64, root: bool) -> Result<Tensor> {
         apply(Variance { over, correction: Bits::new(correction), root }, &[self])
     }
@@ -440,25 +610,30 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn norm_all(&self, p: f64) -> Result<Tensor> {
         apply(Norm { over: Over::all(self), p: Bits::new(p) }, &[self])
     }
 
     /// The p-norm over some dims.
+    #[track_caller]
     pub fn norm(&self, p: f64, dims: impl Into<Dims>, keepdim: bool) -> Result<Tensor> {
         apply(Norm { over: Over::new("norm", self, dims.into(), keepdim)?, p: Bits::new(p) }, &[self])
     }
 
     /// The largest along one dim and the index of its first occurrence, which alone gets the gradient.
+    #[track_caller]
     pub fn max_dim(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<(Tensor, Tensor)> {
         self.extreme("max_dim", Extremum::Max, dim.into(), keepdim)
     }
 
     /// The smallest along one dim and the index of its first occurrence, which alone gets the gradient.
+    #[track_caller]
     pub fn min_dim(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<(Tensor, Tensor)> {
         self.extreme("min_dim", Extremum::Min, dim.into(), keepdim)
     }
 
+    #[track_caller]
     fn extreme(&self, op: &'static str, f: Extremum, dim: Dim, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let mut out = apply_all(Extreme { f, dim: self.dim(op, dim)?, keepdim }, &[self])?;
         let indices = out.remove(1);
@@ -466,28 +641,33 @@ impl Tensor {
     }
 
     /// The index of the first largest element along one dim (a NaN counts as the largest).
+    #[track_caller]
     pub fn argmax(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<Tensor> {
-        let dim = self.dim("argmax", dim)?;
-        apply(ArgExtreme(Extreme { f: Extremum::Max, dim, keepdim }), &[self])
+        let dim = Some(self.dim("argmax", dim)?);
+        apply(ArgExtreme { f: Extremum::Max, dim, keepdim }, &[self])
     }
 
     /// The index of the first smallest element along one dim (a NaN counts as the smallest).
+    #[track_caller]
     pub fn argmin(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<Tensor> {
-        let dim = self.dim("argmin", dim)?;
-        apply(ArgExtreme(Extreme { f: Extremum::Min, dim, keepdim }), &[self])
+        let dim = Some(self.dim("argmin", dim)?);
+        apply(ArgExtreme { f: Extremum::Min, dim, keepdim }, &[self])
     }
 
     /// The index, in row-by-row order, of the first largest element of all.
+    #[track_caller]
     pub fn argmax_all(&self) -> Result<Tensor> {
-        self.flatten_all()?.argmax(0, false)
+        apply(ArgExtreme { f: Extremum::Max, dim: None, keepdim: false }, &[self])
     }
 
     /// The index, in row-by-row order, of the first smallest element of all.
+    #[track_caller]
     pub fn argmin_all(&self) -> Result<Tensor> {
-        self.flatten_all()?.argmin(0, false)
+        apply(ArgExtreme { f: Extremum::Min, dim: None, keepdim: false }, &[self])
     }
 
     /// The running sum along one dim (of `u8`, as `i64`).
+    #[track_caller]
     pub fn cumsum(&self, dim: impl Into<Dim>) -> Result<Tensor> {
         apply(Cumsum { dim: self.dim("cumsum", dim)?, reverse: false }, &[self])
     }

@@ -1,18 +1,35 @@
 //! Functions of one element and some numbers.
 
-use super::{Bits, Locals, Metas, Op, grads, one};
+use super::{Aside, Bits, Here, Locals, Metas, Op, grads, one};
 use crate::autograd::{Backward, Grads, Saves};
+use crate::comm::ReduceOp;
 use crate::engine::Local;
 use crate::engine::kernels::scalar as kernel;
+use crate::sharding::Rule;
 use crate::tensor::{Meta, Scalar};
 use crate::{Error, Result, Tensor, apply};
 
-/// `x · mul + add`.
+/// `x · mul + add`. Which numbers they are makes no difference to how it is run, but for their kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Affine {
     op: &'static str,
-    mul: Bits,
-    add: Bits,
+    mul: Aside<f64>,
+    add: Aside<f64>,
+    /// −1, 0 or 1 by how the result goes with x, where it goes with it at all.
+    slope: i8,
+    /// Whether nothing is added.
+    linear: bool,
+}
+
+impl Affine {
+    fn new(op: &'static str, mul: f64, add: f64) -> Self {
+        let slope = match (mul.is_finite() && add.is_finite(), mul) {
+            (true, mul) if mul > 0.0 => 1,
+            (true, mul) if mul < 0.0 => -1,
+            _ => 0,
+        };
+        Affine { op, mul: Aside(mul), add: Aside(add), slope, linear: add == 0.0 }
+    }
 }
 
 impl Op for Affine {
@@ -24,13 +41,26 @@ impl Op for Affine {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(one(kernel::affine(x[0], self.mul.get(), self.add.get())?))
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        use ReduceOp::{Avg, Max, Min, Sum};
+        let rule = Rule::pointwise(x, out)?.passing(&[Avg], &[0])?;
+        let rule = if self.linear { rule.passing(&[Sum], &[0])? } else { rule };
+        // Integers wrap: what is larger need not stay so.
+        match self.slope {
+            _ if x[0].dtype.is_int() => Ok(rule),
+            1 => rule.passing(&[Max, Min], &[0]),
+            -1 => rule.mapping(&[(Max, Min), (Min, Max)], &[0]),
+            _ => Ok(rule),
+        }
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        Ok(one(kernel::affine(x[0], self.mul.0, self.add.0)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let dy = cx.dy()?;
-        Ok(grads![Some(if self.mul.get() == 1.0 { dy } else { dy.mul(self.mul.get())? })])
+        Ok(grads![Some(if self.mul.0 == 1.0 { dy } else { dy.mul(self.mul.0)? })])
     }
 }
 
@@ -52,7 +82,11 @@ impl Op for PowScalar {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(kernel::pow_scalar(x[0], self.0.get())?))
     }
 
@@ -71,13 +105,13 @@ impl Op for PowScalar {
 /// Each element brought between two bounds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Clamp {
-    lo: Option<Bits>,
-    hi: Option<Bits>,
+    lo: Aside<Option<f64>>,
+    hi: Aside<Option<f64>>,
 }
 
 impl Clamp {
     fn bounds(&self) -> (Option<f64>, Option<f64>) {
-        (self.lo.map(Bits::get), self.hi.map(Bits::get))
+        (self.lo.0, self.hi.0)
     }
 }
 
@@ -90,7 +124,11 @@ impl Op for Clamp {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)?.passing(&[ReduceOp::Max, ReduceOp::Min], &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         let (lo, hi) = self.bounds();
         Ok(one(kernel::clamp(x[0], lo, hi)?))
     }
@@ -118,7 +156,11 @@ impl Op for ClampGrad {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         let (lo, hi) = self.0.bounds();
         Ok(one(kernel::clamp_grad(x[0], lo, hi, x[1])?))
     }
@@ -138,12 +180,14 @@ impl Op for ClampGrad {
 
 impl Tensor {
     /// `self · mul + add` in one pass, under the name of the operator that asks for it.
+    #[track_caller]
     pub(super) fn affine(&self, op: &'static str, mul: Scalar, add: Scalar) -> Result<Tensor> {
-        let mul = Bits::new(mul.for_arithmetic(op, self.dtype())?);
-        let add = Bits::new(add.for_arithmetic(op, self.dtype())?);
-        apply(Affine { op, mul, add }, &[self])
+        let mul = mul.for_arithmetic(op, self.dtype())?;
+        let add = add.for_arithmetic(op, self.dtype())?;
+        apply(Affine::new(op, mul, add), &[self])
     }
 
+    #[track_caller]
     pub(super) fn pow_scalar(&self, exponent: Scalar) -> Result<Tensor> {
         apply(PowScalar(Bits::new(exponent.as_f64())), &[self])
     }
@@ -158,27 +202,30 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn clamp(&self, lo: impl Into<Scalar>, hi: impl Into<Scalar>) -> Result<Tensor> {
         self.clamped(Some(lo.into()), Some(hi.into()))
     }
 
     /// Each element, but at least `lo`. NaN stays.
+    #[track_caller]
     pub fn clamp_min(&self, lo: impl Into<Scalar>) -> Result<Tensor> {
         self.clamped(Some(lo.into()), None)
     }
 
     /// Each element, but at most `hi`. NaN stays.
+    #[track_caller]
     pub fn clamp_max(&self, hi: impl Into<Scalar>) -> Result<Tensor> {
         self.clamped(None, Some(hi.into()))
     }
 
+    #[track_caller]
     fn clamped(&self, lo: Option<Scalar>, hi: Option<Scalar>) -> Result<Tensor> {
         if [lo, hi].into_iter().flatten().any(|bound| bound.exceeds_f64(self.dtype())) {
-            let raised = lo.map_or_else(|| Ok(self.clone()), |lo| self.maximum(lo))?;
-            return hi.map_or_else(|| Ok(raised.clone()), |hi| raised.minimum(hi));
+            let raised = if let Some(lo) = lo { self.maximum(lo)? } else { self.clone() };
+            return if let Some(hi) = hi { raised.minimum(hi) } else { Ok(raised) };
         }
-        let bound =
-            |b: Option<Scalar>| b.map(|s| s.for_dtype("clamp", self.dtype()).map(Bits::new)).transpose();
-        apply(Clamp { lo: bound(lo)?, hi: bound(hi)? }, &[self])
+        let bound = |b: Option<Scalar>| b.map(|s| s.for_dtype("clamp", self.dtype())).transpose();
+        apply(Clamp { lo: Aside(bound(lo)?), hi: Aside(bound(hi)?) }, &[self])
     }
 }

@@ -1,9 +1,10 @@
 //! Softmax and its logarithm over one dim.
 
-use super::{Locals, Metas, Op, grads, need_float, one};
+use super::{Here, Locals, Metas, Op, grads, need_float, one};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::softmax as kernel;
+use crate::sharding::Rule;
 use crate::tensor::{Dim, Meta};
 use crate::{Result, Tensor, apply};
 
@@ -24,7 +25,11 @@ impl Op for Softmax {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::along(self.dim, x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(if self.log {
             kernel::log_softmax(x[0], self.dim)?
         } else {
@@ -55,7 +60,11 @@ impl Op for SoftmaxGrad {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::along(self.0.dim, x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         let f = if self.0.log { kernel::log_softmax_backward } else { kernel::softmax_backward };
         Ok(one(f(x[0], x[1], self.0.dim)?))
     }
@@ -92,11 +101,13 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn softmax(&self, dim: impl Into<Dim>) -> Result<Tensor> {
         apply(Softmax { dim: self.dim("softmax", dim)?, log: false }, &[self])
     }
 
     /// The logarithm of [`softmax`](Tensor::softmax), without the loss of precision.
+    #[track_caller]
     pub fn log_softmax(&self, dim: impl Into<Dim>) -> Result<Tensor> {
         apply(Softmax { dim: self.dim("log_softmax", dim)?, log: true }, &[self])
     }

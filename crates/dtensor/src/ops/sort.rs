@@ -1,9 +1,12 @@
 //! Sorting along one dim, whole or only its top.
 
-use super::{Locals, Metas, Op, grads, reshaped};
+use super::reduce::shifted;
+use super::{Here, Locals, Metas, Op, grads, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::sort as kernel;
+use crate::sharding::{Rule, names};
+
 use crate::tensor::{DType, Dim, Meta};
 use crate::{Error, Result, Tensor, apply_all};
 
@@ -39,11 +42,39 @@ impl Op for Order {
         Ok([values, indices].into_iter().collect())
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rank = x[0].shape.rank();
+        match *self {
+            _ if rank == 0 => Ok(Rule::replicated(x, out)),
+            Order::Sort { dim, .. } => Rule::along(dim, x, out),
+            Order::Top { dim, .. } => {
+                let (front, back) = (names("a", 0..dim, |_| false), names("a", dim + 1..rank, |_| false));
+                let top = format!("{front} 1 {back}");
+                let text = format!("{front} v {back} -> {top}, {top}");
+                Rule::of(&text, x, out)?.merging(x[0].dtype.size() + DType::I64.size()).contiguous("v")
+            }
+        }
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         let (values, indices) = match *self {
             Order::Sort { dim, descending } => kernel::sort(x[0], dim, descending)?,
             Order::Top { dim, k, largest, sorted } => kernel::topk(x[0], k, dim, largest, sorted)?,
         };
+        Ok([values, indices].into_iter().collect())
+    }
+
+    fn part(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let Order::Top { dim, k, largest, .. } = *self else { return self.kernel(x, here) };
+        let (values, indices) = kernel::topk_part(x[0], k, dim, largest)?;
+        Ok([values, shifted(&indices, here.offset(0, dim))?].into_iter().collect())
+    }
+
+    fn merge(&self, parts: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        let Order::Top { dim, k, largest, sorted } = *self else {
+            return Err(Error::argument("sort", "a dim that is sorted is whole"));
+        };
+        let (values, indices) = kernel::merge_top(parts[0], parts[1], k, dim, largest, sorted)?;
         Ok([values, indices].into_iter().collect())
     }
 
@@ -64,6 +95,7 @@ impl Op for Order {
 impl Tensor {
     /// The elements along one dim in order, and the indices they had. Equal elements keep their order; NaN counts as
     /// greater than any number.
+    #[track_caller]
     pub fn sort(&self, dim: impl Into<Dim>, descending: bool) -> Result<(Tensor, Tensor)> {
         self.order(Order::Sort { dim: self.dim("sort", dim)?, descending })
     }
@@ -78,10 +110,12 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn topk(&self, k: usize, dim: impl Into<Dim>, largest: bool) -> Result<(Tensor, Tensor)> {
         self.order(Order::Top { dim: self.dim("topk", dim)?, k, largest, sorted: true })
     }
 
+    #[track_caller]
     fn order(&self, op: Order) -> Result<(Tensor, Tensor)> {
         let mut out = apply_all(op, &[self])?;
         let indices = out.remove(1);

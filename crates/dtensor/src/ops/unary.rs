@@ -2,10 +2,12 @@
 
 use std::f64::consts::PI;
 
-use super::{Locals, Metas, Op, grads, need_float, one};
+use super::{Here, Locals, Metas, Op, grads, need_float, one};
 use crate::autograd::{Backward, Grads, Saves};
+use crate::comm::ReduceOp;
 use crate::engine::Local;
 use crate::engine::kernels::unary::{self, Unary};
+use crate::sharding::Rule;
 use crate::tensor::Meta;
 use crate::{Error, Result, Tensor, apply};
 
@@ -25,7 +27,23 @@ impl Op for Map {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rule = Rule::pointwise(x, out)?;
+        match self.0 {
+            // Integers wrap: the least of all has no opposite.
+            Unary::Neg if x[0].dtype.is_int() => rule.linear(&[0]),
+            Unary::Neg => rule
+                .linear(&[0])?
+                .mapping(&[(ReduceOp::Max, ReduceOp::Min), (ReduceOp::Min, ReduceOp::Max)], &[0]),
+            // These never fall. Of those that are not defined everywhere, a rank might have no value.
+            Unary::Sign | Unary::Exp | Unary::Tanh | Unary::Sigmoid | Unary::Relu | Unary::Erf => {
+                rule.passing(&[ReduceOp::Max, ReduceOp::Min], &[0])
+            }
+            _ => Ok(rule),
+        }
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(unary::unary(self.0, x[0])?))
     }
 
@@ -106,7 +124,11 @@ impl Op for MapGrad {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(unary::unary_grad(self.0, x[0], x[1])?))
     }
 
@@ -137,6 +159,7 @@ macro_rules! methods {
     ($($(#[$doc:meta])* $name:ident => $f:ident;)*) => {
         impl Tensor {
             $($(#[$doc])*
+            #[track_caller]
             pub fn $name(&self) -> Result<Tensor> {
                 apply(Map(Unary::$f), &[self])
             })*
@@ -188,6 +211,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn gelu(&self, form: Gelu) -> Result<Tensor> {
         let f = match form {
             Gelu::Exact => Unary::Gelu,

@@ -1,9 +1,11 @@
 //! Other looks at the same elements: shapes, orders of dims, parts; and other dtypes and devices.
 
-use super::{Locals, Metas, Op, grads, one, reshaped};
+use super::{ANY, Here, Locals, Metas, Op, SELECTING, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
+use crate::comm::ReduceOp;
 use crate::engine::Local;
 use crate::engine::kernels::{cast, cat, index};
+use crate::sharding::{Rule, names};
 use crate::tensor::{DType, Device, Dim, DimList, Dims, Meta, NewShape, Shape};
 use crate::{Error, Result, Tensor, apply};
 
@@ -12,6 +14,8 @@ use crate::{Error, Result, Tensor, apply};
 struct Reshape {
     op: &'static str,
     shape: Shape,
+    /// An input that does not lie so that this can be done in place is refused.
+    strict: bool,
 }
 
 impl Op for Reshape {
@@ -23,13 +27,18 @@ impl Op for Reshape {
         Ok(one(reshaped(&x[0], self.shape.clone())))
     }
 
-    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::reshape(&x[0].shape, &out[0].shape).strictly(self.strict).passing(&ANY, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let out = here.out();
         Ok(one(reshape(x[0], &out[0].shape)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let shape = cx.input_meta(0).shape.clone();
-        Ok(grads![Some(apply(Reshape { op: self.op, shape }, &[&cx.dy()?])?)])
+        Ok(grads![Some(apply(Reshape { op: self.op, shape, strict: false }, &[&cx.dy()?])?)])
     }
 }
 
@@ -72,7 +81,14 @@ impl Op for Permute {
         Ok(one(reshaped(&x[0], self.dims.iter().map(|&d| x[0].shape[d]).collect())))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let name = |&d: &usize| format!("a{d}");
+        let turned = self.dims.iter().map(name).collect::<Vec<_>>().join(" ");
+        let text = format!("{} -> {turned}", names("a", 0..self.dims.len(), |_| false));
+        Rule::of(&text, x, out)?.passing(&ANY, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(x[0].view_with(|t| t.permute(&self.dims[..]))?))
     }
 
@@ -108,7 +124,12 @@ impl Op for Expand {
         Ok(one(reshaped(&x[0], self.shape.clone())))
     }
 
-    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)?.passing(&ANY, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let out = here.out();
         Ok(one(x[0].view_with(|t| t.broadcast_as(&out[0].shape[..]))?))
     }
 
@@ -144,8 +165,17 @@ impl Op for Narrow {
         }
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
-        Ok(one(x[0].view_with(|t| t.narrow(self.dim, self.start, self.len))?))
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        // All of a dim is no part of it.
+        if x[0].shape == out[0].shape {
+            return Rule::pointwise(x, out)?.passing(&ANY, &[0]);
+        }
+        Rule::along(self.dim, x, out)?.passing(&SELECTING, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let len = here.out()[0].shape[self.dim];
+        Ok(one(x[0].view_with(|t| t.narrow(self.dim, self.start, len))?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -171,7 +201,12 @@ impl Op for Pad {
         Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.dim, self.size))))
     }
 
-    fn kernel(&self, x: &[&Local], out: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::along(self.dim, x, out)?.passing(&SELECTING, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let out = here.out();
         Ok(one(cat::pad_slice(x[0], self.dim, self.start, out[0].shape[self.dim])?))
     }
 
@@ -196,10 +231,19 @@ impl Op for Stride {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        let size = x[0].shape[self.dim];
+        if self.len > 0 && self.start + (self.len - 1) * self.step >= size {
+            let message = format!("{self:?} goes beyond the size ({size}) of dim {}", self.dim);
+            return Err(Error::argument("slice", message));
+        }
         Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.dim, self.len))))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::along(self.dim, x, out)?.passing(&SELECTING, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(index::slice_step(x[0], self.dim, self.start, self.len, self.step)?))
     }
 
@@ -225,7 +269,11 @@ impl Op for StrideGrad {
         Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.forward.dim, self.size))))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::along(self.forward.dim, x, out)?.passing(&SELECTING, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         let Stride { dim, start, step, .. } = self.forward;
         Ok(one(index::slice_step_backward(x[0], dim, start, step, self.size)?))
     }
@@ -248,7 +296,11 @@ impl Op for Contiguous {
         Ok(one(x[0].clone()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)?.passing(&ANY, &[0])
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(x[0].contiguous()?))
     }
 
@@ -270,7 +322,21 @@ impl Op for Cast {
         Ok(one(Meta { dtype: self.0, ..x[0].clone() }))
     }
 
-    fn kernel(&self, x: &[&Local], _: &[Meta]) -> Result<Locals> {
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rule = Rule::pointwise(x, out)?;
+        // Rounding to integers keeps no sums, and makes a number of NaN; wrapping to u8 keeps nothing, and what wraps there would not
+        // elsewhere. Summands that are rounded or too large are not the sum, rounded.
+        match (x[0].dtype, self.0) {
+            (from, to) if to == DType::U8 || (from.is_float() && to.is_int()) => Ok(rule),
+            (DType::U8, _) => rule.passing(&[ReduceOp::Max, ReduceOp::Min], &[0]),
+            (from, to) if !from.is_float() || to.size() <= from.size() => {
+                rule.passing(&[ReduceOp::Max, ReduceOp::Min], &[0])
+            }
+            _ => rule.passing(&SELECTING, &[0]),
+        }
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         Ok(one(cast::cast(x[0], self.0)?))
     }
 
@@ -293,21 +359,41 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn reshape(&self, shape: impl Into<NewShape>) -> Result<Tensor> {
         self.reshape_as("reshape", shape)
     }
 
-    /// [`reshape`](Tensor::reshape). As tensors are immutable, whether the result shares storage cannot be seen.
+    /// As [`reshape`](Tensor::reshape), but of a distributed tensor it never moves anything: where its parts are not parts of
+    /// the result, it is an error that says how the tensor has to be redistributed first.
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], "tp")?;
+    /// let x = sharded::ones([3, 5, 8], DType::F32, &mesh, [Shard(2)])?;
+    /// let heads = x.view([3, 5, 4, 2])?;
+    /// assert_eq!(heads.placements(), [Shard(2)]);
+    /// assert_eq!(heads.view([3, 5, 8])?.placements(), [Shard(2)]);
+    /// assert!(x.view([3, 5, 1, 8])?.view([3, 40]).is_ok()); // as a strided shard
+    /// let error = x.view([3, 8, 5]).unwrap_err().to_string();
+    /// assert!(error.contains("requires redistribution"), "{error}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
     pub fn view(&self, shape: impl Into<NewShape>) -> Result<Tensor> {
         self.reshape_as("view", shape)
     }
 
+    #[track_caller]
     fn reshape_as(&self, op: &'static str, shape: impl Into<NewShape>) -> Result<Tensor> {
         let shape = shape.into().resolve(op, &self.shape())?;
         if &shape[..] == self.dims() {
             return Ok(self.clone());
         }
-        apply(Reshape { op, shape }, &[self])
+        apply(Reshape { op, shape, strict: op == "view" }, &[self])
     }
 
     /// The dims in the order given.
@@ -319,6 +405,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn permute(&self, dims: impl Into<Dims>) -> Result<Tensor> {
         let dims = dims.into().resolve_ordered("permute", self.rank())?;
         if dims.len() != self.rank() {
@@ -329,11 +416,13 @@ impl Tensor {
     }
 
     /// Two dims exchanged.
+    #[track_caller]
     pub fn transpose(&self, a: impl Into<Dim>, b: impl Into<Dim>) -> Result<Tensor> {
         self.swapped("transpose", a.into(), b.into())
     }
 
     /// A matrix transposed; a vector or a scalar stays as it is.
+    #[track_caller]
     pub fn t(&self) -> Result<Tensor> {
         match self.rank() {
             0 | 1 => Ok(self.clone()),
@@ -345,6 +434,7 @@ impl Tensor {
         }
     }
 
+    #[track_caller]
     fn swapped(&self, op: &'static str, a: Dim, b: Dim) -> Result<Tensor> {
         let (a, b) = (self.dim(op, a)?, self.dim(op, b)?);
         if a == b {
@@ -356,27 +446,31 @@ impl Tensor {
     }
 
     /// Without one dim, if its size is 1; else unchanged.
+    #[track_caller]
     pub fn squeeze(&self, dim: impl Into<Dim>) -> Result<Tensor> {
         let dim = self.dim("squeeze", dim)?;
         if self.dims().get(dim) != Some(&1) {
             return Ok(self.clone());
         }
-        apply(Reshape { op: "squeeze", shape: self.shape().without_dim(dim) }, &[self])
+        apply(Reshape { op: "squeeze", shape: self.shape().without_dim(dim), strict: false }, &[self])
     }
 
     /// Without all dims of size 1.
+    #[track_caller]
     pub fn squeeze_all(&self) -> Result<Tensor> {
         let shape = self.dims().iter().copied().filter(|&n| n != 1).collect();
-        apply(Reshape { op: "squeeze", shape }, &[self])
+        apply(Reshape { op: "squeeze", shape, strict: false }, &[self])
     }
 
     /// With a new dim of size 1 at `dim`.
+    #[track_caller]
     pub fn unsqueeze(&self, dim: impl Into<Dim>) -> Result<Tensor> {
         let dim = dim.into().resolve_insert("unsqueeze", self.rank())?;
-        apply(Reshape { op: "unsqueeze", shape: self.shape().with_inserted(dim, 1) }, &[self])
+        apply(Reshape { op: "unsqueeze", shape: self.shape().with_inserted(dim, 1), strict: false }, &[self])
     }
 
     /// The dims from `start` to `end`, both included, as one.
+    #[track_caller]
     pub fn flatten(&self, start: impl Into<Dim>, end: impl Into<Dim>) -> Result<Tensor> {
         let (start, end) = (self.dim("flatten", start)?, self.dim("flatten", end)?);
         if start > end {
@@ -396,6 +490,7 @@ impl Tensor {
     }
 
     /// All dims as one.
+    #[track_caller]
     pub fn flatten_all(&self) -> Result<Tensor> {
         self.reshape_as("flatten", [self.numel()])
     }
@@ -410,6 +505,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
         crate::tensor::checked_numel("expand", &shape)?;
@@ -420,11 +516,17 @@ impl Tensor {
     }
 
     /// The same elements, row by row without gaps; copies only if they are not.
+    #[track_caller]
     pub fn contiguous(&self) -> Result<Tensor> {
-        if self.is_contiguous() { Ok(self.clone()) } else { apply(Contiguous, &[self]) }
+        // Of a distributed tensor, one rank's part may be and another's not: their graphs must be alike.
+        if self.is_contiguous() && !self.is_distributed() {
+            return Ok(self.clone());
+        }
+        apply(Contiguous, &[self])
     }
 
     /// `len` elements of one dim from `start` on.
+    #[track_caller]
     pub fn narrow(&self, dim: impl Into<Dim>, start: usize, len: usize) -> Result<Tensor> {
         let dim = self.dim("narrow", dim)?;
         if self.rank() == 0 {
@@ -444,6 +546,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn slice(&self, dim: impl Into<Dim>, start: isize, end: isize, step: usize) -> Result<Tensor> {
         let dim = self.dim("slice", dim)?;
         let Some(&size) = self.dims().get(dim) else {
@@ -465,6 +568,7 @@ impl Tensor {
     }
 
     /// One index of one dim, which goes. Negative indices count from the back.
+    #[track_caller]
     pub fn select(&self, dim: impl Into<Dim>, index: isize) -> Result<Tensor> {
         let dim = self.dim("select", dim)?;
         let Some(&size) = self.dims().get(dim) else {
@@ -475,15 +579,17 @@ impl Tensor {
             return Err(Error::IndexOutOfBounds { op: "select", index: index as i64, dim, size });
         }
         let part = apply(Narrow { dim, start: from_front as usize, len: 1 }, &[self])?;
-        apply(Reshape { op: "select", shape: self.shape().without_dim(dim) }, &[&part])
+        apply(Reshape { op: "select", shape: self.shape().without_dim(dim), strict: false }, &[&part])
     }
 
     /// The same numbers in another dtype: rounded to nearest among floats, toward zero to integers.
+    #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() { Ok(self.clone()) } else { apply(Cast(dtype), &[self]) }
     }
 
     /// The same tensor on another device. To [`Device::Meta`] the value is dropped; from there, nothing can come.
+    #[track_caller]
     pub fn to_device(&self, device: Device) -> Result<Tensor> {
         match (self.device(), device) {
             (Device::Cpu, Device::Meta) => self.empty_like(device),

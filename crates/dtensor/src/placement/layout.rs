@@ -69,6 +69,19 @@ impl Spec {
     }
 }
 
+impl Spec {
+    /// How many elements the largest part has, as if all cuts were plain.
+    pub(crate) fn largest(&self, sizes: &[usize]) -> usize {
+        let mut dims: SmallVec<[usize; 4]> = self.key.shape[..].into();
+        for (placement, size) in self.key.placements.iter().zip(sizes) {
+            if let Some((dim, _)) = placement.cut() {
+                dims[dim] = dims[dim].div_ceil(*size);
+            }
+        }
+        dims.iter().product()
+    }
+}
+
 /// The cuts of one tensor dim as the placements say them, from left to right.
 fn written(key: &SpecKey, dim: usize) -> SmallVec<[Cut; 4]> {
     let cuts = key.placements.iter().enumerate();
@@ -153,6 +166,12 @@ impl Layout {
     /// From what has been checked.
     pub(crate) fn of(mesh: &DeviceMesh, key: SpecKey) -> Layout {
         Layout { mesh: mesh.clone(), spec: mesh.spec(key) }
+    }
+
+    /// On a mesh whose spec this is.
+    #[inline]
+    pub(crate) fn with(mesh: &DeviceMesh, spec: &Arc<Spec>) -> Layout {
+        Layout { mesh: mesh.clone(), spec: spec.clone() }
     }
 
     /// The same tensor with other placements, each derived from the one it has. They must fit.

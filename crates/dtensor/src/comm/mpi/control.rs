@@ -175,7 +175,7 @@ impl Control {
             Departure::Failed(words) => Departure::Failed(cut(words)),
             Departure::Panicked(words) => Departure::Panicked(cut(words)),
         };
-        let cause = Cause::Left { rank: self.rank, how, last: self.ring.last() };
+        let cause = Cause::Left { rank: self.rank, how, last: self.ring.last().map(Box::new) };
         self.tell((0..self.size).filter(|&rank| rank != self.rank), &News::Left(cause));
     }
 

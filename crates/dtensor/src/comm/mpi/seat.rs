@@ -357,7 +357,7 @@ fn begin(seat: &Arc<Seat>, call: &Call, values: Locals) -> Stepped {
             descriptors.insert(seat.me, Descriptor { call: call.clone(), piece: own });
             let calls: Vec<&Call> = descriptors.iter().map(|descriptor| &descriptor.call).collect();
             if let Some((a, b)) = Call::first_mismatch(&calls) {
-                let named = |member: usize| (seat.key.members[member], calls[member].clone());
+                let named = |member: usize| (seat.key.members[member], Box::new(calls[member].clone()));
                 return Err(Trouble::Cause(Arc::new(Cause::Mismatch { one: named(a), other: named(b) })));
             }
             // What each member has for this rank.

@@ -79,7 +79,7 @@ impl Meeting for Together {
     fn open(&self, tickets: Vec<Self::Ticket>) -> std::result::Result<Self::Work, Self::Fault> {
         let (calls, values): (Vec<Call>, Vec<Locals>) = tickets.into_iter().unzip();
         if let Some((a, b)) = Call::first_mismatch(&calls.iter().collect::<Vec<_>>()) {
-            let named = |member: usize| (self.members[member], calls[member].clone());
+            let named = |member: usize| (self.members[member], Box::new(calls[member].clone()));
             return Err(Arc::new(Cause::Mismatch { one: named(a), other: named(b) }));
         }
         work::plan(&calls, values).map_err(|error| self.broke(error.to_string()))
@@ -159,7 +159,7 @@ impl Transport for Thread {
 
     fn depart(&self, how: Departure) {
         let last = self.shared.rings[self.rank].last();
-        let cause = Arc::new(Cause::Left { rank: self.rank, how, last });
+        let cause = Arc::new(Cause::Left { rank: self.rank, how, last: last.map(Box::new) });
         let mut state = self.shared.state.lock();
         state.left.insert(self.rank, cause.clone());
         let tables: Vec<Arc<Table>> = state.tables.iter().filter_map(Weak::upgrade).collect();

@@ -17,12 +17,13 @@ use block::{Mask, MaskData};
 
 use super::matmul::{Mat, dense, transpose, widen};
 use super::random::Draw;
+use super::window::Window;
 use crate::engine::{Elem, Float, Local, Read, Real, with_float};
 use crate::{DType, Element, Error, Result};
 
 /// What attention computes, beside its operands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct AttentionOptions {
+pub(crate) struct AttentionOptions<'a> {
     /// What the products of queries and keys are multiplied by.
     pub(crate) scale: f64,
     /// Whether query `i` sees only keys `j ≤ i`.
@@ -31,9 +32,23 @@ pub(crate) struct AttentionOptions {
     pub(crate) dropout: f64,
     /// Seed and stream of the dropout's draw. Its elements are those of the matrix of probabilities.
     pub(crate) seed: (u64, u64),
+    /// Which heads of a whole (that is, indices of the dims before the last two) these are, if not all: so that each
+    /// drops what it would drop there.
+    pub(crate) heads: Option<&'a Window>,
 }
 
-impl AttentionOptions {
+impl AttentionOptions<'_> {
+    /// The number in the whole of each of the heads here; none where it is its number here, or of no interest.
+    fn numbers(&self) -> Vec<usize> {
+        let mut numbers = Vec::new();
+        if let Some(heads) = self.heads
+            && self.dropout > 0.0
+        {
+            heads.each_run(|_, first, n| numbers.extend(first..first + n));
+        }
+        numbers
+    }
+
     fn draw(&self) -> Draw {
         Draw { seed: self.seed.0, stream: self.seed.1 }
     }
@@ -72,7 +87,7 @@ pub(crate) fn attention_forward(
     k: &Local,
     v: &Local,
     mask: Option<&Local>,
-    options: &AttentionOptions,
+    options: &AttentionOptions<'_>,
 ) -> Result<(Local, Local)> {
     let mask = mask.map(|mask| row_mask(mask, q)).transpose()?;
     with_float!("attention", q.dtype(), T => forward::forward::<T>(q, k, v, mask.as_ref(), options))
@@ -88,7 +103,7 @@ pub(crate) fn attention_backward(
     mask: Option<&Local>,
     out: &Local,
     lse: &Local,
-    options: &AttentionOptions,
+    options: &AttentionOptions<'_>,
 ) -> Result<(Local, Local, Local)> {
     let mask = mask.map(|mask| row_mask(mask, q)).transpose()?;
     let lse = lse.contiguous()?;

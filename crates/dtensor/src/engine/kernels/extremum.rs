@@ -2,7 +2,7 @@
 
 use crate::engine::{Elem, Local, Num, with_elem};
 use crate::tensor::Shape;
-use crate::{Element, Error, Result};
+use crate::{Element, Result};
 
 use super::simd;
 
@@ -15,17 +15,13 @@ pub(crate) enum Extremum {
     Min,
 }
 
-/// The extreme along `dim` and its index (`i64`). The first of equals; the first NaN if there is one.
+/// The extreme along `dim` and its index (`i64`). The first of equals; the first NaN if there is one. A part that
+/// is empty along `dim` gives the index −1, with a value that is no better than any.
 pub(crate) fn extremum(f: Extremum, x: &Local, dim: usize, keepdim: bool) -> Result<(Local, Local)> {
     with_elem!(x.dtype(), T => match f {
-        Extremum::Max => along::<T>("max", x, dim, keepdim, Above),
-        Extremum::Min => along::<T>("min", x, dim, keepdim, Below),
+        Extremum::Max => along::<T>(x, dim, keepdim, Above),
+        Extremum::Min => along::<T>(x, dim, keepdim, Below),
     })
-}
-
-/// As [`extremum`], the index alone.
-pub(crate) fn arg_extremum(f: Extremum, x: &Local, dim: usize, keepdim: bool) -> Result<Local> {
-    Ok(extremum(f, x, dim, keepdim)?.1)
 }
 
 /// An order in which NaN comes before everything.
@@ -62,13 +58,35 @@ impl Order for Below {
     }
 }
 
-fn along<T: Element>(
-    op: &'static str,
-    x: &Local,
-    dim: usize,
-    keepdim: bool,
-    order: impl Order,
-) -> Result<(Local, Local)> {
+/// The extreme of a whole from those of its parts, one entry of the first dim of both for each; `indices` are those
+/// in the whole. Entries with a negative index do not count; some entry of each element does.
+pub(crate) fn merge(f: Extremum, values: &Local, indices: &Local) -> Result<(Local, Local)> {
+    with_elem!(values.dtype(), T => match f {
+        Extremum::Max => merge_parts::<T>(values, indices, Above),
+        Extremum::Min => merge_parts::<T>(values, indices, Below),
+    })
+}
+
+fn merge_parts<T: Element>(values: &Local, indices: &Local, order: impl Order) -> Result<(Local, Local)> {
+    let shape = &values.dims()[1..];
+    let (values, indices) = (values.contiguous()?, indices.contiguous()?);
+    let (read, read_indices) = (values.read::<T>()?, indices.read::<i64>()?);
+    let n = shape.iter().product::<usize>();
+    let (mut best, mut places) = (vec![T::from_acc(order.last()); n], vec![-1; n]);
+    let parts = read.data().chunks_exact(n.max(1)).zip(read_indices.data().chunks_exact(n.max(1)));
+    for (values, indices) in parts.take(if n == 0 { 0 } else { values.dims()[0] }) {
+        for (((best, place), &x), &at) in best.iter_mut().zip(&mut places).zip(values).zip(indices) {
+            let (a, b) = (x.acc(), best.acc());
+            let first = *place < 0 || order.better(a, b) || (at < *place && !order.better(b, a));
+            if at >= 0 && first {
+                (*best, *place) = (x, at);
+            }
+        }
+    }
+    Ok((Local::from_vec(best, shape)?, Local::from_vec(places, shape)?))
+}
+
+fn along<T: Element>(x: &Local, dim: usize, keepdim: bool, order: impl Order) -> Result<(Local, Local)> {
     let sizes = x.dims();
     // A scalar may be addressed as if it had one dim.
     let n = sizes.get(dim).copied().unwrap_or(1);
@@ -78,15 +96,9 @@ fn along<T: Element>(
         (_, false) => Shape::from(sizes).without_dim(dim),
     };
     let outputs = shape.numel();
-    if n == 0 && outputs > 0 {
-        return Err(Error::argument(
-            op,
-            format!("cannot reduce over dim {dim} of size 0, because the operation has no identity"),
-        ));
-    }
     let inner: usize = sizes.iter().skip(dim + 1).product();
-    let (mut values, mut indices) = (vec![T::default(); outputs], vec![0i64; outputs]);
-    if outputs > 0 {
+    let (mut values, mut indices) = (vec![T::from_acc(order.last()); outputs], vec![-1; outputs]);
+    if outputs > 0 && n > 0 {
         let x = x.contiguous()?;
         let read = x.read::<T>()?;
         let data = &read.data()[..outputs * n];
@@ -207,7 +219,7 @@ fn columns<T: Elem, O: Order, I: Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::kernels::testing::values;
+    use crate::engine::kernels::testing::{local, values};
     use crate::tensor::DType;
 
     fn make(dtype: DType, shape: &[usize]) -> Local {
@@ -227,7 +239,7 @@ mod tests {
             for f in [Extremum::Max, Extremum::Min] {
                 let (best, index) = extremum(f, x, dim, true).unwrap();
                 assert_eq!((best.dims()[dim], index.dtype(), best.dtype()), (1, DType::I64, x.dtype()));
-                assert_eq!(arg_extremum(f, x, dim, false).unwrap().dims().len(), x.dims().len() - 1);
+                assert_eq!(extremum(f, x, dim, false).unwrap().1.dims().len(), x.dims().len() - 1);
                 let (best, index) = (values(&best), values(&index));
                 for (out, start) in (0..v.len()).filter(|at| at / inner % n == 0).enumerate() {
                     let line: Vec<f64> = (0..n).map(|i| v[start + i * inner]).collect();
@@ -277,11 +289,70 @@ mod tests {
     #[test]
     fn an_empty_dim_has_no_extreme() {
         let x = make(DType::F32, &[2, 0]);
-        assert!(extremum(Extremum::Max, &x, 1, false).is_err());
+        let (value, index) = extremum(Extremum::Max, &x, 1, false).unwrap();
+        assert_eq!((values(&value), values(&index)), (vec![f64::NEG_INFINITY; 2], vec![-1.0; 2]));
+        let (value, index) = extremum(Extremum::Min, &make(DType::U8, &[0, 2]), 0, true).unwrap();
+        assert_eq!((values(&value), values(&index)), (vec![255.0; 2], vec![-1.0; 2]));
         assert_eq!(extremum(Extremum::Max, &x, 0, false).unwrap().0.dims(), [0]);
         let none = make(DType::F32, &[0, 0]);
         assert_eq!(extremum(Extremum::Min, &none, 1, true).unwrap().1.dims(), [0, 1]);
         let (value, index) = extremum(Extremum::Min, &make(DType::U8, &[]), 0, false).unwrap();
         assert_eq!((values(&value), values(&index)), (vec![0.0], vec![0.0]));
+    }
+
+    /// Stacks the results of parts of `x` along `dim`, in any order, with indices in the whole.
+    fn extremes_of_parts(f: Extremum, x: &Local, dim: usize, parts: &[(usize, usize)]) -> (Local, Local) {
+        let (mut all, mut places, mut shape) = (vec![], vec![], vec![parts.len()]);
+        for &(start, len) in parts {
+            let part = x.view_with(|t| t.narrow(dim, start, len)).unwrap();
+            let (value, index) = extremum(f, &part, dim, false).unwrap();
+            shape.splice(1.., value.dims().iter().copied());
+            all.extend(values(&value));
+            let index = index.to_vec::<i64>().unwrap();
+            places.extend(index.into_iter().map(|i| if i < 0 { i } else { i + start as i64 }));
+        }
+        (local(x.dtype(), &all, &shape), Local::from_vec(places, &shape).unwrap())
+    }
+
+    #[test]
+    fn extremes_of_parts_make_up_that_of_the_whole() {
+        let mut arrays: Vec<Local> = DType::ALL
+            .iter()
+            .flat_map(|&t| [make(t, &[40]), make(t, &[3, 40, 2]), make(t, &[40, 0])])
+            .collect();
+        for at in [&[][..], &[5], &[12, 13], &[39, 30, 2]] {
+            let mut data = vec![f32::NEG_INFINITY; 40];
+            data[..20].fill(f32::INFINITY);
+            at.iter().for_each(|&i| data[i] = f32::NAN);
+            arrays.push(Local::from_vec(data, &[40]).unwrap());
+        }
+        arrays.push(Local::from_vec(vec![f32::NEG_INFINITY; 40], &[40]).unwrap());
+        arrays.push(Local::from_vec(vec![f32::INFINITY; 40], &[40]).unwrap());
+        arrays.push(
+            Local::from_vec(
+                (0..40).map(|i| if i % 2 == 0 { 0.0 } else { -0.0 }).collect::<Vec<f64>>(),
+                &[40],
+            )
+            .unwrap(),
+        );
+        for x in &arrays {
+            let dim = x.dims().iter().position(|&size| size == 40).unwrap();
+            for parts in [
+                &[(0, 40)][..],
+                &[(0, 0), (0, 40)],
+                &[(0, 13), (13, 13), (26, 1), (27, 0), (27, 13)],
+                &[(20, 20), (40, 0), (0, 20)],
+            ] {
+                for f in [Extremum::Max, Extremum::Min] {
+                    let (best, index) = extremes_of_parts(f, x, dim, parts);
+                    let (best, index) = merge(f, &best, &index).unwrap();
+                    let (want, want_index) = extremum(f, x, dim, false).unwrap();
+                    assert_eq!((best.dims(), best.dtype()), (want.dims(), want.dtype()));
+                    assert_eq!(values(&index), values(&want_index), "{f:?} {x:?} {parts:?}");
+                    let same = |(a, b): (f64, f64)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+                    assert!(values(&best).into_iter().zip(values(&want)).all(same), "{f:?} {x:?} {parts:?}");
+                }
+            }
+        }
     }
 }

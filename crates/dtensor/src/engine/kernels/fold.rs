@@ -109,11 +109,6 @@ impl Plan {
         true
     }
 
-    /// The number of results.
-    pub(crate) fn outputs(&self) -> usize {
-        self.outputs
-    }
-
     /// The number of elements folded into each.
     pub(crate) fn count(&self) -> usize {
         self.count

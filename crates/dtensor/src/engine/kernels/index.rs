@@ -2,19 +2,50 @@
 //!
 //! Indices are `i64` and checked before anything is moved. Sums into the same place run in the order of the
 //! indices, so the result is the same every time.
+//!
+//! The dim that is indexed may be cut over ranks. Each has a [`Stretch`] of it and all the indices: what is not in
+//! its part is another's to give, so that the parts' results add up to that of the whole.
 
 use std::mem::MaybeUninit;
+use std::ops::AddAssign;
 
 use super::copy;
 use super::rows::split;
 use super::{fill_local, simd};
-use crate::engine::{Elem, Local, Num, with_elem};
+use crate::engine::{Elem, Local, Num, Read, with_elem};
 use crate::{Error, Result, Shape};
 
 /// Terms added up before a partial sum is put aside.
 const BLOCK_TERMS: usize = 64;
 /// Blocks shorter than this are copied element by element: a call costs more.
 const SHORT: usize = 8;
+
+/// Which indices of a dim a part of it has: `start` on, of `whole`. How many it has is the size of the part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Stretch {
+    pub(crate) start: usize,
+    pub(crate) whole: usize,
+}
+
+impl Stretch {
+    /// A dim that is not cut.
+    pub(crate) fn whole(size: usize) -> Self {
+        Stretch { start: 0, whole: size }
+    }
+
+    /// Whether a part of `size` lacks any index.
+    fn is_cut(self, size: usize) -> bool {
+        self != Stretch::whole(size)
+    }
+
+    /// Where in a part of `size` an index of the whole is, if there. What is not `CUT` has them all, and the
+    /// question is not asked.
+    #[inline(always)]
+    fn place<const CUT: bool>(self, id: i64, size: usize) -> Option<usize> {
+        let at = (id as usize).wrapping_sub(if CUT { self.start } else { 0 });
+        (!CUT || at < size).then_some(at)
+    }
+}
 
 /// The indices laid out row by row, each found to lie in `0..size`; `skip` need not.
 fn checked(op: &'static str, ids: &Local, dim: usize, size: usize, skip: Option<i64>) -> Result<Local> {
@@ -48,11 +79,11 @@ fn copy_block<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T]) {
 }
 
 /// The entries of `x` along `dim` that `ids` names; the dim is replaced by those of `ids`. Along dim 0 of a
-/// matrix this is an embedding.
-pub(crate) fn index_select(x: &Local, dim: usize, ids: &Local) -> Result<Local> {
+/// matrix this is an embedding. Entries that are not in this part are zeros.
+pub(crate) fn index_select(x: &Local, dim: usize, ids: &Local, part: Stretch) -> Result<Local> {
     let (outer, size, inner) = split(x.dims(), dim);
     let ids_dims = ids.dims();
-    let ids = checked("index_select", ids, dim, size, None)?;
+    let ids = checked("index_select", ids, dim, part.whole, None)?;
     let ids_read = ids.read::<i64>()?;
     let ids = &ids_read.data()[..ids.numel()];
     let (before, after) = if x.dims().is_empty() { (0, 0) } else { (dim, dim + 1) };
@@ -66,41 +97,67 @@ pub(crate) fn index_select(x: &Local, dim: usize, ids: &Local) -> Result<Local> 
     let stride = if in_place { x.strides()[dim] } else { inner };
     with_elem!(x.dtype(), T => {
         let read = x.read::<T>()?;
-        let data = read.data();
-        let fill = |out: &mut [MaybeUninit<T>]| {
-            if inner == 1 {
-                for (o, out) in out.chunks_exact_mut(ids.len().max(1)).enumerate() {
-                    let data = &data[o * size * stride..];
-                    for (out, &id) in out.iter_mut().zip(ids) {
-                        out.write(data[id as usize * stride]);
-                    }
-                }
-                return;
-            }
-            let sources = (0..outer).flat_map(|o| ids.iter().map(move |&id| o * size + id as usize));
-            for (out, from) in out.chunks_exact_mut(inner.max(1)).zip(sources) {
-                copy_block(out, &data[from * stride..][..inner]);
-            }
+        let sizes = [outer, size, inner];
+        let fill = |out: &mut [MaybeUninit<T>]| match part.is_cut(size) {
+            false => select_blocks::<T, false>(read.data(), sizes, stride, ids, part, out),
+            true => select_blocks::<T, true>(read.data(), sizes, stride, ids, part, out),
         };
-        // SAFETY: there are as many sources as blocks of `inner` elements, and each block is written.
+        // SAFETY: every block is written.
         unsafe { fill_local::<T>(&shape, fill) }
     })
 }
 
+/// Writes all of `out`: for each of `outer` and each index a block of `inner` elements. Blocks in `data` are
+/// `stride` apart.
+#[inline(always)]
+fn select_blocks<T: Elem, const CUT: bool>(
+    data: &[T],
+    [outer, size, inner]: [usize; 3],
+    stride: usize,
+    ids: &[i64],
+    part: Stretch,
+    out: &mut [MaybeUninit<T>],
+) {
+    if inner == 1 {
+        for (o, out) in out.chunks_exact_mut(ids.len().max(1)).enumerate() {
+            let data = &data[o * size * stride..];
+            for (out, &id) in out.iter_mut().zip(ids) {
+                let at = part.place::<CUT>(id, size);
+                out.write(at.map_or(T::default(), |at| data[at * stride]));
+            }
+        }
+        return;
+    }
+    let places = (0..outer)
+        .flat_map(|o| ids.iter().map(move |&id| part.place::<CUT>(id, size).map(|at| o * size + at)));
+    for (out, from) in out.chunks_exact_mut(inner.max(1)).zip(places) {
+        match from {
+            Some(from) => copy_block(out, &data[from * stride..][..inner]),
+            None => copy::fill(out, T::default()),
+        }
+    }
+}
+
 /// The adjoint of [`index_select`]: an array with `size` entries along `dim`, where entry `ids[i]` is the sum
-/// of the entries `i` of `dy`. Entries of `dy` whose index is `padding` are left out.
+/// of the entries `i` of `dy`. Entries of `dy` whose index is `padding`, or is not in this part, are left out.
 pub(crate) fn index_add(
     ids: &Local,
     dy: &Local,
     dim: usize,
     size: usize,
     padding: Option<i64>,
+    part: Stretch,
 ) -> Result<Local> {
     let after = dim + ids.dims().len();
     let (outer, inner) = (dy.dims()[..dim].iter().product::<usize>(), dy.dims()[after..].iter().product());
     let shape = [&dy.dims()[..dim], &[size], &dy.dims()[after..]].concat();
-    let ids = checked("index_add", ids, dim, size, padding)?;
-    let places = Places::new(&ids.read::<i64>()?.data()[..ids.numel()], size, padding);
+    let ids = checked("index_add", ids, dim, part.whole, padding)?;
+    let read = ids.read::<i64>()?;
+    let all = &read.data()[..ids.numel()];
+    let places = match part.is_cut(size) {
+        false => Places::new::<false>(all, size, padding, part),
+        true => Places::new::<true>(all, size, padding, part),
+    };
     let dy = dy.contiguous()?;
     with_elem!(dy.dtype(), T => {
         let read = dy.read::<T>()?;
@@ -116,26 +173,29 @@ pub(crate) fn index_add(
     })
 }
 
-/// Where each index occurs, in order: `at[starts[id]..starts[id + 1]]`.
+/// Where each index of a part occurs, in order: `at[starts[i]..starts[i + 1]]` for the `i`-th of the part.
 struct Places {
     starts: Vec<usize>,
     at: Vec<usize>,
 }
 
 impl Places {
-    fn new(ids: &[i64], size: usize, skip: Option<i64>) -> Self {
-        let named = || ids.iter().enumerate().filter(|&(_, &id)| Some(id) != skip);
+    fn new<const CUT: bool>(ids: &[i64], size: usize, skip: Option<i64>, part: Stretch) -> Self {
+        let named = || {
+            let of_all = ids.iter().enumerate().filter(|&(_, &id)| Some(id) != skip);
+            of_all.filter_map(|(i, &id)| Some((i, part.place::<CUT>(id, size)?)))
+        };
         // One slot further on each start is the next free place while the places are dealt out.
         let mut starts = vec![0; size + 2];
-        for (_, &id) in named() {
-            starts[id as usize + 2] += 1;
+        for (_, at) in named() {
+            starts[at + 2] += 1;
         }
         for i in 2..starts.len() {
             starts[i] += starts[i - 1];
         }
         let mut at = vec![0; starts[size + 1]];
-        for (i, &id) in named() {
-            let next = &mut starts[id as usize + 1];
+        for (i, to) in named() {
+            let next = &mut starts[to + 1];
             at[*next] = i;
             *next += 1;
         }
@@ -222,71 +282,116 @@ fn strides_without(strides: &[usize], dim: usize) -> (Vec<usize>, usize, usize) 
     (rest, stride, last)
 }
 
-/// Picks one element along `dim` for every index: `out[p] = x[p with ids[p] in place of p's dim]`.
-pub(crate) fn gather(x: &Local, dim: usize, ids: &Local) -> Result<Local> {
+/// Picks one element along `dim` for every index: `out[p] = x[p with ids[p] in place of p's dim]`, and 0 for
+/// those not in this part.
+pub(crate) fn gather(x: &Local, dim: usize, ids: &Local, part: Stretch) -> Result<Local> {
     let (_, size, _) = split(x.dims(), dim);
     let shape = ids.dims();
-    let row_len = shape.last().copied().unwrap_or(1);
-    let ids = checked("gather", ids, dim, size, None)?;
+    let ids = checked("gather", ids, dim, part.whole, None)?;
+    if x.numel() == 0 {
+        return copy::full(x.dtype(), shape, 0.0);
+    }
     let ids_read = ids.read::<i64>()?;
     let ids = &ids_read.data()[..ids.numel()];
     with_elem!(x.dtype(), T => {
         let read = x.read::<T>()?;
-        let data = read.data();
-        let (strides, stride, last) = strides_without(read.strides, dim);
-        let fill = |out: &mut [MaybeUninit<T>]| {
-            let mut rows = out.chunks_exact_mut(row_len.max(1)).zip(ids.chunks_exact(row_len.max(1)));
-            each_row(shape, [&strides], |[offset]| {
-                let (out, ids) = rows.next().expect("one row of indices for each row of the shape");
-                let data = &data[offset..];
-                if last == 0 && stride == 1 {
-                    let data = &data[..size];
-                    for (out, &id) in out.iter_mut().zip(ids) {
-                        out.write(data[id as usize]);
-                    }
-                } else {
-                    for (i, (out, &id)) in out.iter_mut().zip(ids).enumerate() {
-                        out.write(data[i * last + id as usize * stride]);
-                    }
-                }
-            });
+        let (data, strides) = (read.data(), read.strides);
+        let fill = |out: &mut [MaybeUninit<T>]| match part.is_cut(size) {
+            false => gather_rows::<T, false>(data, strides, dim, size, shape, ids, part, out),
+            true => gather_rows::<T, true>(data, strides, dim, size, shape, ids, part, out),
         };
         // SAFETY: the rows of the shape are those of the result, and each is written.
         unsafe { fill_local::<T>(shape, fill) }
     })
 }
 
-/// `x` with the elements of `src` added at the places `ids` names along `dim`.
-pub(crate) fn scatter_add(x: &Local, dim: usize, ids: &Local, src: &Local) -> Result<Local> {
+#[inline(always)]
+#[allow(clippy::too_many_arguments)] // an array, taken apart
+fn gather_rows<T: Elem, const CUT: bool>(
+    data: &[T],
+    strides: &[usize],
+    dim: usize,
+    size: usize,
+    shape: &[usize],
+    ids: &[i64],
+    part: Stretch,
+    out: &mut [MaybeUninit<T>],
+) {
+    let (strides, stride, last) = strides_without(strides, dim);
+    let row_len = shape.last().copied().unwrap_or(1).max(1);
+    let mut rows = out.chunks_exact_mut(row_len).zip(ids.chunks_exact(row_len));
+    each_row(shape, [&strides], |[offset]| {
+        let (out, ids) = rows.next().expect("one row of indices for each row of the shape");
+        let data = &data[offset..];
+        if last == 0 && stride == 1 {
+            let data = &data[..size];
+            for (out, &id) in out.iter_mut().zip(ids) {
+                out.write(part.place::<CUT>(id, size).map_or(T::default(), |at| data[at]));
+            }
+        } else {
+            for (i, (out, &id)) in out.iter_mut().zip(ids).enumerate() {
+                let at = part.place::<CUT>(id, size);
+                out.write(at.map_or(T::default(), |at| data[i * last + at * stride]));
+            }
+        }
+    });
+}
+
+/// `x` with the elements of `src` added at the places `ids` names along `dim`, but for those not in this part.
+pub(crate) fn scatter_add(x: &Local, dim: usize, ids: &Local, src: &Local, part: Stretch) -> Result<Local> {
     let (_, size, _) = split(x.dims(), dim);
     let shape = ids.dims();
-    let row_len = shape.last().copied().unwrap_or(1);
-    let ids = checked("scatter_add", ids, dim, size, None)?;
+    let ids = checked("scatter_add", ids, dim, part.whole, None)?;
+    if x.numel() == 0 {
+        return Ok(x.clone());
+    }
     let ids_read = ids.read::<i64>()?;
     let ids = &ids_read.data()[..ids.numel()];
     let x = x.contiguous()?;
-    let (out_strides, stride, last) = strides_without(&Shape::from(x.dims()).strides(), dim);
+    let strides = Shape::from(x.dims()).strides();
     with_elem!(x.dtype(), T => {
         let mut sums: Vec<_> = x.read::<T>()?.data()[..x.numel()].iter().map(|x| x.acc()).collect();
-        let read = src.read::<T>()?;
-        let data = read.data();
-        let src_last = read.strides.last().copied().unwrap_or(0);
-        let mut rows = ids.chunks_exact(row_len.max(1));
-        each_row(shape, [&out_strides, read.strides], |[to, from]| {
-            let ids = rows.next().expect("one row of indices for each row of the shape");
-            let (sums, data) = (&mut sums[to..], &data[from..]);
-            if last == 0 && stride == 1 && src_last == 1 {
-                for (&id, x) in ids.iter().zip(data) {
-                    sums[id as usize] += x.acc();
-                }
-            } else {
-                for (i, &id) in ids.iter().enumerate() {
-                    sums[i * last + id as usize * stride] += data[i * src_last].acc();
-                }
-            }
-        });
+        let src = src.read::<T>()?;
+        match part.is_cut(size) {
+            false => scatter_rows::<T, false>(&src, dim, size, shape, ids, part, &strides, &mut sums),
+            true => scatter_rows::<T, true>(&src, dim, size, shape, ids, part, &strides, &mut sums),
+        }
         Local::from_vec::<T>(sums.into_iter().map(T::from_acc).collect(), x.dims())
     })
+}
+
+#[inline(always)]
+#[allow(clippy::too_many_arguments)] // an array, taken apart
+fn scatter_rows<T: Elem<Acc: AddAssign>, const CUT: bool>(
+    src: &Read<'_, T>,
+    dim: usize,
+    size: usize,
+    shape: &[usize],
+    ids: &[i64],
+    part: Stretch,
+    strides: &[usize],
+    sums: &mut [T::Acc],
+) {
+    let (strides, stride, last) = strides_without(strides, dim);
+    let (data, src_last) = (src.data(), src.strides.last().copied().unwrap_or(0));
+    let mut rows = ids.chunks_exact(shape.last().copied().unwrap_or(1).max(1));
+    each_row(shape, [&strides, src.strides], |[to, from]| {
+        let ids = rows.next().expect("one row of indices for each row of the shape");
+        let (sums, data) = (&mut sums[to..], &data[from..]);
+        if last == 0 && stride == 1 && src_last == 1 {
+            for (&id, x) in ids.iter().zip(data) {
+                if let Some(at) = part.place::<CUT>(id, size) {
+                    sums[at] += x.acc();
+                }
+            }
+        } else {
+            for (i, &id) in ids.iter().enumerate() {
+                if let Some(at) = part.place::<CUT>(id, size) {
+                    sums[i * last + at * stride] += data[i * src_last].acc();
+                }
+            }
+        }
+    });
 }
 
 /// Copies every `step`-th element, with the step known to the compiler where it is small: then it shuffles.

@@ -264,8 +264,8 @@ fn forward_columns<T: Float>(
             for c in 0..block.width {
                 let position = block.first + c;
                 let log_sum = sum[c].ln();
-                lse[position] = max[c] + log_sum;
                 let value = loss.targets[position].map_or(T::Acc::ZERO, |class| {
+                    lse[position] = max[c] + log_sum;
                     let x = block.row(data, class)[c].acc() - max[c];
                     loss.value(class, x, log_sum, weighted[c])
                 });

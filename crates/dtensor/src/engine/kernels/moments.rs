@@ -1,10 +1,12 @@
-//! The variance over any set of dims.
+//! The variance over any set of dims, at once or from parts.
 
 use std::marker::PhantomData;
 
+use super::cast::cast;
+use super::copy;
 use super::fold::{Fold, Plan};
-use crate::Result;
-use crate::engine::{Elem, Float, Local, Num, with_float};
+use crate::engine::{Float, Local, Num, with_float};
+use crate::{DType, Element, Result};
 
 /// The mean square distance from the mean over `dims` (ascending), with `n - correction` for `n`: 1 makes it
 /// unbiased. Where that leaves nothing to divide by the result is infinite, or NaN for 0 / 0.
@@ -25,25 +27,107 @@ fn spread(
     finish: fn(f64) -> f64,
 ) -> Result<Local> {
     let plan = Plan::new(x, dims)?;
-    let n = plan.count() as f64;
-    let divisor = (n - correction).max(0.0);
+    let divisor = (plan.count() as f64 - correction).max(0.0);
     with_float!("var", x.dtype(), T => {
-        type Acc = <T as Elem>::Acc;
-        // Distances are taken from the mean rounded to the accumulator. What the rounding lost is known, since
-        // the mean is summed in double, and is taken off again: large means cost no digits.
-        let means: Vec<f64> = plan.run(Mean::<T> { n, elem: PhantomData })?;
-        let near: Vec<Acc> = means.iter().map(|&mean| Num::from_f64(mean)).collect();
-        let squares: Vec<f64> = plan.run_with(Distances::<T>(PhantomData), &near)?;
-        let one = |((total, mean), near): ((f64, f64), Acc)| {
-            let lost = mean - near.to_f64();
-            // The rounding of the sum itself must not make it negative; NaN stays NaN.
-            let total = total - n * lost * lost;
-            let total = if total < 0.0 { 0.0 } else { total };
-            T::from_acc(Num::from_f64(finish(total / divisor)))
-        };
-        let results = squares.into_iter().zip(means).zip(near).map(one).collect();
+        let (_, totals) = centred::<T>(&plan)?;
+        let results = totals.into_iter().map(|total| rounded::<T>(finish(total / divisor))).collect();
         plan.array::<T>(results, &plan.shape(keepdim))
     })
+}
+
+fn rounded<T: Float>(x: f64) -> T {
+    T::from_acc(Num::from_f64(x))
+}
+
+/// The mean of each output's elements and the sum of their squared distances from it, in the plan's own order.
+fn centred<T: Float + Element>(plan: &Plan) -> Result<(Vec<f64>, Vec<f64>)> {
+    let n = plan.count() as f64;
+    // Distances are taken from the mean rounded to the accumulator. What the rounding lost is known, since
+    // the mean is summed in double, and is taken off again: large means cost no digits.
+    let means: Vec<f64> = plan.run(Mean::<T> { n, elem: PhantomData })?;
+    let near: Vec<T::Acc> = means.iter().map(|&mean| Num::from_f64(mean)).collect();
+    let mut totals: Vec<f64> = plan.run_with(Distances::<T>(PhantomData), &near)?;
+    for ((total, mean), near) in totals.iter_mut().zip(&means).zip(near) {
+        let lost = mean - near.to_f64();
+        // The rounding of the sum itself must not make it negative; NaN stays NaN.
+        *total -= n * lost * lost;
+        *total = if *total < 0.0 { 0.0 } else { *total };
+    }
+    Ok((means, totals))
+}
+
+/// What a part of an array adds to the variance over `dims` of the whole: the number of elements, their mean, and the
+/// sum of squared distances from it, as the first dim of three before what is left of the array's. Of nothing all are
+/// zero. In double precision for every dtype: means of parts are subtracted, and single precision would lose there
+/// what [`variance`] keeps.
+pub(crate) fn moments_part(x: &Local, dims: &[usize], keepdim: bool) -> Result<Local> {
+    let plan = Plan::new(x, dims)?;
+    let left = plan.shape(keepdim);
+    let shape: Vec<usize> = [3].into_iter().chain(left.iter().copied()).collect();
+    with_float!("var", x.dtype(), T => {
+        if plan.count() == 0 {
+            return copy::full(DType::F64, &shape, 0.0);
+        }
+        let (means, totals) = centred::<T>(&plan)?;
+        let mut all = vec![plan.count() as f64; means.len()];
+        for moment in [means, totals] {
+            all.extend(plan.array(moment, &left)?.to_vec::<f64>()?);
+        }
+        Local::from_vec(all, &shape)
+    })
+}
+
+/// The [`variance`] of a whole, or with `root` the [`deviation`], in `dtype`: from what [`moments_part`] gave of each
+/// part, one entry of the first dim for each, taken in this order.
+pub(crate) fn merge_moments(parts: &Local, correction: f64, root: bool, dtype: DType) -> Result<Local> {
+    let parts = cast(parts, DType::F64)?.contiguous()?;
+    let shape = &parts.dims()[2..];
+    let outputs: usize = shape.iter().product();
+    let read = parts.read::<f64>()?;
+    let data = &read.data()[..parts.numel()];
+    let mut all = vec![Moments { n: 0.0, mean: 0.0, total: 0.0 }; outputs];
+    for part in data.chunks_exact((3 * outputs).max(1)) {
+        let (n, rest) = part.split_at(outputs);
+        let (mean, total) = rest.split_at(outputs);
+        for (i, all) in all.iter_mut().enumerate() {
+            all.add(Moments { n: n[i], mean: mean[i], total: total[i] });
+        }
+    }
+    with_float!("var", dtype, T => {
+        let one = |all: Moments| {
+            let variance = all.variance(correction);
+            rounded::<T>(if root { variance.sqrt() } else { variance })
+        };
+        Local::from_vec::<T>(all.into_iter().map(one).collect(), shape)
+    })
+}
+
+/// Number, mean and sum of squared distances from the mean.
+#[derive(Clone, Copy)]
+struct Moments {
+    n: f64,
+    mean: f64,
+    total: f64,
+}
+
+impl Moments {
+    /// Takes in other elements, by the formula of Chan, Golub and LeVeque.
+    fn add(&mut self, other: Moments) {
+        if self.n == 0.0 || other.n == 0.0 {
+            *self = if other.n == 0.0 { *self } else { other };
+            return;
+        }
+        let n = self.n + other.n;
+        let apart = other.mean - self.mean;
+        self.mean += apart * (other.n / n);
+        self.total += other.total + apart * apart * (self.n * other.n / n);
+        self.n = n;
+    }
+
+    fn variance(self, correction: f64) -> f64 {
+        // Nothing has no variance, whatever it would be divided by.
+        if self.n == 0.0 { f64::NAN } else { self.total / (self.n - correction).max(0.0) }
+    }
 }
 
 /// The mean, in double precision.
@@ -181,5 +265,71 @@ mod tests {
         }
         let ints = Local::from_vec(vec![1i64, 2], &[2]).unwrap();
         assert!(variance(&ints, &[0], false, 1.0).is_err());
+    }
+
+    /// Both figures from parts of `x` that end at `ends` along dim 0, reduced over `dims`.
+    fn merged(x: &Local, dims: &[usize], keepdim: bool, ends: &[usize], correction: f64) -> [Local; 2] {
+        let (mut all, mut shape, mut start) = (vec![], vec![], 0);
+        for &end in ends {
+            let part = x.view_with(|t| t.narrow(0, start, end - start)).unwrap();
+            let moments = moments_part(&part, dims, keepdim).unwrap();
+            shape = [&[ends.len()], moments.dims()].concat();
+            all.extend(values(&moments));
+            start = end;
+        }
+        let parts = Local::from_vec(all, &shape).unwrap();
+        [false, true].map(|root| merge_moments(&parts, correction, root, x.dtype()).unwrap())
+    }
+
+    fn check_merged(x: &Local, tolerance: f64) {
+        let n = x.dims()[0];
+        let rank = x.dims().len();
+        let all: Vec<usize> = (0..rank).collect();
+        for dims in [&all[..1], &all] {
+            for ends in [&[n][..], &[0, n], &[n / 2, n / 2, n], &[n / 3, n / 2, n, n]] {
+                for (correction, keepdim) in [(0.0, false), (1.0, true), (1.5, false), (-1.0, false)] {
+                    let want = [
+                        variance(x, dims, keepdim, correction).unwrap(),
+                        deviation(x, dims, keepdim, correction).unwrap(),
+                    ];
+                    for (got, want) in merged(x, dims, keepdim, ends, correction).iter().zip(want) {
+                        assert_eq!((got.dims(), got.dtype()), (want.dims(), want.dtype()));
+                        for (a, b) in values(got).into_iter().zip(values(&want)) {
+                            let same = a == b || (a.is_nan() && b.is_nan());
+                            assert!(
+                                same || (a - b).abs() <= tolerance * b.max(1e-3),
+                                "{x:?} {dims:?} {ends:?}: {a} {b}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn moments_of_parts_make_up_the_variance() {
+        for shape in [&[0][..], &[1], &[2], &[7], &[300, 5], &[40, 0], &[1, 3], &[20, 3, 4]] {
+            check_merged(&make::<f32>(shape, 0.0), 1e-6);
+            check_merged(&make::<f64>(shape, 0.0), 1e-13);
+            check_merged(&make::<half::bf16>(shape, 0.0), 1e-2);
+            check_merged(&make::<half::f16>(shape, 0.0), 2e-3);
+        }
+        let turned = make::<f32>(&[4, 3, 30], 0.0).view_with(|t| t.permute((2, 0, 1))).unwrap();
+        check_merged(&turned, 1e-6);
+        // Large means, and parts whose means are far apart.
+        check_merged(&make::<f32>(&[400, 7], -1e6), 1e-5);
+        check_merged(&make::<f64>(&[40, 7], 1e9), 1e-6);
+        let steps = (0..300).map(|i| (i / 100) as f32 * 1e3 + (i % 7) as f32).collect();
+        check_merged(&Local::from_vec(steps, &[300]).unwrap(), 1e-6);
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut data = vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+            data[4] = odd;
+            check_merged(&Local::from_vec(data, &[6]).unwrap(), 0.0);
+        }
+        let same = Local::from_vec(vec![0.1f32; 1000], &[1000]).unwrap();
+        assert!(values(&merged(&same, &[0], false, &[300, 1000], 1.0)[0])[0] < 1e-15);
+        let ints = Local::from_vec(vec![1i64, 2], &[2]).unwrap();
+        assert!(moments_part(&ints, &[0], false).is_err());
     }
 }

@@ -1,12 +1,15 @@
 //! Sums, means, products, extremes and norms over any set of dims.
+//!
+//! Each gives over nothing what changes nothing when it is merged with others: a rank may have an empty part of an
+//! array. Whether the array as a whole has enough is for the operator's shape rule to say.
 
 use std::marker::PhantomData;
 use std::ops::{Add, Mul};
 
 use super::fold::{Fold, Plan};
+use crate::Result;
 use crate::engine::{Elem, Float, Local, Num, Real, with_elem, with_float};
 use crate::tensor::DType;
-use crate::{Error, Result};
 
 /// A reduction of several elements to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -15,9 +18,9 @@ pub(crate) enum Reduce {
     Sum,
     /// The mean; of nothing, NaN.
     Mean,
-    /// The largest; NaN if there is one.
+    /// The largest; NaN if there is one. Of nothing, the lowest there is.
     Max,
-    /// The smallest; NaN if there is one.
+    /// The smallest; NaN if there is one. Of nothing, the highest there is.
     Min,
     /// The product; of nothing, 1.
     Prod,
@@ -33,14 +36,8 @@ pub(crate) fn reduce(f: Reduce, x: &Local, dims: &[usize], keepdim: bool) -> Res
 fn run(f: Reduce, x: &Local, plan: &Plan, shape: &[usize]) -> Result<Local> {
     let dtype = x.dtype();
     match f {
-        Reduce::Max | Reduce::Min => {
-            let op = if f == Reduce::Max { "max" } else { "min" };
-            has_elements(op, plan)?;
-            with_elem!(dtype, T => match f {
-                Reduce::Max => plan.array(plan.run(Largest::<T>::new())?, shape),
-                _ => plan.array(plan.run(Smallest::<T>::new())?, shape),
-            })
-        }
+        Reduce::Max => with_elem!(dtype, T => plan.array(plan.run(Largest::<T>::new())?, shape)),
+        Reduce::Min => with_elem!(dtype, T => plan.array(plan.run(Smallest::<T>::new())?, shape)),
         Reduce::Sum if dtype == DType::U8 => plan.array(plan.run(Total::<u8, i64>::new())?, shape),
         Reduce::Sum => with_elem!(dtype, T => plan.array(plan.run(Total::<T, T>::new())?, shape)),
         Reduce::Prod if dtype == DType::U8 => plan.array(plan.run(Product::<u8, i64>::new())?, shape),
@@ -52,12 +49,10 @@ fn run(f: Reduce, x: &Local, plan: &Plan, shape: &[usize]) -> Result<Local> {
 }
 
 /// The vector norm (Σ|x|^p)^(1/p) over `dims` (ascending): for 0 the number of elements that are not 0, for
-/// ±∞ the largest or smallest magnitude. What may overflow in single precision is summed in double.
+/// ±∞ the largest or smallest magnitude. What may overflow in single precision is summed in double. Over nothing
+/// it is 0, or ∞ for negative `p`.
 pub(crate) fn norm(x: &Local, p: f64, dims: &[usize], keepdim: bool) -> Result<Local> {
     let plan = Plan::new(x, dims)?;
-    if p < 0.0 || p == f64::INFINITY {
-        has_elements("norm", &plan)?;
-    }
     let shape = &plan.shape(keepdim);
     with_float!("norm", x.dtype(), T => {
         let results = if p == 0.0 {
@@ -77,14 +72,10 @@ pub(crate) fn norm(x: &Local, p: f64, dims: &[usize], keepdim: bool) -> Result<L
     })
 }
 
-fn has_elements(op: &'static str, plan: &Plan) -> Result<()> {
-    if plan.count() == 0 && plan.outputs() > 0 {
-        return Err(Error::argument(
-            op,
-            "cannot reduce over a dim of size 0, because the operation has no identity",
-        ));
-    }
-    Ok(())
+/// The norm of a whole from the norms of its parts, one entry of the first dim for each.
+pub(crate) fn merge_norm(parts: &Local, p: f64) -> Result<Local> {
+    // The 0-norm counts: a count is not the magnitude of one element.
+    if p == 0.0 { reduce(Reduce::Sum, parts, &[0], false) } else { norm(parts, p, &[0], false) }
 }
 
 macro_rules! folds {
@@ -222,6 +213,19 @@ mod tests {
         }
     }
 
+    fn of_nothing(f: Reduce, dtype: DType) -> f64 {
+        let (lowest, highest) = match dtype {
+            DType::U8 => (0.0, 255.0),
+            DType::I64 => (i64::MIN as f64, i64::MAX as f64),
+            _ => (f64::NEG_INFINITY, f64::INFINITY),
+        };
+        match f {
+            Reduce::Max => lowest,
+            Reduce::Min => highest,
+            _ => naive(f, &[]),
+        }
+    }
+
     fn close(a: f64, b: f64, tolerance: f64) -> bool {
         a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * b.abs()
     }
@@ -234,11 +238,6 @@ mod tests {
             let dims: Vec<usize> = (0..rank).filter(|d| set >> d & 1 == 1).collect();
             let groups = groups(x, &dims);
             for f in ALL.into_iter().filter(|&f| f != Reduce::Mean || x.dtype().is_float()) {
-                let empty = groups.iter().any(|group| group.is_empty());
-                if empty && matches!(f, Reduce::Max | Reduce::Min) {
-                    assert!(reduce(f, x, &dims, false).is_err());
-                    continue;
-                }
                 let y = reduce(f, x, &dims, true).unwrap();
                 let ones: Vec<usize> =
                     (0..rank).map(|d| if dims.contains(&d) { 1 } else { x.dims()[d] }).collect();
@@ -249,7 +248,7 @@ mod tests {
                 assert_eq!(y.dtype(), if wide { DType::I64 } else { x.dtype() });
                 let tolerance = if x.dtype().size() == 2 { 1e-2 } else { 1e-6 };
                 for (y, group) in values(&y).into_iter().zip(&groups) {
-                    let expected = naive(f, group);
+                    let expected = if group.is_empty() { of_nothing(f, x.dtype()) } else { naive(f, group) };
                     // Half precision has less range than the reference.
                     if expected.abs() < 6e4 || x.dtype().size() > 2 {
                         assert!(close(y, expected, tolerance), "{f:?} {x:?} {dims:?}: {y} {expected}");
@@ -347,7 +346,6 @@ mod tests {
     fn what_is_refused() {
         assert!(reduce(Reduce::Mean, &small(DType::I64, &[3]), &[0], false).is_err());
         assert!(norm(&small(DType::I64, &[3]), 2.0, &[0], false).is_err());
-        assert!(norm(&small(DType::F32, &[0]), f64::INFINITY, &[0], false).is_err());
         assert!(values(&reduce(Reduce::Mean, &small(DType::F32, &[2, 0]), &[1], false).unwrap())[1].is_nan());
     }
 
@@ -383,6 +381,42 @@ mod tests {
         for dtype in [DType::F64, DType::BF16, DType::F16] {
             let y = norm(&small(dtype, &[4]), 2.0, &[0], true).unwrap();
             assert!(y.dtype() == dtype && close(values(&y)[0], 21f64.sqrt(), 1e-2));
+        }
+    }
+
+    #[test]
+    fn norms_of_parts_make_up_the_norm() {
+        let data: Vec<f32> = (0..60).map(|i| (i as f32 * 0.7).sin().max(-0.5) + 0.01).collect();
+        let mut with_zero = data.clone();
+        with_zero[7] = 0.0;
+        let mut with_nan = data.clone();
+        with_nan[50] = f32::NAN;
+        for data in [data, with_zero, with_nan] {
+            let x = Local::from_vec(data, &[20, 3]).unwrap();
+            for p in [0.0, 1.0, 2.0, 3.0, 0.5, -1.5, f64::INFINITY, f64::NEG_INFINITY] {
+                let all = norm(&x, p, &[0], false).unwrap();
+                for ends in [&[20][..], &[0, 20], &[7, 7, 8, 20], &[11, 20, 20]] {
+                    let mut parts = Vec::new();
+                    let mut start = 0;
+                    for &end in ends {
+                        let part = x.view_with(|t| t.narrow(0, start, end - start)).unwrap();
+                        parts.extend(norm(&part, p, &[0], false).unwrap().to_vec::<f32>().unwrap());
+                        start = end;
+                    }
+                    let parts = Local::from_vec(parts, &[ends.len(), 3]).unwrap();
+                    let merged = merge_norm(&parts, p).unwrap();
+                    assert_eq!(merged.dims(), [3]);
+                    for (got, want) in values(&merged).into_iter().zip(values(&all)) {
+                        assert!(close(got, want, 1e-6), "{p} {ends:?}: {got} {want}");
+                    }
+                }
+            }
+        }
+        for (p, neutral) in
+            [(0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (0.5, 0.0), (f64::INFINITY, 0.0), (-2.0, f64::INFINITY)]
+        {
+            let nothing = norm(&small(DType::BF16, &[2, 0]), p, &[1], false).unwrap();
+            assert_eq!(values(&nothing), [neutral; 2]);
         }
     }
 }

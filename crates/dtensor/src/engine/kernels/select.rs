@@ -147,14 +147,16 @@ fn choose_row<T: Elem>(out: &mut [MaybeUninit<T>], cond: Lane<u8>, a: Lane<T>, b
 }
 
 /// The lower triangle of each matrix in the last two dims, or the upper one: elements up to `diagonal` places
-/// right of the main diagonal, or from there on; the others become 0. `x` has at least two dims.
-pub(crate) fn triangle(x: &Local, diagonal: i64, lower: bool) -> Result<Local> {
+/// right of the main diagonal, or from there on; the others become 0. `x` has at least two dims. Where it is a part
+/// of larger matrices, `first` says which row and column of those its first element is in.
+pub(crate) fn triangle(x: &Local, diagonal: i64, lower: bool, first: (usize, usize)) -> Result<Local> {
     let &[.., rows, columns] = x.dims() else {
         return Err(Error::argument(
             if lower { "tril" } else { "triu" },
             "input tensor must have at least 2 dimensions",
         ));
     };
+    let diagonal = diagonal.saturating_add(first.0 as i64).saturating_sub(first.1 as i64);
     with_elem!(x.dtype(), T => triangle_of::<T>(&x.contiguous()?, rows, columns, diagonal, lower))
 }
 
@@ -306,7 +308,7 @@ mod tests {
                 for diagonal in [-9, -2, -1, 0, 1, 3, 9, i64::MAX, i64::MIN] {
                     for lower in [true, false] {
                         let x = array(dims, dtype, 0);
-                        let got = triangle(&x, diagonal, lower).unwrap();
+                        let got = triangle(&x, diagonal, lower, (0, 0)).unwrap();
                         assert_eq!(got.dims(), dims);
                         for (i, (got, x)) in values(&got).into_iter().zip(values(&x)).enumerate() {
                             let (row, column) = (i / columns % rows, i % columns);
@@ -321,7 +323,26 @@ mod tests {
         let view = array(&[3, 3], DType::F32, 0).view_with(|t| t.t()).unwrap();
         let x = values(&view);
         let want = [x[0], 0.0, 0.0, x[3], x[4], 0.0, x[6], x[7], x[8]];
-        assert_eq!(values(&triangle(&view, 0, true).unwrap()), want);
-        assert!(triangle(&array(&[3], DType::F32, 0), 0, true).is_err());
+        assert_eq!(values(&triangle(&view, 0, true, (0, 0)).unwrap()), want);
+        assert!(triangle(&array(&[3], DType::F32, 0), 0, true, (0, 0)).is_err());
+    }
+
+    #[test]
+    fn triangles_of_parts() {
+        let x = array(&[2, 5, 7], DType::F32, 0);
+        for (row, rows) in [(0, 5), (0, 2), (2, 3), (4, 1), (5, 0)] {
+            for (column, columns) in [(0, 7), (0, 1), (1, 4), (5, 2), (7, 0)] {
+                let part =
+                    |x: &Local| x.view_with(|t| t.narrow(1, row, rows)?.narrow(2, column, columns)).unwrap();
+                for (diagonal, lower) in [-9, -2, 0, 3, 9, i64::MAX, i64::MIN]
+                    .into_iter()
+                    .flat_map(|diagonal| [(diagonal, true), (diagonal, false)])
+                {
+                    let got = triangle(&part(&x), diagonal, lower, (row, column)).unwrap();
+                    let want = part(&triangle(&x, diagonal, lower, (0, 0)).unwrap());
+                    assert_eq!((got.dims(), values(&got)), (want.dims(), values(&want)));
+                }
+            }
+        }
     }
 }

@@ -12,7 +12,10 @@ use crate::{Element, Error, Result};
 
 /// An element that can be packed with its index into one word.
 trait Key: Elem {
+    type Bits: Copy + Ord;
     type Word: Copy + Ord + Default;
+    /// The number whose order is the order wanted.
+    fn key(self, descending: bool) -> Self::Bits;
     /// The word of this element at `index`.
     fn word(self, index: usize, descending: bool) -> Self::Word;
     /// The index in a word.
@@ -22,12 +25,16 @@ trait Key: Elem {
 macro_rules! key {
     ($($t:ty, $bits:ty, $word:ty, $key:expr;)*) => {$(
         impl Key for $t {
+            type Bits = $bits;
             type Word = $word;
             #[inline(always)]
-            fn word(self, index: usize, descending: bool) -> $word {
+            fn key(self, descending: bool) -> $bits {
                 let key: $bits = $key(self);
-                let key = if descending { !key } else { key };
-                ((key as $word) << <$bits>::BITS) | index as $word
+                if descending { !key } else { key }
+            }
+            #[inline(always)]
+            fn word(self, index: usize, descending: bool) -> $word {
+                ((self.key(descending) as $word) << <$bits>::BITS) | index as $word
             }
             #[inline(always)]
             fn index(word: $word) -> usize {
@@ -73,17 +80,102 @@ pub(crate) fn sort(x: &Local, dim: usize, descending: bool) -> Result<(Local, Lo
 /// The `k` largest (or smallest) along `dim`, and where each was; in order if `sorted`. Of equals those with
 /// the lower index are taken. NaN is greater than any number.
 pub(crate) fn topk(x: &Local, k: usize, dim: usize, largest: bool, sorted: bool) -> Result<(Local, Local)> {
-    with_elem!(x.dtype(), T => by_row::<T>(x, dim, k, largest, |words| {
-        if 0 < k && k < words.len() {
-            words.select_nth_unstable(k - 1);
-        }
-        if sorted {
-            words[..k].sort_unstable();
-        }
-    }))
+    with_elem!(x.dtype(), T => by_row::<T>(x, dim, k, largest, |words| best_first(words, k, sorted)))
 }
 
-/// Runs `arrange` on the words of each row and takes the elements of the first `keep`.
+/// As [`topk`], unsorted, of a part that may have fewer than `k` elements: the last entries then have the index −1.
+pub(crate) fn topk_part(x: &Local, k: usize, dim: usize, largest: bool) -> Result<(Local, Local)> {
+    topk(x, k, dim, largest, false)
+}
+
+/// What [`topk`] gives of a whole, from what [`topk_part`] gave of its parts: one entry of the first dim of both for
+/// each, with indices in the whole. Entries with a negative index do not count. `dim` is that of the whole.
+pub(crate) fn merge_top(
+    values: &Local,
+    indices: &Local,
+    k: usize,
+    dim: usize,
+    largest: bool,
+    sorted: bool,
+) -> Result<(Local, Local)> {
+    with_elem!(values.dtype(), T => merge_rows::<T>(values, indices, k, dim, largest, sorted))
+}
+
+fn merge_rows<T: Key + Element>(
+    values: &Local,
+    indices: &Local,
+    k: usize,
+    dim: usize,
+    largest: bool,
+    sorted: bool,
+) -> Result<(Local, Local)> {
+    let (parts, shape) = (values.dims()[0], &values.dims()[1..]);
+    let (outer, size, inner) = split(shape, dim);
+    let (values, indices) = (values.contiguous()?, indices.contiguous()?);
+    let (values_read, indices_read) = (values.read::<T>()?, indices.read::<i64>()?);
+    let (x, at) = (values_read.data(), indices_read.data());
+    let mut top = Top::<T>::new(shape, dim, k);
+    let mut candidates = Vec::with_capacity(parts * size);
+    for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
+        candidates.clear();
+        for part in 0..parts {
+            let places = (0..size).map(|j| ((part * outer + o) * size + j) * inner + i);
+            let counted = places.filter(|&place| at[place] >= 0);
+            // Indices may not fit beside the keys into a word: the whole is larger than any part.
+            candidates.extend(counted.map(|place| (x[place].key(largest), at[place], place)));
+        }
+        best_first(&mut candidates, k, sorted);
+        for (j, &(_, index, place)) in candidates.iter().take(k).enumerate() {
+            top.put(o, i, j, inner, x[place], index);
+        }
+    }
+    top.arrays()
+}
+
+/// Brings the `k` least, or all if there are fewer, to the front; in order if `sorted`.
+fn best_first<W: Ord>(words: &mut [W], k: usize, sorted: bool) {
+    if 0 < k && k < words.len() {
+        words.select_nth_unstable(k - 1);
+    }
+    if sorted {
+        let k = k.min(words.len());
+        words[..k].sort_unstable();
+    }
+}
+
+/// The elements taken and their indices. Where none is put, the index is −1.
+struct Top<T> {
+    shape: Vec<usize>,
+    keep: usize,
+    values: Vec<T>,
+    indices: Vec<i64>,
+}
+
+impl<T: Element> Top<T> {
+    /// Room for `keep` elements along `dim` of an array of `dims`.
+    fn new(dims: &[usize], dim: usize, keep: usize) -> Self {
+        let mut shape = dims.to_vec();
+        // A scalar keeps its one element whatever is asked for: there is no dim to make shorter.
+        let keep = if shape.is_empty() { 1 } else { keep };
+        if let Some(size) = shape.get_mut(dim) {
+            *size = keep;
+        }
+        let n = shape.iter().product();
+        Top { shape, keep, values: vec![T::default(); n], indices: vec![-1; n] }
+    }
+
+    #[inline(always)]
+    fn put(&mut self, o: usize, i: usize, j: usize, inner: usize, value: T, index: i64) {
+        let to = (o * self.keep + j) * inner + i;
+        (self.values[to], self.indices[to]) = (value, index);
+    }
+
+    fn arrays(self) -> Result<(Local, Local)> {
+        Ok((Local::from_vec(self.values, &self.shape)?, Local::from_vec(self.indices, &self.shape)?))
+    }
+}
+
+/// Runs `arrange` on the words of each row and takes the elements of the first `keep`, or of all if there are fewer.
 fn by_row<T: Key + Element>(
     x: &Local,
     dim: usize,
@@ -96,17 +188,10 @@ fn by_row<T: Key + Element>(
         // The index would not fit into its half of the word.
         return Err(Error::argument("sort", format!("a dim of {size} elements is too long")));
     }
-    let mut shape = x.dims().to_vec();
-    // A scalar keeps its one element whatever is asked for: there is no dim to make shorter.
-    let keep = if shape.is_empty() { 1 } else { keep };
-    if let Some(size) = shape.get_mut(dim) {
-        *size = keep;
-    }
+    let mut top = Top::<T>::new(x.dims(), dim, keep);
     let x = x.contiguous()?;
     let read = x.read::<T>()?;
     let data = read.data();
-    let n = outer * keep * inner;
-    let (mut values, mut indices) = (vec![T::default(); n], vec![0i64; n]);
     let mut words = vec![T::Word::default(); size];
     for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
         if size == 0 {
@@ -117,14 +202,12 @@ fn by_row<T: Key + Element>(
             *word = row[j * inner].word(j, descending);
         }
         arrange(&mut words);
-        let start = o * keep * inner + i;
-        for (j, &word) in words[..keep].iter().enumerate() {
+        for (j, &word) in words.iter().take(top.keep).enumerate() {
             let from = T::index(word);
-            values[start + j * inner] = row[from * inner];
-            indices[start + j * inner] = from as i64;
+            top.put(o, i, j, inner, row[from * inner], from as i64);
         }
     }
-    Ok((Local::from_vec(values, &shape)?, Local::from_vec(indices, &shape)?))
+    top.arrays()
 }
 
 #[cfg(test)]
@@ -232,5 +315,69 @@ mod tests {
             at
         };
         assert_eq!(members(&at), members(&want));
+    }
+
+    #[test]
+    fn the_best_of_parts_are_those_of_the_whole() {
+        let stack = |parts: Vec<(Local, Local)>, offsets: &[usize], dtype: DType| {
+            let shape = [&[parts.len()], parts[0].0.dims()].concat();
+            let all: Vec<f64> = parts.iter().flat_map(|(x, _)| values(x)).collect();
+            let moved = |(part, &start): (&(Local, Local), &usize)| -> Vec<i64> {
+                let at = part.1.to_vec::<i64>().unwrap();
+                at.into_iter().map(|i| if i < 0 { i } else { i + start as i64 }).collect()
+            };
+            let at: Vec<i64> = parts.iter().zip(offsets).flat_map(moved).collect();
+            (local(dtype, &all, &shape), ids(&at, &shape))
+        };
+        for dtype in DType::ALL {
+            for (shape, dim) in
+                [(vec![30], 0), (vec![4, 30], 1), (vec![30, 3], 0), (vec![2, 30, 3], 1), (vec![0, 30], 1)]
+            {
+                let x = local(dtype, &numbers(dtype, shape.iter().product()), &shape);
+                for parts in [
+                    &[(0, 30)][..],
+                    &[(0, 30), (30, 0)],
+                    &[(0, 0), (0, 11), (11, 11), (22, 1), (23, 7)],
+                    // In whatever order: the index decides.
+                    &[(20, 10), (0, 20)],
+                ] {
+                    for (k, largest) in [0, 1, 5, 29, 30].iter().flat_map(|&k| [(k, true), (k, false)]) {
+                        let tops = parts.iter().map(|&(start, len)| {
+                            let part = x.view_with(|t| t.narrow(dim, start, len)).unwrap();
+                            topk_part(&part, k, dim, largest).unwrap()
+                        });
+                        let tops: Vec<_> = tops.collect();
+                        for ((_, at), &(_, len)) in tops.iter().zip(parts) {
+                            let missing = at.to_vec::<i64>().unwrap().iter().filter(|&&i| i < 0).count();
+                            assert_eq!(missing, at.numel() / k.max(1) * k.saturating_sub(len));
+                        }
+                        let offsets: Vec<usize> = parts.iter().map(|&(start, _)| start).collect();
+                        let (tops, at) = stack(tops, &offsets, dtype);
+                        let (got, at_got) = merge_top(&tops, &at, k, dim, largest, true).unwrap();
+                        let (want, at_want) = topk(&x, k, dim, largest, true).unwrap();
+                        assert_eq!((got.dims(), got.dtype()), (want.dims(), dtype));
+                        assert!(same(&values(&got), &values(&want)), "{dtype} {shape:?} {k} {parts:?}");
+                        assert_eq!(at_got.to_vec::<i64>().unwrap(), at_want.to_vec::<i64>().unwrap());
+                        if shape.len() == 1 {
+                            let (_, at) = merge_top(&tops, &at, k, dim, largest, false).unwrap();
+                            let members = |at: &Local| {
+                                let mut at = at.to_vec::<i64>().unwrap();
+                                at.sort_unstable();
+                                at
+                            };
+                            assert_eq!(members(&at), members(&at_want));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn indices_of_the_whole_may_be_larger_than_a_word_holds() {
+        let far = 1 << 40;
+        let x = local(DType::F32, &[1.0, 2.0, 2.0, 0.0], &[2, 2]);
+        let (got, at) = merge_top(&x, &ids(&[far, far + 1, 3, -1], &[2, 2]), 2, 0, true, true).unwrap();
+        assert_eq!((values(&got), at.to_vec::<i64>().unwrap()), (vec![2.0, 2.0], vec![3, far + 1]));
     }
 }

@@ -34,11 +34,12 @@ pub(super) fn backward<T: Float<Acc: Element + Default> + Element>(
     k: &Local,
     v: &Local,
     mask: Option<&Local>,
-    options: &AttentionOptions,
+    options: &AttentionOptions<'_>,
 ) -> Result<(Local, Local, Local)> {
     let sizes = Sizes::new(q, v);
     let shapes = [q.dims(), k.dims(), v.dims()];
     let heads: usize = q.dims()[..q.dims().len() - 2].iter().product();
+    let numbers = options.numbers();
     let masks = mask.map(|mask| Masks::<T>::new(mask, q)).transpose()?;
     let (mut q, mut k, mut v) = (Operand::<T>::new(q)?, Operand::<T>::new(k)?, Operand::<T>::new(v)?);
     let (mut grad, mut out) = (Operand::<T>::new(saved.grad)?, Operand::<T>::new(saved.out)?);
@@ -70,8 +71,9 @@ pub(super) fn backward<T: Float<Acc: Element + Default> + Element>(
             dst[i] =
                 if same { grads[i][head * per_head[i]..].as_mut_ptr().cast() } else { wide[i].as_mut_ptr() };
         }
+        let number = numbers.get(head).copied().unwrap_or(head);
         // SAFETY: the operands are matrices of these sizes, and the destinations have room and are zero.
-        unsafe { one_head(sizes, head, &operands, mask.as_ref(), options, dst, &mut scratch) };
+        unsafe { one_head(sizes, number, &operands, mask.as_ref(), options, dst, &mut scratch) };
         if !same {
             for ((grads, wide), n) in grads.iter_mut().zip(&wide).zip(per_head) {
                 simd::<T, _>(
@@ -89,7 +91,7 @@ pub(super) fn backward<T: Float<Acc: Element + Default> + Element>(
     Ok((Local::from_vec(dq, shapes[0])?, Local::from_vec(dk, shapes[1])?, Local::from_vec(dv, shapes[2])?))
 }
 
-/// One head: its gradients are added to `dq`, `dk` and `dv`.
+/// One head, number `head` of the whole: its gradients are added to `dq`, `dk` and `dv`.
 ///
 /// # Safety
 /// The operands are in memory that may be read; `dq`, `dk`, `dv` are initialised dense matrices of the sizes of `q`,
@@ -99,7 +101,7 @@ unsafe fn one_head<T: Float<Acc: Default>>(
     head: usize,
     x: &Head<'_, T::Acc>,
     mask: Option<&Mask<'_, T>>,
-    options: &AttentionOptions,
+    options: &AttentionOptions<'_>,
     [dq, dk, dv]: [*mut T::Acc; 3],
     [p, ds]: &mut [Vec<T::Acc>; 2],
 ) {
@@ -150,7 +152,7 @@ fn differences<T: Float>(
     sizes: Sizes,
     head: usize,
     mask: Option<&Mask<'_, T>>,
-    options: &AttentionOptions,
+    options: &AttentionOptions<'_>,
     lse: &[T::Acc],
     dots: &[T::Acc],
     p: &mut [T::Acc],

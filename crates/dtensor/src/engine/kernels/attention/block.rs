@@ -112,7 +112,7 @@ impl Block {
 
     /// How many of the block's keys its query number `i` sees.
     #[inline(always)]
-    pub(super) fn seen(self, i: usize, options: &AttentionOptions) -> usize {
+    pub(super) fn seen(self, i: usize, options: &AttentionOptions<'_>) -> usize {
         if options.causal { (self.query + i + 1).saturating_sub(self.key).min(self.keys) } else { self.keys }
     }
 
@@ -123,7 +123,7 @@ impl Block {
         i: usize,
         row: &'s mut [T::Acc],
         mask: Option<&Mask<'_, T>>,
-        options: &AttentionOptions,
+        options: &AttentionOptions<'_>,
     ) -> (&'s mut [T::Acc], &'s mut [T::Acc]) {
         let (seen, hidden) = row.split_at_mut(self.seen(i, options));
         if let Some(mask) = mask {

@@ -22,11 +22,12 @@ pub(super) fn forward<T: Float<Acc: Element + Default> + Element>(
     k: &Local,
     v: &Local,
     mask: Option<&Local>,
-    options: &AttentionOptions,
+    options: &AttentionOptions<'_>,
 ) -> Result<(Local, Local)> {
     let sizes = Sizes::new(q, v);
     let batch = &q.dims()[..q.dims().len() - 2];
     let heads: usize = batch.iter().product();
+    let numbers = options.numbers();
     let masks = mask.map(|mask| Masks::<T>::new(mask, q)).transpose()?;
     let (mut q, mut k, mut v) = (Operand::<T>::new(q)?, Operand::<T>::new(k)?, Operand::<T>::new(v)?);
     let zero = <T::Acc as Num>::ZERO;
@@ -51,8 +52,9 @@ pub(super) fn forward<T: Float<Acc: Element + Default> + Element>(
             let out = &mut out[head * per_head..][..per_head];
             let lse = &mut lse[head * sizes.queries..][..sizes.queries];
             let dst = if same { out.as_mut_ptr().cast() } else { narrow.as_mut_ptr() };
+            let number = numbers.get(head).copied().unwrap_or(head);
             // SAFETY: the operands are matrices of these sizes; `dst` has room for the head's result.
-            unsafe { one_head(sizes, head, [q, k, v], mask.as_ref(), options, dst, lse, &mut scratch) };
+            unsafe { one_head(sizes, number, [q, k, v], mask.as_ref(), options, dst, lse, &mut scratch) };
             if !same {
                 simd::<T, _>(
                     #[inline(always)]
@@ -74,7 +76,7 @@ pub(super) fn forward<T: Float<Acc: Element + Default> + Element>(
     ))
 }
 
-/// One head: `out` (`queries` by `value_width`) and `lse` are written whole.
+/// One head, number `head` of the whole: `out` (`queries` by `value_width`) and `lse` are written whole.
 ///
 /// # Safety
 /// `q` (`queries` by `width`), `k` (`width` by `keys`, that is transposed) and `v` (`keys` by `value_width`) are in
@@ -85,7 +87,7 @@ unsafe fn one_head<T: Float<Acc: Default>>(
     head: usize,
     [q, k, v]: [Mat<T::Acc>; 3],
     mask: Option<&Mask<'_, T>>,
-    options: &AttentionOptions,
+    options: &AttentionOptions<'_>,
     out: *mut T::Acc,
     lse: &mut [T::Acc],
     scratch: &mut Scratch<T::Acc>,
@@ -134,7 +136,7 @@ unsafe fn probabilities<T: Float<Acc: Default>>(
     sizes: Sizes,
     head: usize,
     mask: Option<&Mask<'_, T>>,
-    options: &AttentionOptions,
+    options: &AttentionOptions<'_>,
     out: Option<*mut T::Acc>,
     scratch: &mut Scratch<T::Acc>,
 ) {

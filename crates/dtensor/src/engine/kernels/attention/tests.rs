@@ -4,7 +4,7 @@ use super::*;
 use crate::Shape;
 use crate::engine::Num;
 use crate::engine::kernels::random;
-use crate::engine::kernels::testing::values;
+use crate::engine::kernels::testing::{bits, values};
 use crate::engine::kernels::window::Window;
 
 fn sample(dtype: DType, shape: &[usize], seed: u64) -> Local {
@@ -16,8 +16,8 @@ fn heads(dtype: DType, [b, h, l, d]: [usize; 4], seed: u64) -> Local {
     sample(dtype, &[b, l, h, d], seed).view_with(|x| x.transpose(1, 2)).unwrap()
 }
 
-fn plain(scale: f64) -> AttentionOptions {
-    AttentionOptions { scale, causal: false, dropout: 0.0, seed: (5, 6) }
+fn plain(scale: f64) -> AttentionOptions<'static> {
+    AttentionOptions { scale, causal: false, dropout: 0.0, seed: (5, 6), heads: None }
 }
 
 /// A case, and its answer by definition in double precision.
@@ -26,7 +26,7 @@ struct Case<'a> {
     k: &'a Local,
     v: &'a Local,
     mask: Option<&'a Local>,
-    options: AttentionOptions,
+    options: AttentionOptions<'a>,
 }
 
 struct Answer {
@@ -267,6 +267,40 @@ fn dropout_is_the_same_in_both_directions() {
         for causal in [false, true] {
             let options = AttentionOptions { causal, dropout: 0.3, ..plain(0.5) };
             Case { q: &q, k: &k, v: &v, mask: None, options }.check();
+        }
+    }
+}
+
+#[test]
+fn a_part_of_the_heads_drops_what_the_whole_does() {
+    let part = |x: &Local, [b, h]: [(usize, usize); 2]| {
+        x.view_with(|x| x.narrow(0, b.0, b.1)?.narrow(1, h.0, h.1)).unwrap()
+    };
+    for dtype in FLOATS {
+        let (q, k, v) = (
+            heads(dtype, [3, 4, 70, 4], 1),
+            heads(dtype, [3, 4, 521, 4], 2),
+            heads(dtype, [3, 4, 521, 3], 3),
+        );
+        let grad = sample(dtype, &[3, 4, 70, 3], 4);
+        for causal in [false, true] {
+            let options = AttentionOptions { causal, dropout: 0.3, ..plain(0.5) };
+            let (out, lse) = attention_forward(&q, &k, &v, None, &options).unwrap();
+            let (dq, dk, dv) = attention_backward(&grad, &q, &k, &v, None, &out, &lse, &options).unwrap();
+            for cut in
+                [[(0, 3), (2, 2)], [(0, 3), (0, 1)], [(1, 2), (0, 4)], [(2, 1), (1, 3)], [(1, 0), (0, 4)]]
+            {
+                let window = Window::new(&[3, 4], cut.map(|(start, len)| Some(start..start + len))).unwrap();
+                let options = AttentionOptions { heads: Some(&window), ..options };
+                let [q, k, v, grad] = [&q, &k, &v, &grad].map(|x| part(x, cut));
+                let (my_out, my_lse) = attention_forward(&q, &k, &v, None, &options).unwrap();
+                let (my_dq, my_dk, my_dv) =
+                    attention_backward(&grad, &q, &k, &v, None, &my_out, &my_lse, &options).unwrap();
+                let mine = [my_out, my_lse, my_dq, my_dk, my_dv];
+                for (mine, whole) in mine.iter().zip([&out, &lse, &dq, &dk, &dv]) {
+                    assert_eq!(bits(mine), bits(&part(whole, cut)), "{dtype} {cut:?}");
+                }
+            }
         }
     }
 }

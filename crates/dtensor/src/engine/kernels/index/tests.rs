@@ -60,7 +60,7 @@ fn select_and_its_adjoint() {
                 }
             }
             for (x, id) in [(x.clone(), id.clone()), (strided(&x), strided(&id))] {
-                let got = index_select(&x, dim, &id).unwrap();
+                let got = index_select(&x, dim, &id, Stretch::whole(size)).unwrap();
                 assert_eq!(got.dims(), &out_shape[..]);
                 assert_eq!(values(&got), want);
             }
@@ -77,7 +77,7 @@ fn select_and_its_adjoint() {
                 }
                 let want = local(dtype, &want, &shape);
                 for dy in [dy.clone(), strided(&dy)] {
-                    let got = index_add(&id, &dy, dim, size, padding).unwrap();
+                    let got = index_add(&id, &dy, dim, size, padding, Stretch::whole(size)).unwrap();
                     assert_eq!(got.dims(), &shape[..]);
                     assert_eq!(values(&got), values(&want));
                 }
@@ -90,7 +90,7 @@ fn select_and_its_adjoint() {
 fn narrowed_rows_are_selected_in_place() {
     let x = local(DType::F32, &whole(40, 1), &[8, 5]);
     let view = x.view_with(|t| t.narrow(0, 2, 4)?.narrow(1, 1, 3)).unwrap();
-    let got = index_select(&view, 0, &ids(&[3, 0], &[2])).unwrap();
+    let got = index_select(&view, 0, &ids(&[3, 0], &[2]), Stretch::whole(4)).unwrap();
     let all = whole(40, 1);
     assert_eq!(values(&got), [&all[26..29], &all[11..14]].concat());
 }
@@ -101,10 +101,10 @@ fn half_precision_is_summed_in_single() {
     for dtype in FLOATS {
         let dy = local(dtype, &[1.0; 2048], &[2048, 1]);
         let id = ids(&[0; 1], &[1]).view_with(|t| t.broadcast_as(2048)).unwrap();
-        assert_eq!(values(&index_add(&id, &dy, 0, 1, None).unwrap()), [2048.0]);
+        assert_eq!(values(&index_add(&id, &dy, 0, 1, None, Stretch::whole(1)).unwrap()), [2048.0]);
         let x = local(dtype, &[0.0], &[1]);
         let src = dy.view_with(|t| t.reshape(2048)).unwrap();
-        assert_eq!(values(&scatter_add(&x, 0, &id, &src).unwrap()), [2048.0]);
+        assert_eq!(values(&scatter_add(&x, 0, &id, &src, Stretch::whole(1)).unwrap()), [2048.0]);
     }
 }
 
@@ -135,7 +135,7 @@ fn gather_and_scatter() {
             let (x, id) = (local(dtype, &xs, &shape), ids(&at, &ids_shape));
             let want: Vec<f64> = places.iter().map(|&p| xs[p]).collect();
             for (x, id) in [(x.clone(), id.clone()), (strided(&x), strided(&id))] {
-                let got = gather(&x, dim, &id).unwrap();
+                let got = gather(&x, dim, &id, Stretch::whole(shape[dim])).unwrap();
                 assert_eq!((values(&got), got.dims()), (want.clone(), &ids_shape[..]));
             }
 
@@ -149,30 +149,114 @@ fn gather_and_scatter() {
                 want[place] += srcs[flat(at, &src_shape)];
             }
             for (x, src) in [(x.clone(), src.clone()), (strided(&x), strided(&src))] {
-                let got = scatter_add(&x, dim, &id, &src).unwrap();
+                let got = scatter_add(&x, dim, &id, &src, Stretch::whole(shape[dim])).unwrap();
                 assert_close(&got, &want, if dtype.is_float() { tolerance(dtype) } else { 0.0 });
                 assert_eq!(got.dims(), &shape[..]);
             }
         }
     }
     let scalar = local(DType::F32, &[3.0], &[]);
-    assert_eq!(values(&gather(&scalar, 0, &ids(&[0], &[])).unwrap()), [3.0]);
-    assert_eq!(values(&scatter_add(&scalar, 0, &ids(&[0], &[]), &scalar).unwrap()), [6.0]);
-    assert_eq!(values(&index_select(&scalar, 0, &ids(&[0], &[])).unwrap()), [3.0]);
+    let one = Stretch::whole(1);
+    assert_eq!(values(&gather(&scalar, 0, &ids(&[0], &[]), one).unwrap()), [3.0]);
+    assert_eq!(values(&scatter_add(&scalar, 0, &ids(&[0], &[]), &scalar, one).unwrap()), [6.0]);
+    assert_eq!(values(&index_select(&scalar, 0, &ids(&[0], &[]), one).unwrap()), [3.0]);
 }
 
 #[test]
 fn bad_indices_are_errors() {
     let x = local(DType::F32, &whole(6, 1), &[2, 3]);
-    for bad in [-1, 3, i64::MAX, i64::MIN] {
-        let id = ids(&[0, bad], &[2]);
-        out_of_bounds(index_select(&x, 1, &id), bad);
-        out_of_bounds(index_add(&id, &x.view_with(|t| t.narrow(1, 0, 2)).unwrap(), 1, 3, None), bad);
-        let id = ids(&[0, bad], &[2, 1]);
-        out_of_bounds(gather(&x, 1, &id), bad);
-        out_of_bounds(scatter_add(&x, 1, &id, &x), bad);
+    // A part, the empty one too, knows what is in the whole.
+    for (start, len) in [(0, 3), (1, 2), (2, 1), (3, 0), (0, 0)] {
+        let part = Stretch { start, whole: 3 };
+        let mine = x.view_with(|t| t.narrow(1, start, len)).unwrap();
+        for bad in [-1, 3, i64::MAX, i64::MIN] {
+            let id = ids(&[0, bad], &[2]);
+            out_of_bounds(index_select(&mine, 1, &id, part), bad);
+            let dy = x.view_with(|t| t.narrow(1, 0, 2)).unwrap();
+            out_of_bounds(index_add(&id, &dy, 1, len, None, part), bad);
+            let id = ids(&[0, bad], &[2, 1]);
+            out_of_bounds(gather(&mine, 1, &id, part), bad);
+            out_of_bounds(scatter_add(&mine, 1, &id, &x, part), bad);
+        }
     }
-    out_of_bounds(index_select(&local(DType::F32, &[], &[0]), 0, &ids(&[0], &[1])), 0);
+    out_of_bounds(index_select(&local(DType::F32, &[], &[0]), 0, &ids(&[0], &[1]), Stretch::whole(0)), 0);
+}
+
+/// Cuts of a dim: uneven, short and empty parts; as (start, length).
+fn cuts(size: usize) -> Vec<Vec<(usize, usize)>> {
+    let at = |ends: &[usize]| {
+        let starts = [&[0][..], ends].concat();
+        starts.iter().zip(ends).map(|(&start, &end)| (start, end - start)).collect()
+    };
+    vec![at(&[size]), at(&[0, size]), at(&[size / 2, size]), at(&[1, 1, size - 1, size, size])]
+}
+
+fn narrow(x: &Local, dim: usize, start: usize, len: usize) -> Local {
+    x.view_with(|t| t.narrow(dim, start, len)).unwrap()
+}
+
+/// The sum of arrays of one shape.
+fn total(parts: &[Local]) -> Vec<f64> {
+    let mut sum = vec![0.0; parts[0].numel()];
+    for part in parts {
+        sum.iter_mut().zip(values(part)).for_each(|(sum, x)| *sum += x);
+    }
+    sum
+}
+
+/// Checks that the parts along `dim` are those of the whole.
+#[track_caller]
+fn assert_parts(parts: &[Local], cut: &[(usize, usize)], dim: usize, of: &Local) {
+    for (part, &(start, len)) in parts.iter().zip(cut) {
+        let want = narrow(of, dim, start, len);
+        assert_eq!((part.dims(), values(part)), (want.dims(), values(&want)), "{start} {len} {of:?}");
+    }
+}
+
+#[test]
+fn parts_of_the_indexed_dim_make_up_the_whole() {
+    for dtype in DType::ALL {
+        for (shape, dim, rows, picks) in [
+            (vec![7], 0, vec![5], vec![9]),
+            (vec![7, 3], 0, vec![2, 4], vec![9, 2]),
+            (vec![2, 7], 1, vec![6], vec![2, 5]),
+            (vec![2, 7, 12], 1, vec![], vec![2, 4, 12]),
+            (vec![7, 4, 3], 0, vec![20], vec![1, 4, 3]),
+            (vec![7, 0], 0, vec![2], vec![3, 0]),
+        ] {
+            let size = shape[dim];
+            let x = local(dtype, &whole(shape.iter().product(), 1), &shape);
+            let id = ids(&some_ids(rows.iter().product(), size, 2), &rows);
+            let pick = ids(&some_ids(picks.iter().product(), size, 3), &picks);
+            let src = local(dtype, &whole(picks.iter().product(), 4), &picks);
+            let all = Stretch::whole(size);
+            let selected = index_select(&x, dim, &id, all).unwrap();
+            let gathered = gather(&x, dim, &pick, all).unwrap();
+            for (cut, x) in cuts(size).iter().flat_map(|cut| [(cut, x.clone()), (cut, strided(&x))]) {
+                let each = |f: &dyn Fn(&Local, usize, Stretch) -> Result<Local>| -> Vec<Local> {
+                    let part = |&(start, len)| {
+                        f(&narrow(&x, dim, start, len), len, Stretch { start, whole: size }).unwrap()
+                    };
+                    cut.iter().map(part).collect()
+                };
+                let parts = each(&|x, _, part| index_select(x, dim, &id, part));
+                assert_eq!((parts[0].dims(), total(&parts)), (selected.dims(), values(&selected)));
+                let parts = each(&|x, _, part| gather(x, dim, &pick, part));
+                assert_eq!((parts[0].dims(), total(&parts)), (gathered.dims(), values(&gathered)));
+                let parts = each(&|x, _, part| scatter_add(x, dim, &pick, &src, part));
+                assert_parts(&parts, cut, dim, &scatter_add(&x, dim, &pick, &src, all).unwrap());
+                for padding in [None, Some(4), Some(-1), Some(7)] {
+                    let parts = each(&|_, len, part| index_add(&id, &selected, dim, len, padding, part));
+                    assert_parts(
+                        &parts,
+                        cut,
+                        dim,
+                        &index_add(&id, &selected, dim, size, padding, all).unwrap(),
+                    );
+                }
+            }
+        }
+    }
 }
 
 #[test]

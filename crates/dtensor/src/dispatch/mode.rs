@@ -1,0 +1,116 @@
+//! Modes of the calling thread, for the length of a scope.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+
+use crate::comm::Site;
+
+thread_local! {
+    static MODE: Cell<Mode> = const { Cell::new(Mode::Allow) };
+    static SAID: RefCell<HashSet<(&'static str, Site)>> = RefCell::default();
+    static REPLICATING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What becomes of an operator whose inputs have to be moved between ranks though nobody said so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// They are moved.
+    #[default]
+    Allow,
+    /// They are moved, and a line on standard error says so, once for each operator on a line of the program.
+    Warn,
+    /// The operator fails, on all ranks alike and before anything is moved.
+    Error,
+}
+
+/// Sets a cell for the length of a scope, however it ends.
+pub(super) fn within<T: Copy + 'static, R>(
+    cell: &'static std::thread::LocalKey<Cell<T>>,
+    value: T,
+    body: impl FnOnce() -> R,
+) -> R {
+    struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
+    impl<T: Copy> Drop for Restore<T> {
+        fn drop(&mut self) {
+            self.0.set(self.1);
+        }
+    }
+    let _restore = Restore(cell, cell.replace(value));
+    body()
+}
+
+/// Runs `body`, in which operators and their gradients do not move their inputs between ranks silently. What
+/// [`redistribute`](crate::Tensor::redistribute) and its like move is asked for, and so is the way of a leaf's gradient to where
+/// the leaf lies: these go on. The innermost scope counts. A backward pass that is refused has, like any that fails, freed what it has
+/// gone through.
+///
+/// ```
+/// use dtensor::comm::World;
+/// use dtensor::{DType, DeviceMesh, Mode, Replicate, Shard, explicit_communication, sharded};
+/// # fn main() -> dtensor::Result<()> {
+/// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [4], "tp")?;
+/// let rows = sharded::ones([8, 8], DType::F32, &mesh, [Shard(0)])?;
+/// let columns = sharded::ones([8, 8], DType::F32, &mesh, [Shard(1)])?;
+/// explicit_communication(Mode::Error, || {
+///     let error = rows.add(&columns).unwrap_err().to_string();
+///     assert!(error.contains("add") && error.contains("all_to_all"), "{error}");
+///     assert!(rows.add(&columns.redistribute([Shard(0)])?).is_ok());
+///     Ok(())
+/// })
+/// # }
+/// ```
+pub fn explicit_communication<R>(mode: Mode, body: impl FnOnce() -> R) -> R {
+    within(&MODE, mode, body)
+}
+
+pub(super) fn mode() -> Mode {
+    MODE.get()
+}
+
+/// Whether this is the first time on this thread that something is to be said of an operator on a line.
+pub(super) fn unheard(op: &'static str, at: &Site) -> bool {
+    SAID.with_borrow_mut(|said| said.insert((op, at.clone())))
+}
+
+/// Runs `body`, in which a tensor on this rank alone that meets a distributed one is taken to be the same on all ranks. That it
+/// is, nobody checks.
+///
+/// ```
+/// use dtensor::comm::World;
+/// use dtensor::{DType, DeviceMesh, Shard, Tensor, implicit_replication, sharded};
+/// # fn main() -> dtensor::Result<()> {
+/// let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], ())?;
+/// let x = sharded::ones([4, 2], DType::F32, &mesh, [Shard(0)])?;
+/// let bias = Tensor::ones([2], DType::F32)?;
+/// assert!(x.add(&bias).is_err());
+/// assert_eq!(implicit_replication(|| x.add(&bias))?.to_local()?.to_vec::<f32>()?, [2.; 4]);
+/// # Ok(())
+/// # }
+/// ```
+pub fn implicit_replication<R>(body: impl FnOnce() -> R) -> R {
+    within(&REPLICATING, true, body)
+}
+
+pub(super) fn replicating() -> bool {
+    REPLICATING.get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_nest_and_end_with_a_panic() {
+        implicit_replication(|| {
+            implicit_replication(|| ());
+            assert!(replicating());
+        });
+        assert!(!replicating());
+        explicit_communication(Mode::Error, || {
+            explicit_communication(Mode::Allow, || assert_eq!(mode(), Mode::Allow));
+            assert_eq!(mode(), Mode::Error);
+        });
+        let _ = std::panic::catch_unwind(|| explicit_communication(Mode::Warn, || panic!("out")));
+        assert_eq!(mode(), Mode::Allow);
+    }
+}

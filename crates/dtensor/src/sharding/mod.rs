@@ -1,0 +1,11 @@
+//! Which parts of its inputs an operator is run on. Pure: layouts in, layouts out.
+
+mod cache;
+mod choose;
+mod rule;
+
+pub use cache::{Attributes, CacheStats};
+pub(crate) use cache::{Decisions, digest};
+pub(crate) use choose::{Candidate, Decision, candidates, choose};
+pub use rule::Rule;
+pub(crate) use rule::names;

@@ -1,0 +1,398 @@
+//! Proof by trying: every row that an operator's rule offers is run on real parts and compared with the whole.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::array::{Array, Close};
+use crate::Result;
+use crate::autograd::grad_enabled;
+use crate::comm::{ReduceOp, World};
+use crate::dispatch::{Applied, Observer, observed};
+use crate::engine::Local;
+use crate::engine::kernels::cat;
+use crate::mesh::DeviceMesh;
+use crate::ops::{Here, Locals, Op};
+use crate::placement::{Partial, Placement, PlacementList, Replicate, Shard, Spec, SpecKey, shown};
+use crate::sharding::{Candidate, candidates};
+use crate::tensor::Meta;
+
+/// What came of trying all rows of all operators in a body.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Validation {
+    /// How many rows were run: an operator, a mesh, shapes, and the placements of all inputs.
+    pub cases: usize,
+    /// Rows that do not give what one device does, and how they differ.
+    pub unsound: Vec<String>,
+    /// Placements along one mesh dim that no rule offers, with how often they were tried and how often they were right. Where
+    /// they always are, they are a chance that was missed, not a fault. Only [`search`] tries them.
+    pub others: BTreeMap<String, (usize, usize)>,
+    /// The names of the operators.
+    pub operators: BTreeSet<&'static str>,
+}
+
+impl fmt::Display for Validation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} rows of {} operators: {} unsound, {} sound ones not offered",
+            self.cases,
+            self.operators.len(),
+            self.unsound.len(),
+            self.missed().count()
+        )?;
+        self.unsound.iter().try_for_each(|row| write!(f, "\n  unsound: {row}"))
+    }
+}
+
+impl Validation {
+    /// Sound rows that no rule offers.
+    pub fn missed(&self) -> impl Iterator<Item = &str> {
+        self.others.iter().filter(|(_, (tried, sound))| tried == sound).map(|(row, _)| &row[..])
+    }
+
+    /// Adds what came of another body.
+    pub fn extend(&mut self, other: Validation) {
+        self.cases += other.cases;
+        self.unsound.extend(other.unsound);
+        self.operators.extend(other.operators);
+        for (row, (tried, sound)) in other.others {
+            let all = self.others.entry(row).or_default();
+            *all = (all.0 + tried, all.1 + sound);
+        }
+    }
+}
+
+thread_local! {
+    static FOUND: RefCell<Validation> = RefCell::default();
+}
+
+/// Runs `body`, and with every operator that it applies to plain tensors, forward or backward, all rows that the operator's rule
+/// offers: on meshes of 2, 4 and 2×2 ranks, with parts cut by the chunk rule and partial values that differ between ranks and
+/// change their sign. What does not equal the result on the whole is listed. No rank is needed: parts are computed one after the
+/// other.
+///
+/// ```
+/// use dtensor::testing::validate;
+/// use dtensor::{DType, Tensor};
+/// # fn main() -> dtensor::Result<()> {
+/// let x = Tensor::arange(0, 15, 1, DType::F64)?.view([5, 3])?;
+/// let (y, validation) = validate(|| x.sub(7.0)?.softmax(1)?.sum(0));
+/// y?;
+/// assert!(validation.unsound.is_empty(), "{validation}");
+/// assert!(validation.cases > 10);
+/// # Ok(())
+/// # }
+/// ```
+pub fn validate<R>(body: impl FnOnce() -> R) -> (R, Validation) {
+    noting(|applied| note(applied, false), body)
+}
+
+/// As [`validate`], and tries what the rules of forward operators do not offer, too: for more examples, [`Validation::missed`]
+/// says the better which sound rows a rule lacks.
+///
+/// ```
+/// use dtensor::Tensor;
+/// use dtensor::testing::search;
+/// # fn main() -> dtensor::Result<()> {
+/// let x = Tensor::from_slice(&[1f64, -2., 3., -4.], [4])?;
+/// let (y, validation) = search(|| x.relu());
+/// y?;
+/// // The largest of several go through, and the rule says so; sums do not.
+/// assert!(!validation.missed().any(|row| row.contains("P(max)")));
+/// # Ok(())
+/// # }
+/// ```
+pub fn search<R>(body: impl FnOnce() -> R) -> (R, Validation) {
+    noting(|applied| note(applied, true), body)
+}
+
+/// Runs `body`, and collects what the observer finds out.
+fn noting<R>(observer: Observer, body: impl FnOnce() -> R) -> (R, Validation) {
+    struct Outer(Validation);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            FOUND.set(std::mem::take(&mut self.0));
+        }
+    }
+    let outer = Outer(FOUND.take());
+    let result = observed(Some(observer), body);
+    let found = FOUND.take();
+    drop(outer);
+    (result, found)
+}
+
+/// Tries an operator that has been run.
+#[cold]
+fn note(applied: &Applied<'_>, search: bool) -> Result<()> {
+    let found = observed(None, || try_all(applied, search))?;
+    FOUND.with_borrow_mut(|all| all.extend(found));
+    Ok(())
+}
+
+/// The meshes that rows are tried on.
+const MESHES: [&[usize]; 3] = [&[2], &[4], &[2, 2]];
+
+fn try_all(
+    &Applied { op, inputs, metas, outputs, values }: &Applied<'_>,
+    search: bool,
+) -> Result<Validation> {
+    let rule = op.rule(metas, outputs)?;
+    let inputs = inputs.iter().map(|x| Array::of(x.part(op.name())?)).collect::<Result<Vec<_>>>()?;
+    let expected = values.iter().map(Array::of).collect::<Result<Vec<_>>>()?;
+    let all = || inputs.iter().chain(&expected);
+    if all().any(Array::is_inexact) {
+        return Ok(Validation::default());
+    }
+    let finite = all().all(Array::is_finite);
+    let mut found = Validation { operators: BTreeSet::from([op.name()]), ..Validation::default() };
+    for sizes in MESHES {
+        let trial = Trial::new(op, sizes, metas, outputs, &inputs, &expected)?;
+        let offered = candidates(&rule, sizes);
+        for candidate in offered.iter().filter(|row| possible(row, metas) && (finite || !sums(row))) {
+            found.cases += 1;
+            if let Err(why) = trial.run(candidate) {
+                found.unsound.push(trial.described(candidate, &why));
+            }
+        }
+        // Kernels trust their shapes, and the shape rules of gradients trust those who wrote them.
+        if sizes.len() == 1 && search && grad_enabled() {
+            found.others.extend(trial.others(&offered));
+        }
+    }
+    Ok(found)
+}
+
+/// One operator on one mesh.
+struct Trial<'a> {
+    op: &'a dyn Op,
+    sizes: &'a [usize],
+    /// The mesh as each of its ranks sees it.
+    meshes: Vec<DeviceMesh>,
+    metas: &'a [Meta],
+    outputs: &'a [Meta],
+    inputs: &'a [Array],
+    expected: &'a [Array],
+}
+
+impl<'a> Trial<'a> {
+    fn new(
+        op: &'a dyn Op,
+        sizes: &'a [usize],
+        metas: &'a [Meta],
+        outputs: &'a [Meta],
+        inputs: &'a [Array],
+        expected: &'a [Array],
+    ) -> Result<Self> {
+        let n = sizes.iter().product();
+        let mesh = |rank| DeviceMesh::new(&World::simulated(n, rank)?, sizes, ());
+        let meshes = (0..n).map(mesh).collect::<Result<_>>()?;
+        Ok(Trial { op, sizes, meshes, metas, outputs, inputs, expected })
+    }
+
+    /// What a row does and why it is wrong.
+    fn described(&self, row: &Candidate, why: &str) -> String {
+        let all = |lists: &[PlacementList]| lists.iter().map(|p| shown(p)).collect::<Vec<_>>().join(", ");
+        let shapes: Vec<String> = self.metas.iter().map(|meta| meta.shape.to_string()).collect();
+        format!(
+            "{:?} of {} on {:?}: {} -> {}: {why}",
+            self.op,
+            shapes.join(", "),
+            self.sizes,
+            all(&row.inputs),
+            all(&row.outputs)
+        )
+    }
+
+    /// The parts of all ranks, computed and put together, compared with the whole.
+    fn run(&self, row: &Candidate) -> std::result::Result<(), String> {
+        // What all ranks have of each input.
+        let mut parts: Vec<Vec<Local>> = Vec::new();
+        for ((x, placements), meta) in self.inputs.iter().zip(&row.inputs).zip(self.metas) {
+            let split = x.split(placements, self.sizes, parts.len());
+            let local = |part: &Array| part.local(meta.dtype).map_err(|error| error.to_string());
+            parts.push(split.iter().map(local).collect::<std::result::Result<_, _>>()?);
+        }
+        let mut results: Vec<Vec<Array>> = vec![Vec::new(); self.outputs.len()];
+        let mut contributions = Vec::new();
+        for (rank, mesh) in self.meshes.iter().enumerate() {
+            let (specs, _) = parts_on(mesh, &row.inputs, self.metas);
+            let (out_specs, out) = parts_on(mesh, &row.outputs, self.outputs);
+            let here = Here::on_mesh(mesh, self.metas, &out, &specs, &out_specs);
+            let locals: Vec<&Local> = parts.iter().map(|parts| &parts[rank]).collect();
+            let made = |f: &dyn Fn() -> Result<Locals>| match catch_unwind(AssertUnwindSafe(f)) {
+                Ok(result) => result.map_err(|error| format!("rank {rank}: {error}")),
+                Err(_) => Err(format!("rank {rank}: the kernel panicked")),
+            };
+            if !row.merged.is_empty() {
+                contributions.push(made(&|| self.op.part(&locals, &here))?);
+                continue;
+            }
+            let values = made(&|| self.op.kernel(&locals, &here))?;
+            collect(&mut results, rank, &values, &out)?;
+        }
+        if !row.merged.is_empty() {
+            self.merged(row, &contributions, &mut results)?;
+        }
+        for (i, (ranks, placements)) in results.iter().zip(&row.outputs).enumerate() {
+            let (whole, close) = (&self.expected[i], Close::for_dtype(self.outputs[i].dtype));
+            let joined = Array::join(ranks, placements, self.sizes, whole.dims(), close)
+                .map_err(|why| format!("output {i}: {why}"))?;
+            joined.compare(whole, close).map_err(|why| format!("output {i}: {why}"))?;
+        }
+        Ok(())
+    }
+
+    /// What the ranks along the merged mesh dims make of their contributions.
+    fn merged(
+        &self,
+        row: &Candidate,
+        contributions: &[Locals],
+        results: &mut [Vec<Array>],
+    ) -> std::result::Result<(), String> {
+        let text = |error: crate::Error| error.to_string();
+        for (rank, mesh) in self.meshes.iter().enumerate() {
+            let at = mesh.coordinate().unwrap_or_default();
+            let same_line = |other: &usize| {
+                let other = self.meshes[*other].coordinate().unwrap_or_default();
+                (0..at.len()).all(|m| row.merged.contains(&m) || at[m] == other[m])
+            };
+            let line: Vec<usize> = (0..self.meshes.len()).filter(same_line).collect();
+            let mut stacked = Vec::new();
+            for (i, _) in contributions[rank].iter().enumerate() {
+                let each = line.iter().map(|&r| contributions[r][i].view_with(|t| t.unsqueeze(0)));
+                let each = each.collect::<Result<Vec<Local>>>().map_err(text)?;
+                stacked.push(cat::cat(&each.iter().collect::<Vec<_>>(), 0).map_err(text)?);
+            }
+            let (out_specs, out) = parts_on(mesh, &row.outputs, self.outputs);
+            let here = Here::on_mesh(mesh, self.metas, &out, &[], &out_specs);
+            let values = self.op.merge(&stacked.iter().collect::<Vec<_>>(), &here).map_err(text)?;
+            collect(results, rank, &values, &out)?;
+        }
+        Ok(())
+    }
+
+    /// Rows along one mesh dim that are not offered, tried.
+    fn others(&self, offered: &[Candidate]) -> BTreeMap<String, (usize, usize)> {
+        let n = self.sizes[0];
+        let each = |meta: &Meta, ops: &[ReduceOp]| {
+            let cut = (0..meta.shape.rank()).filter(|&d| meta.shape[d] >= n).map(|d| Shard(d as isize));
+            let partial = ops.iter().filter(|_| meta.dtype.is_float()).map(|&op| Partial(op));
+            std::iter::once(Replicate).chain(cut).chain(partial).collect::<Vec<Placement>>()
+        };
+        let reductions = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min];
+        let inputs: Vec<Vec<Placement>> = self.metas.iter().map(|meta| each(meta, &reductions)).collect();
+        let outputs: Vec<Vec<Placement>> = self.outputs.iter().map(|meta| each(meta, &reductions)).collect();
+        let mut others = BTreeMap::new();
+        let all: usize = inputs.iter().map(Vec::len).product();
+        if all > 4096 || self.outputs.iter().any(|meta| meta.shape.numel() < 4) {
+            return others;
+        }
+        for index in 0..all {
+            let chosen = nth(&inputs, index);
+            if chosen.iter().all(|&p| p == Replicate)
+                || offered.iter().any(|row| starts(&row.inputs, &chosen))
+            {
+                continue;
+            }
+            for to in 0..outputs.iter().map(Vec::len).product() {
+                let row = Candidate {
+                    inputs: chosen.iter().map(|&p| SmallVec::from_elem(p, 1)).collect(),
+                    outputs: nth(&outputs, to).iter().map(|&p| SmallVec::from_elem(p, 1)).collect(),
+                    merged: SmallVec::new(),
+                };
+                if possible(&row, self.metas) && self.shapes_fit(&row) && !self.says_less(&row) {
+                    let list = |lists: &[PlacementList]| {
+                        lists.iter().map(|p| p[0].to_string()).collect::<Vec<_>>().join(", ")
+                    };
+                    let name = format!("{:?}: {} -> {}", self.op, list(&row.inputs), list(&row.outputs));
+                    others.insert(name, (1, self.run(&row).is_ok() as usize));
+                }
+            }
+        }
+        others
+    }
+
+    /// Whether an output is called partial that is simply the same on all ranks: the largest of equals is each of them.
+    fn says_less(&self, row: &Candidate) -> bool {
+        let idle = |list: &PlacementList| {
+            matches!(list[..], [Partial(ReduceOp::Avg | ReduceOp::Max | ReduceOp::Min)])
+        };
+        let whole =
+            |list: &PlacementList| if idle(list) { SmallVec::from_elem(Replicate, 1) } else { list.clone() };
+        let outputs = row.outputs.iter().map(whole).collect();
+        row.outputs.iter().any(idle)
+            && self.run(&Candidate { inputs: row.inputs.clone(), outputs, merged: SmallVec::new() }).is_ok()
+    }
+
+    /// Whether the shape rule makes parts of the outputs of parts of the inputs.
+    fn shapes_fit(&self, row: &Candidate) -> bool {
+        self.meshes.iter().all(|mesh| {
+            let (_, inputs) = parts_on(mesh, &row.inputs, self.metas);
+            let (_, outputs) = parts_on(mesh, &row.outputs, self.outputs);
+            self.op.shape(&inputs).is_ok_and(|made| made[..] == outputs[..])
+        })
+    }
+}
+
+/// How tensors lie on a mesh, and what a rank of it has of them.
+fn parts_on(mesh: &DeviceMesh, lists: &[PlacementList], metas: &[Meta]) -> (Vec<Arc<Spec>>, Vec<Meta>) {
+    let spec = |(placements, meta): (&PlacementList, &Meta)| {
+        mesh.spec(SpecKey { placements: placements.clone(), shape: meta.shape.clone() })
+    };
+    let specs: Vec<Arc<Spec>> = lists.iter().zip(metas).map(spec).collect();
+    let part = |(spec, meta): (&Arc<Spec>, &Meta)| Meta { shape: spec.local.clone(), ..meta.clone() };
+    let parts = specs.iter().zip(metas).map(part).collect();
+    (specs, parts)
+}
+
+/// Whether tensors of these dtypes can lie so: there is no average of integers, and integers have no parts of a product.
+fn possible(row: &Candidate, metas: &[Meta]) -> bool {
+    let fits = |(list, meta): (&PlacementList, &Meta)| {
+        list.iter().all(|p| !matches!(p, Partial(ReduceOp::Avg | ReduceOp::Product)) || meta.dtype.is_float())
+    };
+    row.inputs.iter().zip(metas).all(fits)
+}
+
+/// Whether summands take part. With infinities, a sum of products need not be the product of a sum: that is how floats are.
+fn sums(row: &Candidate) -> bool {
+    let lists = row.inputs.iter().flatten();
+    lists.into_iter().any(|p| matches!(p, Partial(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product)))
+}
+
+/// Notes what a rank has made, if it is of the shapes promised.
+fn collect(
+    results: &mut [Vec<Array>],
+    rank: usize,
+    values: &Locals,
+    out: &[Meta],
+) -> std::result::Result<(), String> {
+    if values.len() != out.len() {
+        return Err(format!("rank {rank}: {} outputs instead of {}", values.len(), out.len()));
+    }
+    for ((result, value), meta) in results.iter_mut().zip(values).zip(out) {
+        if value.dims() != &meta.shape[..] {
+            return Err(format!("rank {rank}: shape {:?} instead of {}", value.dims(), meta.shape));
+        }
+        result.push(Array::of(value).map_err(|error| error.to_string())?);
+    }
+    Ok(())
+}
+
+fn starts(lists: &[PlacementList], chosen: &[Placement]) -> bool {
+    lists.iter().zip(chosen).all(|(list, p)| list[..] == [*p])
+}
+
+/// The n-th combination of one of each.
+fn nth(choices: &[Vec<Placement>], mut index: usize) -> Vec<Placement> {
+    let pick = |list: &Vec<Placement>| {
+        let chosen = list[index % list.len()];
+        index /= list.len();
+        chosen
+    };
+    choices.iter().map(pick).collect()
+}
