@@ -194,14 +194,17 @@ fn shares(value: f64, op: ReduceOp, averaged: usize, n: usize, random: &mut Rand
         ReduceOp::Min => (0..n).map(|_| value + random.below(4) as f64).collect(),
         ReduceOp::Product => (0..n).map(|_| random.pick(&[1.0, -1.0])).collect(),
     };
-    shares[special] = value;
     match op {
         ReduceOp::Sum | ReduceOp::Avg => {
-            let others: f64 = shares.iter().sum::<f64>() - value;
-            shares[special] = value * averaged as f64 - others;
+            // Not taken out afterwards: the value may be infinite.
+            shares[special] = 0.0;
+            shares[special] = value * averaged as f64 - shares.iter().sum::<f64>();
         }
-        ReduceOp::Product => shares[special] = shares.iter().product(),
-        ReduceOp::Max | ReduceOp::Min => {}
+        ReduceOp::Product => {
+            shares[special] = value;
+            shares[special] = shares.iter().product();
+        }
+        ReduceOp::Max | ReduceOp::Min => shares[special] = value,
     }
     shares
 }

@@ -1,0 +1,248 @@
+//! Inputs of operators laid on a mesh in all the ways there are, and results compared.
+
+// Every test file is a crate of its own, and none of them uses everything.
+#![allow(dead_code)]
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use dtensor::comm::World;
+use dtensor::{DType, DeviceMesh, FromLocal, Placement, Result, Tensor};
+
+use crate::layouts::{AVG, Grid, MAX, MIN, P, Whole, all_lists, plain, reordered, strided};
+use crate::ranks::Random;
+
+/// How each input of an operator lies.
+pub(crate) type Combination = Vec<Vec<Placement>>;
+
+/// A mesh, and this rank's place in it if it has one.
+pub(crate) struct Field {
+    pub(crate) grid: Grid,
+    pub(crate) mesh: DeviceMesh,
+    at: Option<Vec<usize>>,
+}
+
+impl Field {
+    pub(crate) fn new(world: &World, grid: Grid) -> Result<Field> {
+        let (mesh, at) = (grid.mesh(world)?, grid.coordinate(world.rank()));
+        Ok(Field { grid, mesh, at })
+    }
+
+    /// Whether this rank is in the mesh.
+    pub(crate) fn inside(&self) -> bool {
+        self.at.is_some()
+    }
+
+    /// A tensor laid on the mesh. No data moves; partial values of all ranks are different, and change sign. Some parts do
+    /// not lie row by row in memory.
+    pub(crate) fn lay(&self, x: &Tensor, placements: &[Placement], seed: u64) -> Result<Tensor> {
+        let part = match &self.at {
+            Some(at) => {
+                let whole = Whole { shape: x.dims().to_vec(), values: x.to_f64_vec()? };
+                whole.held(&self.grid, at, placements, seed).tensor(x.dtype())?
+            }
+            // From a rank outside, nothing is taken.
+            None => Tensor::zeros(x.shape(), x.dtype())?,
+        };
+        let part = if seed.is_multiple_of(3) && x.rank() > 1 { by_columns(&part)? } else { part };
+        let options = FromLocal { shape: Some(x.shape()), ..FromLocal::default() };
+        Tensor::from_local_with(&part, &self.mesh, placements, options)
+    }
+
+    pub(crate) fn lay_all(&self, inputs: &[Tensor], lists: &Combination, seed: u64) -> Result<Vec<Tensor>> {
+        let lay = |(i, (x, list)): (usize, (&Tensor, &Vec<_>))| self.lay(x, list, seed + i as u64);
+        inputs.iter().zip(lists).enumerate().map(lay).collect()
+    }
+}
+
+/// The same elements, the first dim varying fastest in memory.
+fn by_columns(x: &Tensor) -> Result<Tensor> {
+    let reversed: Vec<usize> = (0..x.rank()).rev().collect();
+    x.permute(&reversed[..])?.contiguous()?.permute(&reversed[..])
+}
+
+/// How many ways to lay the inputs of one example on one mesh are tried.
+#[derive(Clone, Copy)]
+pub(crate) struct Sample {
+    /// Of those with replicas, shards and partial sums; all if there are no more.
+    pub(crate) common: usize,
+    /// Of those with other partial values, and strided shards.
+    pub(crate) rare: usize,
+}
+
+impl Sample {
+    /// The same for all who give the same seed.
+    pub(crate) fn combinations(self, inputs: &[Tensor], sizes: &[usize], seed: u64) -> Vec<Combination> {
+        let mut random = Random::new(&[seed, sizes.len() as u64, sizes[0] as u64]);
+        let common: Vec<Vec<Vec<Placement>>> = inputs.iter().map(|x| common(x, sizes)).collect();
+        let rare: Vec<Vec<Vec<Placement>>> = inputs.iter().map(|x| rare(x, sizes)).collect();
+        let number = common.iter().try_fold(1usize, |n, lists| n.checked_mul(lists.len()));
+        let mut all: Vec<Combination> = match number {
+            Some(number) if number <= self.common => {
+                let nth = |mut n: usize| {
+                    let pick = |lists: &Vec<Vec<Placement>>| {
+                        let list = lists[n % lists.len()].clone();
+                        n /= lists.len();
+                        list
+                    };
+                    common.iter().map(pick).collect()
+                };
+                (0..number).map(nth).collect()
+            }
+            // Hardly ever is one picked twice: then there is one less.
+            _ => (0..self.common).map(|_| common.iter().map(|lists| random.pick(lists)).collect()).collect(),
+        };
+        for _ in 0..self.rare {
+            let mut lists: Combination = common.iter().map(|lists| random.pick(lists)).collect();
+            let i = random.below(inputs.len());
+            if !rare[i].is_empty() {
+                lists[i] = random.pick(&rare[i]);
+                all.push(lists);
+            }
+        }
+        let mut seen = HashSet::new();
+        all.retain(|lists| seen.insert(lists.clone()));
+        all
+    }
+}
+
+/// Replicas, a shard of each dim, and partial sums of what is no mask.
+fn common(x: &Tensor, sizes: &[usize]) -> Vec<Vec<Placement>> {
+    let mut each = plain(x.rank());
+    each.retain(|&p| p != P || x.dtype() != DType::U8);
+    all_lists(&each, sizes.len())
+}
+
+/// Other partial values, beside shards too, and strided shards.
+fn rare(x: &Tensor, sizes: &[usize]) -> Vec<Vec<Placement>> {
+    let reductions: &[Placement] = match x.dtype() {
+        DType::U8 => &[],
+        DType::I64 => &[MAX, MIN],
+        _ => &[AVG, MAX, MIN],
+    };
+    let mut lists = Vec::new();
+    for &partial in reductions {
+        let mut each = plain(x.rank());
+        each.iter_mut().filter(|p| **p == P).for_each(|p| *p = partial);
+        lists.extend(all_lists(&each, sizes.len()).into_iter().filter(|list| list.contains(&partial)));
+    }
+    if sizes.len() == 1 {
+        lists.extend((0..x.rank() as isize).flat_map(|dim| [vec![strided(dim, 2)], vec![strided(dim, 3)]]));
+    } else {
+        lists.extend(reordered(sizes, x.rank()));
+    }
+    lists
+}
+
+/// `[S(0), R] [P(sum), R] on [2, 2]`.
+pub(crate) fn shown(lists: &Combination, sizes: &[usize]) -> String {
+    let list = |list: &Vec<Placement>| {
+        format!("[{}]", list.iter().map(Placement::to_string).collect::<Vec<_>>().join(", "))
+    };
+    format!("{} on a mesh {sizes:?}", lists.iter().map(list).collect::<Vec<_>>().join(" "))
+}
+
+/// What is wrong with a result, if anything is: its first element that is not what it should be.
+pub(crate) fn difference(got: &Tensor, expected: &Tensor, exact: bool) -> Result<Option<String>> {
+    let meta = |x: &Tensor| format!("{} {}", x.dtype(), x.shape());
+    if meta(got) != meta(expected) {
+        return Ok(Some(format!("{} instead of {}", meta(got), meta(expected))));
+    }
+    let found = match expected.dtype() {
+        // Not all of them are exact as floats.
+        DType::I64 => first(&got.to_vec::<i64>()?, &expected.to_vec()?, |a, b| a == b),
+        dtype => {
+            let tolerance = match dtype {
+                _ if exact => 0.0,
+                DType::F64 => 1e-9,
+                DType::F32 => 1e-5,
+                _ => 1e-2,
+            };
+            let near = |a: &f64, b: &f64| {
+                a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * (1.0 + b.abs())
+            };
+            first(&got.to_f64_vec()?, &expected.to_f64_vec()?, near)
+        }
+    };
+    Ok(found.map(|(i, values)| format!("element {} is {values}", position(i, expected.dims()))))
+}
+
+fn first<T: std::fmt::Debug>(
+    got: &[T],
+    expected: &[T],
+    same: impl Fn(&T, &T) -> bool,
+) -> Option<(usize, String)> {
+    let i = (0..got.len()).find(|&i| !same(&got[i], &expected[i]))?;
+    Some((i, format!("{:?} instead of {:?}", got[i], expected[i])))
+}
+
+/// The index of the `i`-th element.
+fn position(mut i: usize, dims: &[usize]) -> String {
+    let mut index: Vec<usize> = dims.iter().rev().map(|&n| (i % n, i /= n).0).collect();
+    index.reverse();
+    format!("{index:?}")
+}
+
+/// The cases that one rank has gone through, and what was wrong.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) cases: usize,
+    /// The number of the case, and all there is to say.
+    pub(crate) failures: Vec<(usize, String)>,
+}
+
+impl Tally {
+    /// After so many failures of a rank it stops.
+    const ENOUGH: usize = 40;
+
+    /// One case: `body` says what is wrong. What follows a panic would say nothing new, as other ranks wait in vain.
+    pub(crate) fn case(
+        &mut self,
+        label: impl Fn() -> String,
+        body: impl FnOnce() -> Result<Option<String>>,
+    ) -> std::result::Result<(), Stop> {
+        self.cases += 1;
+        let (wrong, panicked) = match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(Ok(wrong)) => (wrong, false),
+            Ok(Err(error)) => (Some(format!("fails: {error}")), false),
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or(panic.downcast_ref::<&str>().map(|text| text.to_string()));
+                (Some(format!("panics: {}", text.unwrap_or_default())), true)
+            }
+        };
+        if let Some(wrong) = wrong {
+            self.failures.push((self.cases, format!("{}: {wrong}", label())));
+        }
+        if panicked || self.failures.len() >= Self::ENOUGH { Err(Stop) } else { Ok(()) }
+    }
+
+    /// Fails with what all ranks found, the first case first. Returns the number of cases.
+    #[track_caller]
+    pub(crate) fn judge(ranks: &[Tally]) -> usize {
+        let of_rank = |(rank, tally): (usize, &Tally)| {
+            tally.failures.iter().map(|(i, text)| (*i, rank, text.clone())).collect::<Vec<_>>()
+        };
+        let mut failures: Vec<_> = ranks.iter().enumerate().flat_map(of_rank).collect();
+        failures.sort();
+        failures.dedup_by(|b, a| (a.0, &a.2) == (b.0, &b.2));
+        let (number, cases) = (failures.len(), ranks[0].cases);
+        let shown: Vec<String> = failures
+            .iter()
+            .take(Self::ENOUGH)
+            .map(|(i, rank, text)| format!("case {i}, rank {rank}: {text}"))
+            .collect();
+        assert!(failures.is_empty(), "{number} failures in {cases} cases:\n{}", shown.join("\n"));
+        assert!(ranks.iter().all(|tally| tally.cases == cases), "all ranks go through the same cases");
+        cases
+    }
+}
+
+/// There have been failures enough.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stop;
+
+/// Whether all combinations are asked for, which takes long: `DTENSOR_LONG=1`.
+pub(crate) fn long() -> bool {
+    std::env::var_os("DTENSOR_LONG").is_some_and(|value| value != "0")
+}

@@ -1,0 +1,181 @@
+//! Every operator of the library, each in its forms and on several shapes: the table from which the laws of distributed
+//! tensors are checked.
+//!
+//! Shapes are even and uneven on 4 ranks, smaller than the mesh, empty, of size 1, broadcast, and without dims. Numbers are
+//! small multiples of 1/2 with both signs: partial sums of them are exact, and many are equal, so that what an operator does
+//! with ties is seen, too.
+
+// Every test file is a crate of its own, and none of them uses everything.
+#![allow(dead_code)]
+
+mod elementwise;
+mod indexing;
+mod losses;
+mod products;
+mod reductions;
+mod shapes;
+
+use dtensor::{DType, Result, Tensor};
+
+use crate::ranks::Random;
+
+type Function = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
+
+/// An operator in one form, with inputs to try it on.
+///
+/// Floats are what gradients flow into and may be in partial values; so may `i64`, which are numbers or indices; `u8` are
+/// masks, and never partial.
+pub(crate) struct Operator {
+    /// The method's name.
+    pub(crate) name: &'static str,
+    /// What the other arguments are, to be told apart in messages.
+    pub(crate) form: String,
+    /// Inputs to apply it to, one list after the other. Where it fails on them, it must fail however they lie.
+    pub(crate) examples: Vec<Vec<Tensor>>,
+    pub(crate) f: Function,
+    /// Inputs that are floats but get no gradient.
+    pub(crate) constant: Vec<usize>,
+    /// Whether results are the same to the last bit, not only nearly.
+    pub(crate) exact: bool,
+    /// Whether it may ask for another layout of its input instead of moving it (`view`).
+    pub(crate) strict: bool,
+}
+
+impl Operator {
+    pub(crate) fn several(
+        name: &'static str,
+        form: impl Into<String>,
+        f: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static,
+    ) -> Operator {
+        let (examples, constant) = (Vec::new(), Vec::new());
+        Operator { name, form: form.into(), examples, f: Box::new(f), constant, exact: false, strict: false }
+    }
+
+    pub(crate) fn one(
+        name: &'static str,
+        form: impl Into<String>,
+        f: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Operator {
+        Operator::several(name, form, move |x| Ok(vec![f(x)?]))
+    }
+
+    /// Adds inputs to try it on.
+    pub(crate) fn on(mut self, inputs: impl Into<Vec<Tensor>>) -> Operator {
+        self.examples.push(inputs.into());
+        self
+    }
+
+    fn constant(mut self, inputs: &[usize]) -> Operator {
+        self.constant = inputs.to_vec();
+        self
+    }
+
+    fn exact(mut self) -> Operator {
+        self.exact = true;
+        self
+    }
+
+    fn strict(mut self) -> Operator {
+        self.strict = true;
+        self
+    }
+
+    pub(crate) fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        (self.f)(inputs)
+    }
+
+    /// As [`run`](Operator::run), on distributed inputs: nothing if it asks for another layout, as it may.
+    pub(crate) fn run_laid(&self, inputs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
+        match self.run(inputs) {
+            Err(error) if self.strict && error.to_string().contains("requires redistribution") => Ok(None),
+            result => result.map(Some),
+        }
+    }
+
+    /// The inputs that gradients flow into.
+    pub(crate) fn differentiable(&self, inputs: &[Tensor]) -> Vec<usize> {
+        let wanted = |&i: &usize| inputs[i].dtype().is_float() && !self.constant.contains(&i);
+        (0..inputs.len()).filter(wanted).collect()
+    }
+
+    /// `sum(dims [0]) of f64 [8, 4]`.
+    pub(crate) fn label(&self, inputs: &[Tensor]) -> String {
+        let shapes: Vec<String> = inputs.iter().map(|x| format!("{} {}", x.dtype(), x.shape())).collect();
+        format!("{}({}) of {}", self.name, self.form, shapes.join(", "))
+    }
+}
+
+/// The whole table.
+pub(crate) fn operators() -> Vec<Operator> {
+    let parts = [
+        elementwise::operators(),
+        reductions::operators(),
+        products::operators(),
+        indexing::operators(),
+        shapes::operators(),
+        losses::operators(),
+    ];
+    parts.into_iter().flatten().collect()
+}
+
+/// The sizes of all dims.
+type Sizes = &'static [usize];
+type Unary = fn(&Tensor) -> Result<Tensor>;
+type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
+/// Makes an input of a shape. Inputs of different numbers are different.
+type Make = fn(&[usize], u64) -> Tensor;
+
+fn filled(shape: &[usize], which: u64, number: impl Fn(&mut Random) -> f64) -> Tensor {
+    let n: usize = shape.iter().product();
+    let mut random = Random::new(&[which, n as u64]);
+    Tensor::from_vec((0..n).map(|_| number(&mut random)).collect(), shape).unwrap()
+}
+
+/// Multiples of 1/2 from −4 to 4.
+pub(crate) fn half(shape: &[usize], which: u64) -> Tensor {
+    filled(shape, which, |random| (random.below(17) as f64 - 8.0) / 2.0)
+}
+
+/// Those without 0.
+fn nonzero(shape: &[usize], which: u64) -> Tensor {
+    filled(shape, which, |random| (random.below(8) as f64 + 1.0) / 2.0 * random.pick(&[1.0, -1.0]))
+}
+
+fn positive(shape: &[usize], which: u64) -> Tensor {
+    filled(shape, which, |random| (random.below(8) as f64 + 1.0) / 2.0)
+}
+
+/// With NaN and infinities among them.
+fn special(shape: &[usize], which: u64) -> Tensor {
+    filled(shape, which, |random| match random.below(8) {
+        0 => f64::NAN,
+        1 => f64::INFINITY,
+        2 => f64::NEG_INFINITY,
+        other => other as f64 - 4.5,
+    })
+}
+
+/// Whole numbers from −5 to 5, as `i64`.
+fn whole(shape: &[usize], which: u64) -> Tensor {
+    filled(shape, which, |random| random.below(11) as f64 - 5.0).to_dtype(DType::I64).unwrap()
+}
+
+/// Indices into a dim of size `n`.
+fn ids(shape: &[usize], which: u64, n: usize) -> Tensor {
+    filled(shape, which, |random| random.below(n) as f64).to_dtype(DType::I64).unwrap()
+}
+
+/// Zeros and ones, as `u8`.
+fn mask(shape: &[usize], which: u64) -> Tensor {
+    filled(shape, which, |random| random.below(2) as f64).to_dtype(DType::U8).unwrap()
+}
+
+/// Even on 4 ranks, uneven, smaller than the mesh, empty, with a dim of size 1, and none.
+const SHAPES: [Sizes; 6] = [&[8, 4], &[5, 3], &[2, 3, 1], &[0, 4], &[1, 7], &[]];
+
+fn on_shapes(mut operator: Operator, make: Make, shapes: &[&[usize]]) -> Operator {
+    for shape in shapes {
+        operator = operator.on([make(shape, 1)]);
+    }
+    operator
+}
