@@ -194,6 +194,47 @@ fn processes_redistribute_too() {
 }
 
 #[test]
+fn dispatch_prints_a_json_line_for_every_case() {
+    const CASES: [&str; 7] = [
+        "local_add",
+        "add_replicate",
+        "add_shard",
+        "local_add_grad",
+        "add_replicate_grad",
+        "add_shard_grad",
+        "matmul_shard",
+    ];
+    let run = dtensor(&["bench", "dispatch", "--rounds", "1", "--ranks", "2"]);
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let rows: Vec<Value> =
+        text(&run.stdout).lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect();
+    let mut rows = rows.iter();
+    for world in ["simulated", "threads"] {
+        for case in CASES {
+            let row = rows.next().unwrap();
+            assert_eq!((&row["workload"], &row["case"]), (&"dispatch".into(), &case.into()));
+            assert_eq!((&row["ranks"], &row["world"]), (&2.into(), &world.into()));
+            assert!(row["seconds"].as_f64().unwrap() > 0.0);
+            assert!(row.get("ratio").is_none() && row.get("peer_seconds").is_none());
+        }
+    }
+    assert!(rows.next().is_none());
+}
+
+#[test]
+fn the_peer_dispatches_beside_us() {
+    let peer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_peer");
+    let quick = ["--rounds", "1", "--world", "simulated", "--only", "matmul"];
+    let run = dtensor(&[&["bench", "dispatch", "--peer", peer], &quick[..]].concat());
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let row: Value = serde_json::from_str(&text(&run.stdout)).unwrap();
+    let (ours, theirs) = (row["seconds"].as_f64().unwrap(), row["peer_seconds"].as_f64().unwrap());
+    assert_eq!(theirs, 2.0);
+    assert!(close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
+    assert!(text(&run.stderr).starts_with("simulated: at least "), "{}", text(&run.stderr));
+}
+
+#[test]
 fn plan_times_finding_and_looking_up() {
     let run = dtensor(&["bench", "plan", "--mesh", "2,2", "--shape", "8,6", "--pairs", "5", "--all"]);
     assert!(run.status.success(), "{}", text(&run.stderr));

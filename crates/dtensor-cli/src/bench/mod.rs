@@ -3,6 +3,7 @@
 mod candle;
 mod collective;
 mod copy;
+mod dispatch;
 mod kernels;
 mod peer;
 mod plan;
@@ -27,6 +28,13 @@ pub(crate) enum Workload {
     /// for reduce_scatter and 2S for all_to_all. 1 is as fast as a copy; more is possible, because threads can share a
     /// result.
     Redistribute(redistribute::Options),
+    /// The fixed cost of an operator: tiny tensors, no communication.
+    ///
+    /// A row is one operator, the mean of 1,000, with its result dropped. `local_add` is on a tensor that lies on no mesh:
+    /// what another add takes beyond it is the cost of dispatch. In the world `simulated` one rank runs while the
+    /// others do nothing, the peer's too. In the world `threads` all ranks run at once, and the time is from the first that
+    /// starts to the last that is done.
+    Dispatch(dispatch::Options),
     /// Finding the way from one layout to another, on one rank of a simulated mesh.
     Plan(plan::Options),
 }
@@ -35,6 +43,7 @@ pub(crate) fn run(workload: &Workload) -> Result<(), Box<dyn Error>> {
     match workload {
         Workload::Kernels(options) => kernels::run(options),
         Workload::Redistribute(options) => redistribute::run(options),
+        Workload::Dispatch(options) => dispatch::run(options),
         Workload::Plan(options) => plan::run(options),
     }
 }

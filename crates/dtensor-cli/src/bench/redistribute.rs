@@ -136,7 +136,8 @@ impl<'a> Contest<'a> {
         }
         let mut peer = None;
         if let Some(path) = &options.peer {
-            let mut command = python(path, include_str!("redistribute_peer.py"));
+            let mut command =
+                python(path, concat!(include_str!("ranks_peer.py"), include_str!("redistribute_peer.py")));
             command.env("WORLD_SIZE", ranks.to_string());
             peer = Some(Peer::start("the peer", command)?);
         }
