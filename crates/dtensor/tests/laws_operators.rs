@@ -99,8 +99,9 @@ fn every_operator_on_all_placements() {
     let table = operators();
     let began = std::time::Instant::now();
     let sample = if long() { Sample { common: 5_000, rare: 100 } } else { Sample { common: 16, rare: 4 } };
+    let few = Sample { common: 2, rare: 1 };
     let mut total = 0;
-    for sizes in [&[2][..], &[4], &[2, 2]] {
+    for (sizes, sample) in [(&[2][..], sample), (&[4], sample), (&[2, 2], sample), (&[2, 2, 2], few)] {
         let ranks = sizes.iter().product();
         let tallies = launch(ranks, |world| check_all(&table, &world, Grid::new(sizes), sample, 1)).unwrap();
         let cases = Tally::judge(&tallies);

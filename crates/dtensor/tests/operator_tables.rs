@@ -247,7 +247,11 @@ fn others() {
         reduction(&world, ["S(0)", "R; AG", "R; AR"], |x| x.layer_norm(1, None, None, 1e-5))?;
         rows(&world, &[(&[(M, S0), (M, S0)], "R; AG AG")], |x| Tensor::cat(&[&x[0], &x[1]], 0))?;
         rows(&world, &[(&[(M, S1), (M, S1)], "S(1)")], |x| Tensor::cat(&[&x[0], &x[1]], 0))?;
-        rows(&world, &[(&[(M, S0)], "R; AG")], |x| x[0].select(0, 0))?;
+        // Better: a small part of a sharded dim is a sum of what ranks have of it. There, the whole tensor is gathered.
+        rows(&world, &[(&[(M, S0)], "P(sum)")], |x| x[0].select(0, 0))?;
+        rows(&world, &[(&[(M, S0)], "P(sum)")], |x| x[0].slice(0, 1, 8, 3))?;
+        rows(&world, &[(&[(M, S0)], "R; AG")], |x| x[0].narrow(0, 1, 6))?;
+        rows(&world, &[(&[(M, S0)], "S(0)")], |x| x[0].narrow(0, 0, 8))?;
         rows(&world, &[(&[(M, MAX)], "P(max)")], |x| x[0].relu())?;
         let loss = |reduction: Reduction, expected: &'static str| {
             rows(&world, &[(&[(M, S0), (V, S0)], expected)], move |x| {

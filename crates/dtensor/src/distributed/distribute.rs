@@ -3,9 +3,10 @@
 use smallvec::SmallVec;
 
 use crate::comm::{ReduceOp, Site};
+use crate::engine::kernels::copy::NOTHING;
 use crate::mesh::{DeviceMesh, chosen};
 use crate::placement::{Layout, Partial, Placements, Ranges, chunk_of_each};
-use crate::redistribute::{NOTHING, keep};
+use crate::redistribute::keep;
 use crate::tensor::Part;
 use crate::{Error, Result, Tensor};
 

@@ -244,7 +244,10 @@ impl Op for ScatterAdd {
             let mut grad = dy.gather(self.dim, &cx.input(1)?)?;
             for (dim, &size) in cx.input_meta(2).shape.iter().enumerate() {
                 if grad.dims()[dim] != size {
-                    grad = apply(super::view::Pad { dim, start: 0, size }, &[&grad])?;
+                    grad = apply(
+                        super::view::Pad { dim, start: 0, size, onto: PlacementList::new() },
+                        &[&grad],
+                    )?;
                 }
             }
             Ok(grad)

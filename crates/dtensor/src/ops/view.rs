@@ -4,7 +4,9 @@ use super::{ANY, Here, Locals, Metas, Op, SELECTING, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
 use crate::comm::ReduceOp;
 use crate::engine::Local;
+use crate::engine::kernels::copy::NOTHING;
 use crate::engine::kernels::{cast, cat, index};
+use crate::placement::{Placement, PlacementList};
 use crate::sharding::{Rule, names};
 use crate::tensor::{DType, Device, Dim, DimList, Dims, Meta, NewShape, Shape};
 use crate::{Error, Result, Tensor, apply};
@@ -170,17 +172,59 @@ impl Op for Narrow {
         if x[0].shape == out[0].shape {
             return Rule::pointwise(x, out)?.passing(&ANY, &[0]);
         }
-        Rule::along(self.dim, x, out)?.passing(&SELECTING, &[0])
+        taken_rule(self.dim, self.len, x, out)
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let len = here.out()[0].shape[self.dim];
-        Ok(one(x[0].view_with(|t| t.narrow(self.dim, self.start, len))?))
+        let whole = here.whole(0).shape[self.dim];
+        if self.len == whole {
+            return Ok(one(x[0].clone()));
+        }
+        if x[0].dims()[self.dim] == whole {
+            return Ok(one(x[0].view_with(|t| t.narrow(self.dim, self.start, self.len))?));
+        }
+        let mine = Mine::of(here.offset(0, self.dim), x[0].dims()[self.dim], self.start, self.len, 1);
+        let part = x[0].view_with(|t| t.narrow(self.dim, mine.first, mine.len))?;
+        Ok(one(cat::pad_slice(&part, self.dim, mine.before, self.len, NOTHING)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let size = cx.input_meta(0).shape[self.dim];
-        Ok(grads![Some(apply(Pad { dim: self.dim, start: self.start, size }, &[&cx.dy()?])?)])
+        let onto = cx.layout(0).map(|layout| layout.placements().into()).unwrap_or_default();
+        Ok(grads![Some(apply(Pad { dim: self.dim, start: self.start, size, onto }, &[&cx.dy()?])?)])
+    }
+}
+
+/// The rule of what takes `len` of the indices of a dim. Where that is less than half of them, ranks that share them give what they
+/// have as a sum with what the others have: to reduce that moves less than to gather the dim.
+fn taken_rule(dim: usize, len: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+    let rank = x[0].shape.rank();
+    if 2 * len >= x[0].shape[dim] {
+        return Rule::along(dim, x, out)?.passing(&SELECTING, &[0]);
+    }
+    let (front, back) = (names("a", 0..dim, |_| false), names("a", dim + 1..rank, |_| false));
+    let rule = Rule::of(&format!("{front} v {back} -> {front} 1 {back}"), x, out)?;
+    rule.contiguous("v")?.passing(&SELECTING, &[0])
+}
+
+/// Which of the indices `start`, `start + step`, … a part of a dim has.
+struct Mine {
+    /// How many others come before.
+    before: usize,
+    /// Where in the part the first of them is.
+    first: usize,
+    len: usize,
+}
+
+impl Mine {
+    /// In the part that has `size` indices from `offset` on, of `len` indices.
+    fn of(offset: usize, size: usize, start: usize, len: usize, step: usize) -> Mine {
+        let before = |index: usize| index.saturating_sub(start).div_ceil(step).min(len);
+        let (from, to) = (before(offset), before(offset + size));
+        if from == to {
+            return Mine { before: 0, first: 0, len: 0 };
+        }
+        Mine { before: from, first: start + from * step - offset, len: to - from }
     }
 }
 
@@ -190,6 +234,8 @@ pub(super) struct Pad {
     pub(super) dim: usize,
     pub(super) start: usize,
     pub(super) size: usize,
+    /// How what was narrowed lay, along each mesh dim: each rank needs its part of it.
+    pub(super) onto: PlacementList,
 }
 
 impl Op for Pad {
@@ -202,18 +248,32 @@ impl Op for Pad {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        Rule::along(self.dim, x, out)?.passing(&SELECTING, &[0])
+        spread_rule(self.dim, &self.onto, x, out)
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
-        Ok(one(cat::pad_slice(x[0], self.dim, self.start, out[0].shape[self.dim])?))
+        let (n, size) = (x[0].dims()[self.dim], here.out()[0].shape[self.dim]);
+        if size == self.size {
+            return Ok(one(cat::pad_slice(x[0], self.dim, self.start, size, 0.0)?));
+        }
+        let offset = here.out_offset(0, self.dim);
+        let mine = Mine::of(offset, size, self.start, n, 1);
+        let part = x[0].view_with(|t| t.narrow(self.dim, mine.before, mine.len))?;
+        Ok(one(cat::pad_slice(&part, self.dim, mine.first, size, 0.0)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let len = cx.input_meta(0).shape[self.dim];
         Ok(grads![Some(cx.dy()?.narrow(self.dim, self.start, len)?)])
     }
+}
+
+/// The rule of what sets its input among zeros along a dim, of which ranks need what they have in `onto`.
+fn spread_rule(dim: usize, onto: &[Placement], x: &[Meta], out: &[Meta]) -> Result<Rule> {
+    let rank = x[0].shape.rank();
+    let (front, back) = (names("a", 0..dim, |_| false), names("a", dim + 1..rank, |_| false));
+    let rule = Rule::of(&format!("{front} 1 {back} -> {front} v {back}"), x, out)?;
+    rule.contiguous("v")?.wanting("v", dim, onto)?.passing(&SELECTING, &[0])
 }
 
 /// Every `step`-th element of one dim.
@@ -240,11 +300,17 @@ impl Op for Stride {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        Rule::along(self.dim, x, out)?.passing(&SELECTING, &[0])
+        taken_rule(self.dim, self.len, x, out)
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        Ok(one(index::slice_step(x[0], self.dim, self.start, self.len, self.step)?))
+    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+        let (dim, part) = (self.dim, x[0].dims()[self.dim]);
+        if part == here.whole(0).shape[dim] {
+            return Ok(one(index::slice_step(x[0], dim, self.start, self.len, self.step)?));
+        }
+        let mine = Mine::of(here.offset(0, dim), part, self.start, self.len, self.step);
+        let taken = index::slice_step(x[0], dim, mine.first, mine.len, self.step)?;
+        Ok(one(cat::pad_slice(&taken, dim, mine.before, self.len, NOTHING)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {

@@ -3,6 +3,7 @@
 use super::plan::{Action, Plan};
 use crate::comm::{ReduceOp, Site};
 use crate::engine::Local;
+use crate::engine::kernels::copy::NOTHING;
 use crate::engine::kernels::{cat, copy, scalar};
 use crate::mesh::DeviceMesh;
 use crate::tensor::Shape;
@@ -23,7 +24,7 @@ fn act(action: &Action, mesh: &DeviceMesh, x: Local, grad: bool, at: &Site) -> R
             mesh.group_over(over, at.clone())?.communicate_local(collective.clone(), x, grad, at.clone())
         }
         Action::Keep { dim, ranges } => keep(&x, *dim, ranges),
-        Action::Embed { dim, start, len } => embed(&x, *dim, *start, *len),
+        Action::Embed { dim, start, len } => cat::pad_slice(&x, *dim, *start, *len, NOTHING),
         Action::Divide { op, all } => match op {
             ReduceOp::Sum if !all => copy::full(x.dtype(), x.dims(), NOTHING),
             ReduceOp::Product if !all => copy::full(x.dtype(), x.dims(), 1.0),
@@ -31,15 +32,6 @@ fn act(action: &Action, mesh: &DeviceMesh, x: Local, grad: bool, at: &Site) -> R
         },
         Action::Scale { by } => scale(&x, *by),
     }
-}
-
-/// What changes no sum it is added to. Of a zero with the other sign, it would lose the sign.
-pub(crate) const NOTHING: f64 = -0.0;
-
-/// A part among nothing.
-fn embed(x: &Local, dim: usize, start: usize, len: usize) -> Result<Local> {
-    let nothing = |len: usize| copy::full(x.dtype(), &Shape::from(x.dims()).with_dim(dim, len), NOTHING);
-    cat::cat(&[&nothing(start)?, x, &nothing(len - start - x.dims()[dim])?], dim)
 }
 
 /// A copy of some indices of a dim: a view would keep the whole alive.

@@ -10,5 +10,5 @@ mod search;
 mod state;
 
 pub use cost::{CostModel, Link};
-pub(crate) use execute::{NOTHING, execute, keep};
+pub(crate) use execute::{execute, keep};
 pub use plan::{Plan, Step};

@@ -302,9 +302,8 @@ impl Chooser<'_> {
     fn refused(&self, op: &'static str, candidate: &Candidate) -> Error {
         let (layout, needed) = (self.layouts[0], &candidate.inputs[0]);
         let cut = |dim: usize| layout.placements().iter().any(|p| p.cut().is_some_and(|(d, _)| d == dim));
-        let flattened =
-            |carried: &Carried| carried.iter().enumerate().any(|(d, dim)| cut(d) && dim.len() > 1);
-        let what = if flattened(&self.rule.inputs[0]) { "unflatten" } else { "flatten" };
+        let composed = self.rule.inputs[0].iter().enumerate().any(|(d, dim)| cut(d) && dim.len() > 1);
+        let what = if composed { "unflatten" } else { "flatten" };
         let message = format!(
             "cannot {what} a tensor that is sharded {} this way: {} to {} requires redistribution. Please redistribute the \
              input to {} first, or use `reshape`, which does",

@@ -2,7 +2,7 @@
 
 use super::copy::{assign, axes_to, fill};
 use super::fill_local;
-use crate::engine::{Local, with_elem};
+use crate::engine::{Elem, Local, Num, with_elem};
 use crate::tensor::Shape;
 use crate::{Error, Result};
 
@@ -33,25 +33,26 @@ pub(crate) fn cat(xs: &[&Local], dim: usize) -> Result<Local> {
     })
 }
 
-/// Zeros of `size` along `dim` but for `dy` at `start`: the adjoint of a slice.
-pub(crate) fn pad_slice(dy: &Local, dim: usize, start: usize, size: usize) -> Result<Local> {
-    let n = dy.dims()[dim];
+/// One number for `size` along `dim`, but for `x` at `start`.
+pub(crate) fn pad_slice(x: &Local, dim: usize, start: usize, size: usize, around: f64) -> Result<Local> {
+    let n = x.dims()[dim];
     if start.checked_add(n).is_none_or(|end| end > size) {
         return Err(Error::argument("slice", format!("{n} elements at {start} do not fit in {size}")));
     }
-    let shape = Shape::from(dy.dims()).with_dim(dim, size);
+    let shape = Shape::from(x.dims()).with_dim(dim, size);
     let strides = shape.strides();
     let inner = strides[dim];
-    with_elem!(dy.dtype(), T => {
-        let read = dy.read::<T>()?;
+    with_elem!(x.dtype(), T => {
+        let read = x.read::<T>()?;
+        let around = T::from_acc(Num::from_f64(around));
         let axes = axes_to(read.dims, read.strides, &strides);
-        // SAFETY: of each run of `size` along `dim`, what lies before and after `dy` is zeroed, the rest copied.
+        // SAFETY: of each run of `size` along `dim`, what lies before and after `x` is filled, the rest copied.
         unsafe {
             fill_local::<T>(&shape, |out| {
                 if size * inner > 0 {
                     for run in out.chunks_exact_mut(size * inner) {
-                        fill(&mut run[..start * inner], T::default());
-                        fill(&mut run[(start + n) * inner..], T::default());
+                        fill(&mut run[..start * inner], around);
+                        fill(&mut run[(start + n) * inner..], around);
                     }
                 }
                 assign(&axes, read.data(), tail(out, start * inner));
@@ -70,7 +71,6 @@ fn tail<T>(out: &mut [T], start: usize) -> &mut [T] {
 mod tests {
     use super::*;
     use crate::engine::kernels::testing::values;
-    use crate::engine::{Elem, Num};
     use crate::tensor::DType;
 
     fn iota(dtype: DType, shape: &[usize], start: usize) -> Local {
@@ -144,14 +144,14 @@ mod tests {
                         let shape = Shape::from(x.dims()).with_dim(dim, size);
                         super::super::copy::full(dtype, &shape, 0.0).unwrap()
                     };
-                    let y = pad_slice(&x, dim, start, start + x.dims()[dim] + after).unwrap();
+                    let y = pad_slice(&x, dim, start, start + x.dims()[dim] + after, 0.0).unwrap();
                     assert_eq!(values(&y), naive(&[&zeros(start), &x, &zeros(after)], dim));
                 }
             }
         }
         let none = iota(DType::F32, &[2, 0], 0);
-        assert_eq!(values(&pad_slice(&none, 1, 1, 3).unwrap()), [0.0; 6]);
-        assert_eq!(pad_slice(&none, 0, 1, 3).unwrap().dims(), [3, 0]);
-        assert!(pad_slice(&iota(DType::F32, &[3], 0), 0, 1, 3).is_err());
+        assert_eq!(values(&pad_slice(&none, 1, 1, 3, 0.0).unwrap()), [0.0; 6]);
+        assert_eq!(pad_slice(&none, 0, 1, 3, 0.0).unwrap().dims(), [3, 0]);
+        assert!(pad_slice(&iota(DType::F32, &[3], 0), 0, 1, 3, 0.0).is_err());
     }
 }

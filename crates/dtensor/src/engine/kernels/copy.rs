@@ -245,6 +245,9 @@ fn interleave<T: Copy>([a, b, c, d]: [&[T]; WAYS], out: &mut [[T; WAYS]]) {
     }
 }
 
+/// What changes no sum it is added to. A zero with the other sign would lose the sign.
+pub(crate) const NOTHING: f64 = -0.0;
+
 /// An array with the same value everywhere.
 pub(crate) fn full(dtype: DType, shape: &[usize], value: f64) -> Result<Local> {
     // Negative zero is not all zero bits.
