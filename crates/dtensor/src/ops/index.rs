@@ -5,7 +5,7 @@ use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::index::{self as kernel, Stretch};
 use crate::placement::PlacementList;
-use crate::sharding::{Rule, names};
+use crate::sharding::{Rule, around, named};
 use crate::tensor::{DType, Dim, Meta};
 use crate::{Error, Result, Tensor, apply};
 
@@ -32,9 +32,9 @@ impl Op for IndexSelect {
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let rank = x[0].shape.rank();
-        let (front, back) = (names("a", 0..self.dim, |_| false), names("a", self.dim + 1..rank, |_| false));
-        let ids = names("i", 0..x[1].shape.rank(), |_| false);
-        let rule = Rule::of(&format!("{front} v {back}, {ids} -> {front} {ids} {back}"), x, out)?;
+        let ids = named(0..x[1].shape.rank(), |d| format!("i{d}"));
+        let slices = |of: &str| around(self.dim, rank, of);
+        let rule = Rule::of(&format!("{}, {ids} -> {}", slices("v"), slices(&ids)), x, out)?;
         // Of a part of the slices, those that are elsewhere are zeros: all ranks together have them all.
         rule.contiguous("v")?.passing(&SELECTING, &[0])
     }
@@ -85,9 +85,9 @@ impl Op for IndexAdd {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let (dim, ids) = (self.forward.dim, x[0].shape.rank());
         let rank = out[0].shape.rank();
-        let (front, back) = (names("a", 0..dim, |_| false), names("a", dim + 1..rank, |_| false));
-        let ids = names("i", 0..ids, |_| false);
-        let rule = Rule::of(&format!("{ids}, {front} {ids} {back} -> {front} v {back}"), x, out)?;
+        let ids = named(0..ids, |d| format!("i{d}"));
+        let slices = |of: &str| around(dim, rank, of);
+        let rule = Rule::of(&format!("{ids}, {} -> {}", slices(&ids), slices("v")), x, out)?;
         rule.contiguous("v")?.wanting("v", dim, &self.rows)?.linear(&[1])
     }
 
@@ -126,11 +126,6 @@ fn stretch(here: &Here<'_>, input: usize, dim: usize) -> Stretch {
     }
 }
 
-/// One name for each of so many dims.
-fn list(rank: usize, name: impl Fn(usize) -> String) -> String {
-    (0..rank).map(name).collect::<Vec<_>>().join(" ")
-}
-
 /// What gather and scatter ask of the index.
 fn check_index(op: &'static str, x: &Meta, ids: &Meta, dim: usize) -> Result<()> {
     need_dtype(op, "the index", ids, DType::I64)?;
@@ -165,7 +160,7 @@ impl Op for Gather {
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let name = |d: usize| if x[0].shape[d] == x[1].shape[d] { format!("a{d}") } else { "1".into() };
-        let along = |v: &str| list(x[0].shape.rank(), |d| if d == self.dim { v.into() } else { name(d) });
+        let along = |v: &str| named(0..x[0].shape.rank(), |d| if d == self.dim { v.into() } else { name(d) });
         let rule = Rule::of(&format!("{}, {} -> {}", along("v"), along("i"), along("i")), x, out)?;
         let rule = if x[0].shape.rank() > 0 { rule.contiguous("v")? } else { rule };
         rule.passing(&SELECTING, &[0])
@@ -216,7 +211,7 @@ impl Op for ScatterAdd {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let alike = |d: usize| x.iter().all(|meta| meta.shape[d] == x[0].shape[d]);
         let name = |d: usize| if alike(d) { format!("a{d}") } else { "1".into() };
-        let along = |v: &str| list(x[0].shape.rank(), |d| if d == self.dim { v.into() } else { name(d) });
+        let along = |v: &str| named(0..x[0].shape.rank(), |d| if d == self.dim { v.into() } else { name(d) });
         let source = if x[1].shape.get(self.dim) == x[2].shape.get(self.dim) { "e" } else { "1" };
         let text = format!("{}, {}, {} -> {}", along("v"), along(source), along(source), along("v"));
         // Each part of the target takes what belongs to it.

@@ -4,7 +4,7 @@ use super::{Bits, Here, Locals, Metas, Op, need_float, no_second, one, same_dtyp
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::norm as kernel;
-use crate::sharding::{Rule, names};
+use crate::sharding::{Rule, named};
 use crate::tensor::{Meta, Shape};
 use crate::{Error, Result, Tensor, apply_all};
 
@@ -78,7 +78,7 @@ impl Op for Normalise {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let row = names("r", 0..self.dims, |_| true);
+        let row = named(0..self.dims, |d| format!("r{d}!"));
         let parameters = format!(", {row}").repeat(x.len() - 1);
         let statistics = ", …".repeat(out.len() - 1);
         Rule::of(&format!("… {row}{parameters} -> … {row}{statistics}"), x, out)
@@ -142,7 +142,7 @@ impl Op for NormaliseGrad {
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         // The gradients of the parameters are sums over all rows.
-        let row = names("r", 0..self.forward.dims, |_| true);
+        let row = named(0..self.forward.dims, |d| format!("r{d}!"));
         let weight = if self.forward.weight { format!(", {row}") } else { String::new() };
         let statistics = ", …".repeat(x.len() - 2 - self.forward.weight as usize);
         let parameters = format!(", {row}").repeat(out.len() - 1);

@@ -8,7 +8,7 @@ use crate::engine::kernels::extremum::{self, Extremum};
 use crate::engine::kernels::reduce::{self as kernel, Reduce};
 use crate::engine::kernels::{cast, moments, scalar, scan};
 use crate::placement::unravel;
-use crate::sharding::Rule;
+use crate::sharding::{Rule, named};
 use crate::tensor::{DType, Dim, DimList, Dims, Meta, Shape};
 use crate::{Error, Result, Tensor, apply, apply_all};
 
@@ -49,15 +49,16 @@ impl Over {
 
     /// `a0 a1 -> a0`: parts of the dims that stay pass.
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let names: Vec<String> = (0..x[0].shape.rank()).map(|d| format!("a{d}")).collect();
-        let stays = |(d, name): (usize, &String)| match (self.dims.contains(&d), self.keepdim) {
-            (true, true) => Some("1".to_string()),
-            (true, false) => None,
-            (false, _) => Some(name.clone()),
+        let rank = x[0].shape.rank();
+        let name = |d: usize| format!("a{d}");
+        let gone = |d: usize| self.dims.contains(&d);
+        let kept = if self.keepdim {
+            named(0..rank, |d| if gone(d) { "1".into() } else { name(d) })
+        } else {
+            named((0..rank).filter(|&d| !gone(d)), name)
         };
-        let kept: Vec<String> = names.iter().enumerate().filter_map(stays).collect();
-        let out_of = vec![kept.join(" "); out.len()].join(", ");
-        Rule::of(&format!("{} -> {out_of}", names.join(" ")), x, out)
+        let out_of = vec![kept; out.len()].join(", ");
+        Rule::of(&format!("{} -> {out_of}", named(0..rank, name)), x, out)
     }
 
     /// As [`rule`](Over::rule), for where something is: what ranks found is merged, and they know where their part is.

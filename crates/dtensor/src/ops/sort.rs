@@ -5,7 +5,7 @@ use super::{Here, Locals, Metas, Op, grads, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::sort as kernel;
-use crate::sharding::{Rule, names};
+use crate::sharding::{Rule, around};
 
 use crate::tensor::{DType, Dim, Meta};
 use crate::{Error, Result, Tensor, apply_all};
@@ -48,9 +48,8 @@ impl Op for Order {
             _ if rank == 0 => Ok(Rule::replicated(x, out)),
             Order::Sort { dim, .. } => Rule::along(dim, x, out),
             Order::Top { dim, .. } => {
-                let (front, back) = (names("a", 0..dim, |_| false), names("a", dim + 1..rank, |_| false));
-                let top = format!("{front} 1 {back}");
-                let text = format!("{front} v {back} -> {top}, {top}");
+                let top = around(dim, rank, "1");
+                let text = format!("{} -> {top}, {top}", around(dim, rank, "v"));
                 Rule::of(&text, x, out)?.merging(x[0].dtype.size() + DType::I64.size()).contiguous("v")
             }
         }

@@ -7,7 +7,7 @@ use crate::engine::Local;
 use crate::engine::kernels::copy::NOTHING;
 use crate::engine::kernels::{cast, cat, index};
 use crate::placement::{Placement, PlacementList};
-use crate::sharding::{Rule, names};
+use crate::sharding::{Rule, around, named};
 use crate::tensor::{DType, Device, Dim, DimList, Dims, Meta, NewShape, Shape};
 use crate::{Error, Result, Tensor, apply};
 
@@ -84,9 +84,9 @@ impl Op for Permute {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let name = |&d: &usize| format!("a{d}");
-        let turned = self.dims.iter().map(name).collect::<Vec<_>>().join(" ");
-        let text = format!("{} -> {turned}", names("a", 0..self.dims.len(), |_| false));
+        let name = |d: usize| format!("a{d}");
+        let (before, after) = (named(0..self.dims.len(), name), named(self.dims.iter().copied(), name));
+        let text = format!("{before} -> {after}");
         Rule::of(&text, x, out)?.passing(&ANY, &[0])
     }
 
@@ -202,8 +202,8 @@ fn taken_rule(dim: usize, len: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> 
     if 2 * len >= x[0].shape[dim] {
         return Rule::along(dim, x, out)?.passing(&SELECTING, &[0]);
     }
-    let (front, back) = (names("a", 0..dim, |_| false), names("a", dim + 1..rank, |_| false));
-    let rule = Rule::of(&format!("{front} v {back} -> {front} 1 {back}"), x, out)?;
+    let text = format!("{} -> {}", around(dim, rank, "v"), around(dim, rank, "1"));
+    let rule = Rule::of(&text, x, out)?;
     rule.contiguous("v")?.passing(&SELECTING, &[0])
 }
 
@@ -271,8 +271,8 @@ impl Op for Pad {
 /// The rule of what sets its input among zeros along a dim, of which ranks need what they have in `onto`.
 fn spread_rule(dim: usize, onto: &[Placement], x: &[Meta], out: &[Meta]) -> Result<Rule> {
     let rank = x[0].shape.rank();
-    let (front, back) = (names("a", 0..dim, |_| false), names("a", dim + 1..rank, |_| false));
-    let rule = Rule::of(&format!("{front} 1 {back} -> {front} v {back}"), x, out)?;
+    let text = format!("{} -> {}", around(dim, rank, "1"), around(dim, rank, "v"));
+    let rule = Rule::of(&text, x, out)?;
     rule.contiguous("v")?.wanting("v", dim, onto)?.passing(&SELECTING, &[0])
 }
 

@@ -8,4 +8,4 @@ pub use cache::{Attributes, CacheStats};
 pub(crate) use cache::{Decisions, digest};
 pub(crate) use choose::{Candidate, Decision, candidates, choose};
 pub use rule::Rule;
-pub(crate) use rule::names;
+pub(crate) use rule::{around, named};

@@ -4,8 +4,6 @@
 //! nothing is cut, or one factor is, on all that carry it, or partial values go through. All layouts that an operator can be
 //! run on follow from that; nothing here knows of meshes.
 
-use std::ops::Range;
-
 use smallvec::SmallVec;
 
 use crate::comm::ReduceOp;
@@ -104,7 +102,7 @@ impl Rule {
 
     /// A function of all elements along one dim, which inputs and outputs have in the same place.
     pub fn along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let dims = |meta: &Meta| names("a", 0..meta.shape.rank(), |d| d == dim);
+        let dims = |meta: &Meta| around(dim, meta.shape.rank(), "w!");
         let all = |metas: &[Meta]| metas.iter().map(dims).collect::<Vec<_>>().join(", ");
         Rule::of(&format!("{} -> {}", all(x), all(out)), x, out)
     }
@@ -135,7 +133,8 @@ impl Rule {
                 {
                     return Err(wrong(format!("`{}` is named twice in one tensor", tokens[twice])));
                 }
-                let carried = tokens.iter().zip(meta.shape.iter()).map(|(t, &size)| rule.named(t, size));
+                let carried =
+                    tokens.iter().zip(meta.shape.iter()).map(|(t, &size)| rule.factor_named(t, size));
                 let carried: Vec<_> = carried.collect();
                 if inputs { rule.inputs.push(carried.into()) } else { rule.outputs.push(carried.into()) }
             }
@@ -158,7 +157,7 @@ impl Rule {
     }
 
     /// The factor of a name, made if it is new; its size is the largest that there is.
-    fn named(&mut self, token: &str, size: usize) -> Factors {
+    fn factor_named(&mut self, token: &str, size: usize) -> Factors {
         if token == "1" {
             return Factors::new();
         }
@@ -424,10 +423,14 @@ fn list(text: &str, n: usize) -> String {
     vec![text; n].join(", ")
 }
 
-/// `a0 a1! a2`: one name per dim, some of which must not be cut.
-pub(crate) fn names(prefix: &str, dims: Range<usize>, whole: impl Fn(usize) -> bool) -> String {
-    let name = |d| format!("{prefix}{d}{}", if whole(d) { "!" } else { "" });
-    dims.map(name).collect::<Vec<_>>().join(" ")
+/// One name for each of these dims.
+pub(crate) fn named(dims: impl IntoIterator<Item = usize>, name: impl Fn(usize) -> String) -> String {
+    dims.into_iter().map(name).collect::<Vec<_>>().join(" ")
+}
+
+/// `a0 middle a2`: the names of all dims but one, in the place of which stands something else.
+pub(crate) fn around(dim: usize, rank: usize, middle: &str) -> String {
+    named(0..rank, |d| if d == dim { middle.into() } else { format!("a{d}") })
 }
 
 /// One name for each dim of a tensor.
