@@ -6,7 +6,6 @@ use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::sort as kernel;
 use crate::sharding::{Rule, around};
-
 use crate::tensor::{DType, Dim, Meta};
 use crate::{Error, Result, Tensor, apply_all};
 
