@@ -4,7 +4,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use dtensor::nn::{Linear, Module};
+use dtensor::models::MLPModule;
 use dtensor::optim::Sgd;
 use dtensor::prelude::*;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -29,24 +29,7 @@ pub(crate) struct Options {
     seed: u64,
 }
 
-/// Linear, ReLU, linear.
-#[derive(Module)]
-struct Mlp {
-    net1: Linear,
-    net2: Linear,
-}
-
 const FEATURES: usize = 10;
-
-impl Mlp {
-    fn new(hidden: usize) -> Result<Self> {
-        Ok(Mlp { net1: Linear::new(FEATURES, hidden, true)?, net2: Linear::new(hidden, FEATURES, true)? })
-    }
-
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.net2.forward(&self.net1.forward(x)?.relu()?)
-    }
-}
 
 /// What is to be learned: each feature's absolute difference from its neighbour.
 fn target(x: &Tensor) -> Result<Tensor> {
@@ -56,7 +39,7 @@ fn target(x: &Tensor) -> Result<Tensor> {
 
 pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> {
     manual_seed(options.seed);
-    let model = Mlp::new(options.hidden as usize)?;
+    let model = MLPModule::with_sizes(FEATURES, options.hidden as usize, FEATURES, true)?;
     let optimizer = Sgd::new(model.parameters(), options.rate)?;
     let weights: usize = model.parameters().iter().map(|p| p.get().numel()).sum();
     println!(

@@ -1,5 +1,5 @@
-//! Tensors for Rust: one [`Tensor`] type with automatic gradients, ranks that exchange tensors, and tensors that lie on a mesh of
-//! ranks.
+//! Tensors for Rust: one [`Tensor`] type with automatic gradients, ranks that exchange tensors, tensors that lie on a mesh of
+//! ranks, and models that are spread over one.
 //!
 //! ```
 //! use dtensor::prelude::*;
@@ -17,7 +17,8 @@
 //! The rooms of this house, from the ground up: the local engine (the only one that names Candle), operators with
 //! their shape and sharding rules, kernels and gradients, the one dispatch they all go through, the graph of gradients, ranks and
 //! what they do together ([`comm`]), ranks in a grid ([`DeviceMesh`]), how a tensor lies on it ([`Layout`]) and moves from one layout to
-//! another ([`Plan`]), modules and optimizers.
+//! another ([`Plan`]), modules ([`nn`]), plans that spread them over a mesh ([`parallel`]) and optimizers ([`optim`]); and, beside them
+//! all, those who look on ([`debug`]).
 #![warn(missing_docs)]
 
 // The derive macro names this crate from outside; inside, it must find it too.
@@ -31,9 +32,11 @@ mod distributed;
 mod engine;
 mod error;
 mod mesh;
+pub mod models;
 pub mod nn;
 mod ops;
 pub mod optim;
+pub mod parallel;
 mod placement;
 mod random;
 mod redistribute;
@@ -41,28 +44,42 @@ mod sharding;
 mod tensor;
 pub mod testing;
 
-pub use autograd::{Backward, BackwardOptions, Grads, Saves, enable_grad, grad, no_grad};
-pub use dispatch::{Mode, apply, apply_all, explicit_communication, implicit_replication};
+pub use autograd::{
+    Backward, BackwardOptions, Grads, Saves, checkpoint, checkpoint_all, enable_grad, grad, no_grad,
+};
+pub use dispatch::{
+    Mode, apply, apply_all, autocast, autocast_dtype, autocast_off, explicit_communication,
+    implicit_replication,
+};
 pub use distributed::{FromLocal, RedistributeOptions, distribute_tensor, distribute_tensor_from, sharded};
 pub use engine::{Local, num_threads, set_num_threads, with_num_threads};
 pub use error::{Error, Result};
 pub use mesh::{DeviceMesh, MeshDim, MeshNames, init_device_mesh, use_mesh};
-pub use ops::{Aside, Attention, Bits, CrossEntropy, Gelu, Here, Locals, Metas, Op, Reduction};
+pub use ops::{Aside, Attention, Bits, CrossEntropy, Gelu, Here, Locals, Metas, Op, Precision, Reduction};
 pub use placement::Placement::{self, Partial, Replicate, Shard, StridedShard};
 pub use placement::{Layout, Placements};
 pub use random::{Generator, manual_seed};
 pub use redistribute::{CostModel, Link, Plan, Step};
 pub use sharding::{Attributes, CacheStats, Rule};
-pub use tensor::{DType, Device, Dim, Dims, Element, INFER, Meta, NewShape, Operand, Scalar, Shape, Tensor};
+pub use tensor::{
+    DType, Device, Dim, Dims, Element, INFER, Meta, NewShape, Operand, Scalar, Shape, Tensor, on_device,
+};
 
 /// What most programs use.
 pub mod prelude {
     pub use crate::comm::{Group, ReduceOp, World, launch};
+    pub use crate::debug::CommDebugMode;
+    pub use crate::nn::{Module, forward};
+    pub use crate::parallel::{
+        ColwiseParallel, DistributeModule, ParallelStyle, PrepareModuleInput, PrepareModuleInputOutput,
+        PrepareModuleOutput, RowwiseParallel, SequenceParallel, distribute_module, parallelize_module,
+    };
+    pub use crate::plan;
     pub use crate::{
         Attention, CrossEntropy, DType, Device, DeviceMesh, Error, FromLocal, Gelu, Layout, Mode, Partial,
-        Placement, Reduction, Replicate, Result, Shape, Shard, StridedShard, Tensor, distribute_tensor,
-        explicit_communication, implicit_replication, init_device_mesh, manual_seed, no_grad, sharded,
-        use_mesh,
+        Placement, Reduction, Replicate, Result, Shape, Shard, StridedShard, Tensor, autocast, checkpoint,
+        checkpoint_all, distribute_tensor, explicit_communication, implicit_replication, init_device_mesh,
+        manual_seed, no_grad, sharded, use_mesh,
     };
 }
 

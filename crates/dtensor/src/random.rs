@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use crate::engine::kernels::random as kernel;
 pub(crate) use crate::engine::kernels::random::Draw;
 use crate::engine::kernels::window::Window;
-use crate::tensor::{DType, Shape, checked_new, checked_numel};
+use crate::tensor::{DType, Shape, checked_numel};
 use crate::{Error, Result, Tensor, sharded};
 
 /// A source of draws: a seed and the number of draws made so far.
@@ -62,13 +62,23 @@ pub(crate) fn with_default_generator<R>(body: impl FnOnce(&mut Generator) -> R) 
     DEFAULT.with_borrow_mut(body)
 }
 
-/// The draw for the part of a tensor that a window shows, where there is room for it. It is used up before anything
-/// that one rank may fail at and another not, so that the generators of ranks stay together.
-fn draw_part(op: &'static str, window: &Window, dtype: DType, generator: &mut Generator) -> Result<Draw> {
+/// Runs `body` with another generator in the place of this thread's, which stays as it is.
+pub(crate) fn with_generator<R>(generator: Generator, body: impl FnOnce() -> R) -> R {
+    struct Restore(Generator);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            DEFAULT.with_borrow_mut(|generator| std::mem::swap(generator, &mut self.0));
+        }
+    }
+    let _restore = Restore(DEFAULT.replace(generator));
+    body()
+}
+
+/// The draw for the part of a tensor that a window shows. It is used up before anything that one rank may fail at and another
+/// not, so that the generators of ranks stay together.
+fn draw_part(op: &'static str, window: &Window, generator: &mut Generator) -> Result<Draw> {
     checked_numel(op, window.whole_shape())?;
-    let draw = generator.next_draw();
-    checked_new(op, window.shape(), dtype)?;
-    Ok(draw)
+    Ok(generator.next_draw())
 }
 
 fn need_float(op: &'static str, dtype: DType) -> Result<()> {
@@ -93,8 +103,10 @@ impl Tensor {
     /// The part of a [`rand_with`](Tensor::rand_with) that a window shows.
     pub(crate) fn rand_window(window: &Window, dtype: DType, generator: &mut Generator) -> Result<Tensor> {
         need_float("rand", dtype)?;
-        let Draw { seed, stream } = draw_part("rand", window, dtype, generator)?;
-        Ok(Tensor::from_local_value(kernel::uniform(dtype, window, seed, stream, 0.0, 1.0)?))
+        let Draw { seed, stream } = draw_part("rand", window, generator)?;
+        Tensor::fresh("rand", window.shape(), dtype, || {
+            kernel::uniform(dtype, window, seed, stream, 0.0, 1.0)
+        })
     }
 
     /// Uniform on [0, 1), with this tensor's shape and dtype, from this thread's generator.
@@ -130,8 +142,10 @@ impl Tensor {
     /// The part of a [`randn_with`](Tensor::randn_with) that a window shows.
     pub(crate) fn randn_window(window: &Window, dtype: DType, generator: &mut Generator) -> Result<Tensor> {
         need_float("randn", dtype)?;
-        let Draw { seed, stream } = draw_part("randn", window, dtype, generator)?;
-        Ok(Tensor::from_local_value(kernel::normal(dtype, window, seed, stream, 0.0, 1.0)?))
+        let Draw { seed, stream } = draw_part("randn", window, generator)?;
+        Tensor::fresh("randn", window.shape(), dtype, || {
+            kernel::normal(dtype, window, seed, stream, 0.0, 1.0)
+        })
     }
 
     /// 1 with probability `p`, else 0, from this thread's generator.
@@ -167,8 +181,10 @@ impl Tensor {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument("bernoulli", format!("p must be between 0 and 1, but got {p}")));
         }
-        let Draw { seed, stream } = draw_part("bernoulli", window, dtype, generator)?;
-        Ok(Tensor::from_local_value(kernel::bernoulli(dtype, window, seed, stream, p)?))
+        let Draw { seed, stream } = draw_part("bernoulli", window, generator)?;
+        Tensor::fresh("bernoulli", window.shape(), dtype, || {
+            kernel::bernoulli(dtype, window, seed, stream, p)
+        })
     }
 
     /// Whole numbers (`i64`) uniform on `low..high`, from this thread's generator.
@@ -205,8 +221,10 @@ impl Tensor {
         if low >= high {
             return Err(Error::argument("randint", format!("low ({low}) must be less than high ({high})")));
         }
-        let Draw { seed, stream } = draw_part("randint", window, DType::I64, generator)?;
-        Ok(Tensor::from_local_value(kernel::integers(window, seed, stream, low, high)?))
+        let Draw { seed, stream } = draw_part("randint", window, generator)?;
+        Tensor::fresh("randint", window.shape(), DType::I64, || {
+            kernel::integers(window, seed, stream, low, high)
+        })
     }
 }
 

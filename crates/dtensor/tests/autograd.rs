@@ -394,6 +394,26 @@ fn tensors_may_go_to_other_threads_and_so_may_graphs() -> Result<()> {
         }
     });
     assert_eq!(grad_of(&x), [2000.]);
+    // Nor into several leaves, which they come to in different orders.
+    let (x, y) = (leaf(&[1.]), leaf(&[3.]));
+    std::thread::scope(|s| {
+        for thread in 0..4 {
+            let (a, b) = if thread % 2 == 0 { (&x, &y) } else { (&y, &x) };
+            s.spawn(move || {
+                for _ in 0..250 {
+                    a.mul(2.0)
+                        .unwrap()
+                        .add(&b.mul(2.0).unwrap())
+                        .unwrap()
+                        .sum_all()
+                        .unwrap()
+                        .backward()
+                        .unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!((grad_of(&x), grad_of(&y)), (vec![2000.], vec![2000.]));
     Ok(())
 }
 

@@ -1,12 +1,13 @@
 //! Tensors on a mesh behave like tensors: the same operators, gradients, parameters and printing.
 
-use dtensor::comm::{ReduceOp, World, record};
+use dtensor::comm::{ReduceOp, World, launch, record};
 use dtensor::nn::Parameter;
 use dtensor::optim::Sgd;
 use dtensor::testing::spmd;
 use dtensor::{
-    BackwardOptions, DType, Device, DeviceMesh, Error, FromLocal, Generator, Partial, Placement, Replicate,
-    Result, Shard, StridedShard, Tensor, distribute_tensor, grad, sharded,
+    BackwardOptions, DType, Device, DeviceMesh, Error, FromLocal, Generator, Mode, Partial, Placement,
+    Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication, grad,
+    on_device, sharded,
 };
 
 const P: Placement = Partial(ReduceOp::Sum);
@@ -257,4 +258,81 @@ fn adding_to_a_gradient_moves_nothing() {
         }
         Ok(())
     });
+}
+
+#[test]
+fn a_rank_outside_the_mesh_has_a_part_where_the_tensor_is() {
+    spmd(3, |world| {
+        let mesh = DeviceMesh::from_ranks(&world, &[0, 1], [2], ())?;
+        let x = matrix(4, 2)?;
+        // Where new tensors would be is not asked.
+        let y = on_device(Device::Meta, || distribute_tensor(&x, &mesh, [Shard(0)]))?;
+        assert_eq!((y.device(), y.to_local()?.device()), (Device::Cpu, Device::Cpu));
+        Ok(())
+    });
+}
+
+#[test]
+fn gradients_of_a_leaf_that_lie_differently_are_brought_together_openly() {
+    spmd(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        let x = distribute_tensor(&matrix(4, 4)?, &mesh, [Shard(0)])?;
+        for placement in [Replicate, Shard(1)] {
+            let w = distribute_tensor(&matrix(4, 4)?, &mesh, [placement])?.requires_grad_(true)?;
+            let whole = w.redistribute([Replicate])?.detach();
+            // Two partial sums, which are added before they are reduced, and two that lie as the leaf does.
+            let uses = || -> Result<Tensor> {
+                let (a, b) = (x.matmul(&w)?.sum_all()?, w.mul(&w)?.sum_all()?);
+                a.add(&b)?.add(&x.matmul(&w.mul(2.0)?)?.sum_all()?)
+            };
+            let loss = uses()?;
+            let line = line!() + 1;
+            let (done, calls) = record(|| explicit_communication(Mode::Error, || loss.backward()));
+            done?;
+            if placement == Replicate {
+                assert_eq!(
+                    calls.iter().map(|call| call.collective.name()).collect::<Vec<_>>(),
+                    ["all_reduce"]
+                );
+                let call = &calls[0];
+                assert_eq!((call.at.file.as_ref(), call.at.line, call.implicit()), (file!(), line, None));
+            }
+            assert!(calls.iter().all(|call| call.implicit().is_none()), "{calls:?}");
+            let got = w.grad().unwrap();
+            assert_eq!(got.layout(), w.layout());
+            let (x, w) = (x.full_tensor()?, whole.full_tensor()?.requires_grad_(true)?);
+            let loss = x.matmul(&w)?.sum_all()?.mul(3.0)?.add(&w.mul(&w)?.sum_all()?)?;
+            loss.backward()?;
+            assert_eq!(got.full_tensor()?.to_vec::<f64>()?, w.grad().unwrap().to_vec::<f64>()?);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_pass_that_fails_while_it_adds_to_gradients_changes_none() {
+    launch(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        let local = Tensor::ones([2], DType::F64)?.requires_grad_(true)?;
+        // Largest values are not added part by part: to add to such a gradient, ranks communicate.
+        let laid = distribute_tensor(&Tensor::ones([2], DType::F64)?, &mesh, [Partial(ReduceOp::Max)])?;
+        let laid = laid.requires_grad_(true)?;
+        let loss = || -> Result<Tensor> {
+            let a = laid.redistribute([Replicate])?.to_local()?.sum_all()?;
+            // Recorded last, and so come to first.
+            a.add(&local.mul(2.0)?.sum_all()?)
+        };
+        loss()?.backward()?;
+        let before = laid.grad().unwrap().to_local()?.to_vec::<f64>()?;
+        let again = loss()?;
+        if world.rank() == 1 {
+            return Ok(());
+        }
+        let error = again.backward().unwrap_err().to_string();
+        assert!(error.contains("rank 1"), "{error}");
+        assert_eq!(local.grad().unwrap().to_vec::<f64>()?, [2., 2.]);
+        assert_eq!(laid.grad().unwrap().to_local()?.to_vec::<f64>()?, before);
+        Ok(())
+    })
+    .unwrap();
 }

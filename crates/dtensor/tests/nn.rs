@@ -119,8 +119,8 @@ fn modules_may_be_generic_and_borrowed_and_written_by_hand() {
         w: Parameter,
     }
     impl Module for ByHand {
-        fn visit(&self, walk: &mut Walk<'_>) {
-            walk.child("renamed", &self.w);
+        fn visit<'a>(&'a self, walk: &mut Walk<'a>) {
+            walk.module("ByHand", self, |walk| walk.child("renamed", &self.w));
         }
     }
     let residual = || Residual { inner: Linear::new(1, 1, true).unwrap(), gain: parameter(&[1.]) };
@@ -142,8 +142,9 @@ fn a_parameter_under_two_names_is_one_parameter() -> Result<()> {
         head: Linear,
     }
     let shared = Parameter::new(&Tensor::ones([2, 2], DType::F32)?)?;
-    let model = Tied { embedding: shared.clone(), head: Linear { weight: shared.clone(), bias: None } };
-    assert_eq!(names(&model), ["embedding", "head.weight"]);
+    let model = Tied { embedding: shared.clone(), head: Linear::from_parameters(shared.clone(), None)? };
+    assert_eq!(names(&model), ["embedding"]);
+    assert!(model.get_parameter("head.weight")?.is(&shared));
     let parameters = model.parameters();
     assert_eq!(parameters.len(), 1);
     assert!(parameters[0].is(&shared) && !parameters[0].is(&parameter(&[1.])));

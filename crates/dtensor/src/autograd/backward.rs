@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::mode::{enable_grad, no_grad};
+use super::mode::{Phase, enable_grad, in_phase, no_grad};
+use super::node::adds_up;
+use super::region::{Region, Remade};
+use super::saved::{Saved, SavedValues};
 use super::{Backward, Leaf, Link, Moment, Node};
-use crate::comm::{Site, on_behalf_of};
-use crate::dispatch::{Mode, explicit_communication};
+use crate::comm::{Running, Site, on_behalf_of, within_module};
+use crate::dispatch::within_autocast;
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result, Tensor};
 
@@ -137,9 +140,45 @@ struct Pass {
     reached: usize,
     /// The gradients of leaves, in the order they were reached. They go into the leaves' own stores when the pass has
     /// succeeded: one that fails changes nothing.
-    leaves: Vec<(Arc<Leaf>, Tensor)>,
+    leaves: Vec<Reached>,
+    /// What the bodies of checkpoints have made again, until the pass has gone past them.
+    remade: Vec<(Arc<Region>, Vec<Remade>)>,
     /// If set, gradients are collected for these targets alone, and the leaves' stores stay as they are.
     wanted: Option<Wanted>,
+}
+
+/// A leaf and its gradient.
+struct Reached {
+    leaf: Arc<Leaf>,
+    /// What has come to it, added up where it lay alike: each is brought to where the leaf lies once.
+    grads: SmallVec<[Tensor; 1]>,
+    /// The module that used the leaf.
+    module: Option<&'static Running>,
+}
+
+impl Reached {
+    fn add(&mut self, grad: Tensor) -> Result<()> {
+        let alike =
+            |known: &&mut Tensor| known.layout() == grad.layout() && grad.layout().is_none_or(adds_up);
+        match self.grads.iter_mut().find(alike) {
+            Some(known) => *known = known.add(&grad)?,
+            None => self.grads.push(grad),
+        }
+        Ok(())
+    }
+
+    /// What the leaf has, and the sum with it.
+    fn added(&self, at: &'static Location<'static>) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let before = self.leaf.grad.lock().clone();
+        let sum = self.settled(before.as_ref(), at)?;
+        Ok((before, sum))
+    }
+
+    /// The sum of what has come, and of what came before, where the leaf lies.
+    fn settled(&self, before: Option<&Tensor>, at: &'static Location<'static>) -> Result<Option<Tensor>> {
+        let grads: SmallVec<[&Tensor; 4]> = before.into_iter().chain(&self.grads).collect();
+        within_module(self.module, || self.leaf.settled(&grads, &Site::of(at)))
+    }
 }
 
 /// What [`grad`] asks for.
@@ -196,18 +235,21 @@ impl Pass {
             grads: HashMap::new(),
             reached: 0,
             leaves: Vec::new(),
+            remade: Vec::new(),
             wanted: None,
         }
     }
 
     fn run(&mut self, output: &Tensor, options: &BackwardOptions) -> Result<()> {
-        on_behalf_of(self.at, || {
+        let at = self.at;
+        let mut walk = || {
             if self.create {
                 enable_grad(|| self.walk(output, options))
             } else {
                 no_grad(|| self.walk(output, options))
             }
-        })
+        };
+        in_phase(Phase::Backward, || within_autocast(None, || on_behalf_of(at, &mut walk)))
     }
 
     fn walk(&mut self, output: &Tensor, options: &BackwardOptions) -> Result<()> {
@@ -232,7 +274,7 @@ impl Pass {
         if seed.mesh() != output.mesh() {
             return Err(Error::layouts(OP, output.layout(), seed.layout()));
         }
-        self.accept(output.link(), seed)?;
+        self.accept(output.link(), seed, None)?;
         while let Some(Waiting { node, .. }) = self.queue.pop() {
             let grads = self.grads.remove(&address(&node)).unwrap_or_default();
             if let Some(wanted) = &mut self.wanted {
@@ -245,19 +287,59 @@ impl Pass {
                     continue;
                 }
             }
-            let cx = Backward::begin(&node, &grads, self.retain)?;
-            let inputs = on_behalf_of(node.at, || node.op.gradient(&cx))?;
+            self.remade.retain(|(region, _)| region.began() <= node.moment);
+            let cx = Backward::new(&node, self.saved(&node, self.retain)?, &grads);
+            let inputs = within_module(node.module, || on_behalf_of(node.at, || node.op.gradient(&cx)))?;
             drop(cx);
             drop(grads);
             self.check(&node, &inputs)?;
             for (link, grad) in node.edges.iter().zip(inputs) {
                 let Some(grad) = grad else { continue };
                 if self.wanted.as_ref().is_none_or(|wanted| wanted.leads_to_target(link)) {
-                    self.accept(link, grad)?;
+                    within_module(node.module, || self.accept(link, grad, node.module))?;
                 }
             }
         }
         self.commit()
+    }
+
+    /// Takes what a node saved; `retain` leaves it for another pass.
+    fn saved(&mut self, node: &Arc<Node>, retain: bool) -> Result<SavedValues> {
+        let mut saved = node.saved.lock();
+        let (region, n) = match &*saved {
+            Saved::Values(values) if retain => return Ok(values.clone()),
+            Saved::Again(region, n) => (region.clone(), *n),
+            _ => {
+                let Saved::Values(values) = std::mem::replace(&mut *saved, Saved::Freed) else {
+                    return Err(used_up(node));
+                };
+                return Ok(values);
+            }
+        };
+        // Whatever the body does, it may come here too.
+        drop(saved);
+        let values = match self.take_remade(&region, n, node)? {
+            Some(values) => values,
+            None => {
+                let inputs = self.saved(region.entry()?, true)?;
+                let remade = region.run_again(&inputs)?;
+                self.remade.retain(|(other, _)| !Arc::ptr_eq(other, &region));
+                self.remade.push((region.clone(), remade));
+                self.take_remade(&region, n, node)?.ok_or_else(|| used_up(node))?
+            }
+        };
+        if !retain {
+            *node.saved.lock() = Saved::Freed;
+        }
+        Ok(values)
+    }
+
+    fn take_remade(&mut self, region: &Arc<Region>, n: usize, node: &Node) -> Result<Option<SavedValues>> {
+        let found = self.remade.iter_mut().find(|(other, _)| Arc::ptr_eq(other, region));
+        match found.and_then(|(_, remade)| remade.get_mut(n)) {
+            Some(remade) => remade.take(node),
+            None => Ok(None),
+        }
     }
 
     /// A gradient rule that returns the wrong shape is found where it is wrong, not three operators later.
@@ -281,12 +363,12 @@ impl Pass {
                         meta.shape
                     ));
                 }
-                Some(g) if g.mesh() != node.from.as_ref() => {
+                Some(g) if g.mesh() != node.mesh() => {
                     let side = |on: Option<&DeviceMesh>| on.map_or("local".into(), ToString::to_string);
                     return wrong(format!(
                         "the gradient rule gave a tensor on {} for input {i}, which is on {}",
                         side(g.mesh()),
-                        side(node.from.as_ref())
+                        side(node.mesh())
                     ));
                 }
                 _ => {}
@@ -295,16 +377,20 @@ impl Pass {
         Ok(())
     }
 
-    fn accept(&mut self, link: &Link, grad: Tensor) -> Result<()> {
+    /// Adds a gradient to what has come to a place before, from an operator of this module.
+    fn accept(&mut self, link: &Link, grad: Tensor, module: Option<&'static Running>) -> Result<()> {
         match link {
             Link::None => Ok(()),
             Link::Leaf(leaf) => {
                 let grad = if self.create { grad } else { grad.detach() };
-                match self.leaves.iter_mut().find(|(known, _)| Arc::ptr_eq(known, leaf)) {
-                    Some((_, total)) => *total = towards_leaf(total, &grad)?,
-                    None => self.leaves.push((leaf.clone(), grad)),
+                match self.leaves.iter_mut().find(|known| Arc::ptr_eq(&known.leaf, leaf)) {
+                    Some(known) => known.add(grad),
+                    None => {
+                        let grads = SmallVec::from_elem(grad, 1);
+                        self.leaves.push(Reached { leaf: leaf.clone(), grads, module });
+                        Ok(())
+                    }
                 }
-                Ok(())
             }
             Link::Node(node, output) => {
                 let slots = self.grads.entry(address(node)).or_insert_with(|| {
@@ -322,34 +408,57 @@ impl Pass {
         }
     }
 
-    /// Hands out the gradients of the leaves.
+    /// Hands out the gradients of the leaves. All sums are there before any is: what goes wrong on the way changes no leaf.
     fn commit(&mut self) -> Result<()> {
-        // All are brought to where they belong before any is handed out: what goes wrong on the way changes no leaf.
         let mut leaves = std::mem::take(&mut self.leaves);
-        for (leaf, grad) in &mut leaves {
-            *grad = leaf.settled(grad, &Site::of(self.at))?;
+        for reached in &mut leaves {
+            reached.grads = reached.settled(None, self.at)?.into_iter().collect();
         }
-        for (leaf, grad) in leaves {
-            if let Some(wanted) = &mut self.wanted {
+        if let Some(wanted) = &mut self.wanted {
+            for Reached { leaf, grads, .. } in leaves {
                 let target = Target::of(&Link::Leaf(leaf)).expect("a leaf can be a target");
-                wanted.found.insert(target, Some(grad));
-                continue;
+                wanted.found.insert(target, grads.into_iter().next());
             }
-            // Held across the addition, so that passes on several threads do not lose each other's sums.
-            let mut store = leaf.grad.lock();
-            *store = Some(match &*store {
-                // Extremes and products are not added part by part: such a leaf is brought back once more.
-                Some(before) => leaf.settled(&towards_leaf(before, &grad)?, &Site::of(self.at))?,
-                None => grad,
-            });
+            return Ok(());
         }
-        Ok(())
+        // To add them may communicate, so nothing is locked meanwhile. If another thread's pass has changed what was added to, that
+        // one is added anew.
+        let mut sums: Vec<(Option<Tensor>, Option<Tensor>)> = Vec::new();
+        for reached in &leaves {
+            sums.push(reached.added(self.at)?);
+        }
+        // All threads lock in one order.
+        let mut order: Vec<usize> = (0..leaves.len()).collect();
+        order.sort_by_key(|&i| Arc::as_ptr(&leaves[i].leaf).addr());
+        loop {
+            let mut stores: Vec<_> = order.iter().map(|&i| (i, leaves[i].leaf.grad.lock())).collect();
+            let stale = stores.iter().find(|(i, store)| !same(store.as_ref(), sums[*i].0.as_ref()));
+            let Some(stale) = stale.map(|(i, _)| *i) else {
+                stores.iter_mut().for_each(|(i, store)| **store = sums[*i].1.take());
+                return Ok(());
+            };
+            drop(stores);
+            sums[stale] = leaves[stale].added(self.at)?;
+        }
     }
 }
 
-/// The sum of two gradients of a leaf. To bring them to where it lies is what a leaf is for, not an operator's secret.
-fn towards_leaf(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    explicit_communication(Mode::Allow, || a.add(b))
+fn used_up(node: &Node) -> Error {
+    Error::Autograd {
+        op: node.op.name(),
+        message: "trying to backward through the graph a second time: the saved values have been freed; ask the first \
+                  pass to retain the graph"
+            .into(),
+    }
+}
+
+/// Whether these are one tensor, and not only equal ones.
+fn same(a: Option<&Tensor>, b: Option<&Tensor>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => a.is_same(b),
+        (None, None) => true,
+        _ => false,
+    }
 }
 
 fn sum(before: Option<Tensor>, grad: Tensor) -> Result<Tensor> {

@@ -1,17 +1,21 @@
 //! One recorded operator.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
+use std::mem::ManuallyDrop;
 use std::panic::Location;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use crate::comm::Site;
+use super::region::{Region, enter, in_region};
+use super::saved::{Saved, SavedValues, Saves};
+use crate::comm::{ReduceOp, Running, Site, running_module};
+use crate::dispatch::within;
 use crate::mesh::DeviceMesh;
 use crate::ops::Op;
-use crate::placement::Layout;
+use crate::placement::{Layout, Partial, Placement};
 use crate::sharding::Decision;
 use crate::tensor::{Meta, Value};
 use crate::{Error, Result, Tensor};
@@ -88,13 +92,36 @@ pub(crate) struct Leaf {
 }
 
 impl Leaf {
-    /// A gradient where the leaf lies, whatever way it came: nobody has to communicate to use it.
-    pub(super) fn settled(&self, grad: &Tensor, at: &Site) -> Result<Tensor> {
-        match &self.layout {
-            Some(layout) if grad.layout() != Some(layout) => grad.relaid_at(layout, at),
-            _ => Ok(grad.clone()),
+    /// The sum of gradients where the leaf lies, whatever way they came: nobody has to communicate to use it. That they are brought
+    /// there is asked for by `at`, and is no operator's secret.
+    pub(super) fn settled(&self, grads: &[&Tensor], at: &Site) -> Result<Option<Tensor>> {
+        // Extremes and products are not added part by part: such a leaf's are added where they are whole, and brought back.
+        let whole = self.layout.as_ref().filter(|layout| !adds_up(layout)).map(Layout::without_partials);
+        let meeting = if grads.len() > 1 { whole.as_ref().or(self.layout.as_ref()) } else { None };
+        let mut sum: Option<Tensor> = None;
+        for grad in grads {
+            let grad = laid(grad, meeting, at)?;
+            sum = Some(match sum {
+                Some(sum) => sum.add(&grad)?,
+                None => grad,
+            });
         }
+        sum.map(|sum| laid(&sum, self.layout.as_ref(), at)).transpose()
     }
+}
+
+/// A tensor in a layout, if one is given.
+fn laid(x: &Tensor, layout: Option<&Layout>, at: &Site) -> Result<Tensor> {
+    match layout {
+        Some(layout) if x.layout() != Some(layout) => x.relaid_at(layout, at),
+        _ => Ok(x.clone()),
+    }
+}
+
+/// Whether tensors that lie so are added part by part.
+pub(super) fn adds_up(layout: &Layout) -> bool {
+    let whole = |p: &Placement| !p.is_partial() || matches!(p, Partial(ReduceOp::Sum | ReduceOp::Avg));
+    layout.placements().iter().all(whole)
 }
 
 /// What a node knows of what it records: all operators, and what moves tensors on and off meshes.
@@ -131,24 +158,18 @@ pub(crate) struct Node<O: Recorded + ?Sized = dyn Recorded> {
     pub(crate) moment: Moment,
     /// The line that asked for it.
     pub(crate) at: &'static Location<'static>,
+    /// The module that ran, if somebody watched.
+    pub(crate) module: Option<&'static Running>,
     pub(crate) edges: SmallVec<[Link; 2]>,
     pub(crate) inputs: SmallVec<[Meta; 2]>,
     pub(crate) outputs: SmallVec<[Meta; 1]>,
     /// How the operator was run, if its inputs lie on a mesh.
     pub(crate) decision: Option<Arc<Decision>>,
-    /// The mesh that the inputs lie on, if they do, and that of the outputs.
-    pub(crate) from: Option<DeviceMesh>,
-    pub(crate) onto: Option<DeviceMesh>,
-    pub(crate) saved: Mutex<Option<SavedValues>>,
+    /// How the first input lies on a mesh, if the inputs do, and the first output.
+    pub(super) from: Option<Layout>,
+    pub(super) onto: Option<Layout>,
+    pub(super) saved: Mutex<Saved>,
     pub(crate) op: O,
-}
-
-/// The values a gradient rule needs. They carry no links: those are the node's edges, and a value that linked back
-/// to its own node would keep it alive for ever.
-#[derive(Clone)]
-pub(crate) struct SavedValues {
-    inputs: SmallVec<[Option<Value>; 2]>,
-    outputs: SmallVec<[Option<Value>; 1]>,
 }
 
 impl<O: Recorded> Node<O> {
@@ -161,88 +182,79 @@ impl<O: Recorded> Node<O> {
         at: &'static Location<'static>,
         decision: Option<Arc<Decision>>,
     ) -> Arc<Node> {
-        let saves = op.saves();
-        let saved = SavedValues {
-            inputs: inputs
-                .iter()
-                .enumerate()
-                .map(|(i, x)| saves.input(i).then(|| x.value().clone()))
-                .collect(),
-            outputs: outputs.iter().enumerate().map(|(i, y)| saves.output(i).then(|| y.clone())).collect(),
-        };
+        let saved = SavedValues::of(op.saves(), inputs, outputs);
         let edges: SmallVec<[Link; 2]> = inputs.iter().map(|x| x.link().clone()).collect();
-        let mesh = |value: &Value| value.layout.as_ref().map(|layout| layout.mesh().clone());
-        Arc::new(Node {
+        let node: Arc<Node> = Arc::new(Node {
             moment: Moment::after(edges.iter().map(Link::moment).max()),
             at,
+            module: running_module(),
             decision,
             edges,
             inputs: input_metas,
             outputs: output_metas,
-            from: inputs.first().and_then(|x| mesh(x.value())),
-            onto: outputs.first().and_then(mesh),
-            saved: Mutex::new(Some(saved)),
+            from: inputs.first().and_then(|x| x.layout().cloned()),
+            onto: outputs.first().and_then(|value| value.layout.clone()),
+            saved: Mutex::new(Saved::Values(saved)),
             op,
-        })
+        });
+        if in_region() {
+            enter(&node);
+        }
+        node
     }
+}
+
+impl<O: Recorded + ?Sized> Node<O> {
+    /// The mesh that the inputs lie on, if they do.
+    pub(super) fn mesh(&self) -> Option<&DeviceMesh> {
+        self.from.as_ref().map(Layout::mesh)
+    }
+}
+
+/// Something that a node held and that may be the last to hold other nodes.
+enum Dropped {
+    Link(#[expect(dead_code, reason = "it is there to be dropped")] Link),
+    Region(#[expect(dead_code, reason = "it is there to be dropped")] Arc<Region>),
+}
+
+thread_local! {
+    /// What nodes that have been dropped held, while something on this thread lets go of it. Emptied by whoever fills it, and so
+    /// never torn down: tensors may be dropped by a thread that ends.
+    static HELD: ManuallyDrop<RefCell<Vec<Dropped>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+    static LETTING_GO: Cell<bool> = const { Cell::new(false) };
 }
 
 impl<O: Recorded + ?Sized> Drop for Node<O> {
-    /// A long chain of nodes is taken apart by a loop: dropping it recursively would overflow the stack.
+    /// A long chain of nodes is taken apart by a loop: dropping it recursively would overflow the stack. The way from one node to
+    /// the next may lead through anything, such as what the body of a checkpoint has captured, so a node that is dropped meanwhile
+    /// only hands over what it held.
     fn drop(&mut self) {
-        let mut pending: Vec<Link> = std::mem::take(&mut self.edges).into_vec();
-        while let Some(link) = pending.pop() {
-            if let Link::Node(mut node, _) = link
-                && let Some(node) = Arc::get_mut(&mut node)
-            {
-                pending.extend(std::mem::take(&mut node.edges));
+        let holds = |edge: &Link| match edge {
+            Link::None => false,
+            // Of most leaves somebody else has a handle. One that goes may hold a gradient that has been recorded.
+            Link::Leaf(leaf) => Arc::strong_count(leaf) == 1,
+            Link::Node(..) => true,
+        };
+        // Nothing is dropped while the list is borrowed.
+        let hold = |dropped: Dropped| HELD.with(|held| held.borrow_mut().push(dropped));
+        for edge in std::mem::take(&mut self.edges) {
+            if holds(&edge) {
+                hold(Dropped::Link(edge));
             }
         }
-    }
-}
-
-/// Which inputs and outputs an operator's gradient rule reads. What is not named is not kept alive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Saves {
-    inputs: u32,
-    outputs: u32,
-}
-
-impl Saves {
-    /// Nothing: shapes suffice.
-    pub const NOTHING: Saves = Saves { inputs: 0, outputs: 0 };
-    /// Every input.
-    pub const INPUTS: Saves = Saves { inputs: u32::MAX, outputs: 0 };
-    /// Every output.
-    pub const OUTPUTS: Saves = Saves { inputs: 0, outputs: u32::MAX };
-    /// Everything.
-    pub const ALL: Saves = Saves { inputs: u32::MAX, outputs: u32::MAX };
-
-    /// The inputs and outputs at these positions, of the first 31 each. Positions that are not there are passed over.
-    pub const fn only(inputs: &[u32], outputs: &[u32]) -> Saves {
-        const fn bits(positions: &[u32]) -> u32 {
-            let (mut bits, mut i) = (0, 0);
-            while i < positions.len() {
-                assert!(positions[i] < 31, "only the first 31 inputs or outputs can be told apart");
-                bits |= 1 << positions[i];
-                i += 1;
-            }
-            bits
+        if let Saved::Again(region, _) = std::mem::replace(self.saved.get_mut(), Saved::Freed) {
+            hold(Dropped::Region(region));
         }
-        Saves { inputs: bits(inputs), outputs: bits(outputs) }
-    }
-
-    /// The inputs at these positions.
-    pub const fn only_inputs(positions: &[u32]) -> Saves {
-        Saves::only(positions, &[])
-    }
-
-    fn input(self, i: usize) -> bool {
-        self.inputs == u32::MAX || self.inputs.checked_shr(i as u32).unwrap_or(0) & 1 == 1
-    }
-
-    fn output(self, i: usize) -> bool {
-        self.outputs == u32::MAX || self.outputs.checked_shr(i as u32).unwrap_or(0) & 1 == 1
+        if LETTING_GO.get() {
+            return;
+        }
+        within(&LETTING_GO, true, || {
+            while let Some(last) = HELD.with(|held| held.borrow_mut().pop()) {
+                drop(last);
+            }
+        });
+        // The memory too.
+        HELD.with(|held| held.take());
     }
 }
 
@@ -258,17 +270,8 @@ pub struct Backward<'a> {
 }
 
 impl<'a> Backward<'a> {
-    /// Takes what the node saved; `retain` leaves a copy for another pass.
-    pub(crate) fn begin(node: &'a Arc<Node>, grads: &'a [Option<Tensor>], retain: bool) -> Result<Self> {
-        let mut saved = node.saved.lock();
-        let values = if retain { saved.clone() } else { saved.take() };
-        let saved = values.ok_or_else(|| Error::Autograd {
-            op: node.op.name(),
-            message: "trying to backward through the graph a second time: the saved values have been freed; \
-                      ask the first pass to retain the graph"
-                .into(),
-        })?;
-        Ok(Backward { node, saved, grads })
+    pub(super) fn new(node: &'a Arc<Node>, saved: SavedValues, grads: &'a [Option<Tensor>]) -> Self {
+        Backward { node, saved, grads }
     }
 
     fn missing(&self, what: &str, i: usize) -> Error {
@@ -280,13 +283,13 @@ impl<'a> Backward<'a> {
 
     /// The i-th input.
     pub fn input(&self, i: usize) -> Result<Tensor> {
-        let value = self.saved.inputs.get(i).cloned().flatten().ok_or_else(|| self.missing("input", i))?;
+        let value = self.saved.input(i).ok_or_else(|| self.missing("input", i))?;
         Ok(Tensor::new(value, self.node.edges[i].clone()))
     }
 
     /// The i-th output.
     pub fn output(&self, i: usize) -> Result<Tensor> {
-        let value = self.saved.outputs.get(i).cloned().flatten().ok_or_else(|| self.missing("output", i))?;
+        let value = self.saved.output(i).ok_or_else(|| self.missing("output", i))?;
         Ok(Tensor::new(value, Link::Node(self.node.clone(), i)))
     }
 
@@ -299,13 +302,13 @@ impl<'a> Backward<'a> {
     pub fn zeros(&self, i: usize) -> Result<Tensor> {
         match self.layout(i) {
             Some(layout) => Tensor::full_laid(&layout.without_partials(), self.input_meta(i), 0),
-            None => Tensor::zeros_for(self.input_meta(i), self.node.from.as_ref()),
+            None => Tensor::zeros_for(self.input_meta(i), self.node.mesh()),
         }
     }
 
     /// How the i-th input lay when it was used.
     pub(crate) fn layout(&self, i: usize) -> Option<Layout> {
-        let (mesh, decision) = self.node.from.as_ref().zip(self.node.decision.as_ref())?;
+        let (mesh, decision) = self.node.mesh().zip(self.node.decision.as_ref())?;
         Some(Layout::with(mesh, &decision.specs[i]))
     }
 
@@ -328,7 +331,7 @@ impl<'a> Backward<'a> {
     pub fn dy_of(&self, i: usize) -> Result<Tensor> {
         match (self.grads.get(i), self.node.outputs.get(i)) {
             (Some(Some(grad)), _) => Ok(grad.clone()),
-            (_, Some(meta)) => Tensor::zeros_for(meta, self.node.onto.as_ref()),
+            (_, Some(meta)) => Tensor::zeros_for(meta, self.node.onto.as_ref().map(Layout::mesh)),
             _ => {
                 let message = format!("there is no output {i}");
                 Err(Error::Autograd { op: self.node.op.name(), message })
@@ -344,12 +347,6 @@ impl<'a> Backward<'a> {
     /// As [`when`](Backward::when), summed over the dims along which the i-th input was broadcast.
     pub fn when_broadcast(&self, i: usize, rule: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
         self.when(i, || rule()?.sum_to(&self.input_meta(i).shape))
-    }
-}
-
-impl std::fmt::Debug for SavedValues {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "SavedValues({} inputs, {} outputs)", self.inputs.len(), self.outputs.len())
     }
 }
 

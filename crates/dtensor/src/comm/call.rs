@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::running::running_module;
 use crate::engine::kernels::reduce::Reduce;
 use crate::tensor::{DType, Meta, Shape};
 use crate::{Device, Error, Result};
@@ -178,7 +179,8 @@ impl Collective {
         self.reduce_op().is_some()
     }
 
-    fn reduce_op(&self) -> Option<ReduceOp> {
+    /// How it computes with them.
+    pub(crate) fn reduce_op(&self) -> Option<ReduceOp> {
         match *self {
             Collective::AllReduce { op }
             | Collective::ReduceScatter { op, .. }
@@ -346,22 +348,33 @@ pub struct Site {
     pub line: u32,
     /// The operator that moves its inputs there, where nobody asked for it to be done.
     pub operator: Option<Arc<str>>,
+    /// The module that was running, if somebody watches modules.
+    pub module: Option<Cow<'static, str>>,
 }
 
 thread_local! {
     static ORIGIN: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
 
-/// Runs `body`, in which everything is done for this line: a gradient is the work of the operator it is of.
-pub(crate) fn on_behalf_of<R>(line: &'static Location<'static>, body: impl FnOnce() -> R) -> R {
+/// Runs `body`, in which everything is done for this line: a gradient is the work of the operator it is of. Without one,
+/// everything is done for the line that does it.
+pub(crate) fn on_behalf_of<R>(
+    line: impl Into<Option<&'static Location<'static>>>,
+    body: impl FnOnce() -> R,
+) -> R {
     struct Restore(Option<&'static Location<'static>>);
     impl Drop for Restore {
         fn drop(&mut self) {
             ORIGIN.set(self.0);
         }
     }
-    let _restore = Restore(ORIGIN.replace(Some(line)));
+    let _restore = Restore(ORIGIN.replace(line.into()));
     body()
+}
+
+/// The line that everything is done for, if there is one.
+pub(crate) fn origin() -> Option<&'static Location<'static>> {
+    ORIGIN.get()
 }
 
 /// The line that something is done for: the one that calls, unless it does so for another.
@@ -377,15 +390,19 @@ impl Site {
     }
 
     pub(crate) fn of(at: &'static Location<'static>) -> Self {
-        Site { file: Cow::Borrowed(at.file()), line: at.line(), operator: None }
+        let module = running_module().map(|module| Cow::Borrowed(module.path));
+        Site { file: Cow::Borrowed(at.file()), line: at.line(), operator: None, module }
     }
 }
 
 impl fmt::Display for Site {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.file, self.line)?;
-        match &self.operator {
-            Some(operator) => write!(f, ", implicit in {operator}"),
+        if let Some(operator) = &self.operator {
+            write!(f, ", implicit in {operator}")?;
+        }
+        match &self.module {
+            Some(module) => write!(f, ", in module {module}"),
             None => Ok(()),
         }
     }

@@ -1,9 +1,11 @@
 //! Collectives in the graph: recorded like operators, with gradients that are collectives themselves.
 
 use std::fmt;
+use std::panic::Location;
 
-use super::call::{Collective, PerRank, ReduceOp, Site};
+use super::call::{Collective, PerRank, ReduceOp, Site, asked_by, on_behalf_of};
 use super::group::Group;
+use super::running::{running_module, within_module};
 use super::transport::Flight;
 use crate::autograd::{Backward, Grads, Moment, Recorded, Saves, grad_enabled};
 use crate::dispatch::record;
@@ -56,22 +58,26 @@ struct Communicated {
 
 impl Group {
     /// Begins a collective that gives one value and passes gradients on.
+    #[track_caller]
     pub(super) fn begin(&self, collective: Collective, x: &Tensor, at: Site) -> Result<Pending> {
         let op = Communicated { group: self.clone(), collective: collective.clone(), at: at.clone() };
         let flight = self.start_on(collective.clone(), x, at.clone())?;
         // All ranks begin collectives in one order, but may wait for them in another: what counts on the way back is
-        // when this one began.
+        // when this one began, where, and in which module.
         let (x, moment) = (x.clone(), Moment::now());
+        let (module, line) = (running_module(), asked_by(Location::caller()));
         Ok(Pending::new(flight, move |mut values| {
             let part = match values.pop() {
                 Some(value) => Part::Local(value),
                 None => Part::of_meta(op.collective.shape(&x.shape(), op.group.rank()), x.dtype()),
             };
-            Ok(moment.record(|| record(op, &x, Value::plain(part))))
+            let recorded = || moment.record(|| record(op, &x, Value::plain(part)));
+            Ok(within_module(module, || on_behalf_of(line, recorded)))
         }))
     }
 
     /// Begins a collective and waits for it.
+    #[track_caller]
     fn communicate(&self, collective: Collective, x: &Tensor, at: &Site) -> Result<Tensor> {
         self.begin(collective, x, at.clone())?.wait()
     }
@@ -145,5 +151,33 @@ impl Recorded for Communicated {
             }
         };
         Ok(Grads::from_elem(Some(dx), 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::autograd::Link;
+    use crate::comm::{Running, launch};
+
+    #[test]
+    fn what_is_begun_belongs_to_where_it_began() {
+        let [begun, awaited] = ["Root.begun", "Root.awaited"].map(|path| Running::of(path, "Layer", None));
+        launch(2, |world| {
+            let x = Tensor::ones([2], DType::F32)?.requires_grad_(true)?;
+            let line = line!() + 1;
+            let begin = || world.group().all_reduce_async(&x, ReduceOp::Sum);
+            let pending = within_module(Some(begun), begin)?;
+            let y = within_module(Some(awaited), || pending.wait())?;
+            let Link::Node(node, _) = y.link() else { panic!("it is recorded") };
+            assert_eq!((node.at.file(), node.at.line()), (file!(), line));
+            assert_eq!(node.module.map(|module| module.path), Some("Root.begun"));
+            // Where it is called and waited for at once, too.
+            let y = world.group().broadcast(&x, 0)?;
+            let Link::Node(node, _) = y.link() else { panic!("it is recorded") };
+            assert_eq!((node.at.file(), node.at.line()), (file!(), line!() - 2));
+            Ok(())
+        })
+        .unwrap();
     }
 }

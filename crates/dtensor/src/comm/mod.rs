@@ -41,6 +41,7 @@ mod group;
 #[allow(unsafe_code)]
 mod mpi;
 mod object;
+mod running;
 mod simulated;
 #[allow(unsafe_code)]
 mod threads;
@@ -49,10 +50,12 @@ mod watch;
 mod world;
 
 pub use call::{Call, Collective, PerRank, ReduceOp, Site};
-pub(crate) use call::{asked_by, on_behalf_of};
+pub(crate) use call::{asked_by, on_behalf_of, origin};
 pub use functional::Pending;
 pub use group::Group;
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiOptions, mpirun};
+pub(crate) use running::{Running, running_module, set_running_module, within_module};
+pub(crate) use watch::listened;
 pub use watch::{Cause, Departure, Fault, record};
 pub use world::{World, WorldKind, launch, launch_each, run, run_each};

@@ -1,8 +1,9 @@
 //! Faults: what is said when a collective cannot be finished, and the record of what each rank did last.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -139,13 +140,11 @@ fn last_call(f: &mut fmt::Formatter<'_>, last: Option<&Call>) -> fmt::Result {
 pub(crate) struct Ring(Mutex<VecDeque<Call>>);
 
 impl Ring {
-    /// Notes a call, here and in the recording that may be running on this thread.
+    /// Notes a call, and tells those who listen on this thread.
     pub(crate) fn note(&self, call: &Call) {
-        RECORDING.with_borrow_mut(|recording| {
-            if let Some(calls) = recording {
-                calls.push(call.clone());
-            }
-        });
+        if LISTENED.get() {
+            LISTENERS.with_borrow(Clone::clone).iter().for_each(|listener| listener(call));
+        }
         let mut ring = self.0.lock();
         if ring.len() == REMEMBERED {
             ring.pop_back();
@@ -166,7 +165,28 @@ impl Ring {
 }
 
 thread_local! {
-    static RECORDING: RefCell<Option<Vec<Call>>> = const { RefCell::new(None) };
+    static LISTENED: Cell<bool> = const { Cell::new(false) };
+    static LISTENERS: RefCell<Vec<Listener>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Somebody who is told of every collective that this thread calls.
+pub(crate) type Listener = Rc<dyn Fn(&Call)>;
+
+/// Runs `body`, of whose collectives the listener is told.
+pub(crate) fn listened<R>(listener: Listener, body: impl FnOnce() -> R) -> R {
+    struct Restore;
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            LISTENED.set(LISTENERS.with_borrow_mut(|listeners| {
+                listeners.pop();
+                !listeners.is_empty()
+            }));
+        }
+    }
+    LISTENERS.with_borrow_mut(|listeners| listeners.push(listener));
+    LISTENED.set(true);
+    let _restore = Restore;
+    body()
 }
 
 /// Runs `body` and lists the collectives that this thread called meanwhile, on any world. Recordings nest: an inner one
@@ -185,23 +205,10 @@ thread_local! {
 /// # }
 /// ```
 pub fn record<R>(body: impl FnOnce() -> R) -> (R, Vec<Call>) {
-    struct Restore(Option<Option<Vec<Call>>>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            if let Some(outer) = self.0.take() {
-                RECORDING.set(outer);
-            }
-        }
-    }
-    let mut restore = Restore(Some(RECORDING.replace(Some(Vec::new()))));
-    let result = body();
-    let mut outer = restore.0.take().flatten();
-    let calls = RECORDING.take().unwrap_or_default();
-    if let Some(outer) = &mut outer {
-        outer.extend(calls.iter().cloned());
-    }
-    RECORDING.set(outer);
-    (result, calls)
+    let calls = Rc::new(RefCell::new(Vec::new()));
+    let kept = calls.clone();
+    let result = listened(Rc::new(move |call| kept.borrow_mut().push(call.clone())), body);
+    (result, calls.take())
 }
 
 /// The words of a panic.

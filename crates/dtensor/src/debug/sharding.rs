@@ -106,6 +106,27 @@ fn drawable(layout: Option<&Layout>) -> Result<&Layout> {
 /// as one column, and a tensor of 3 dims as a matrix for each range of its first dim. A block names the ranks that have
 /// it: `cpu:0,1` have a copy each, `cpu:0+1` a partial value each. Ranks without elements do not appear. Long lists in
 /// equal steps are shortened: `cpu:0,2,…,62`.
+///
+/// ```
+/// use dtensor::comm::World;
+/// use dtensor::debug::{ShardingMap, sharding_map};
+/// use dtensor::{DeviceMesh, Layout, Replicate, Shard};
+/// # fn main() -> dtensor::Result<()> {
+/// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [2, 2], ["dp", "tp"])?;
+/// // Rows along `dp`, and a copy of these for each rank along `tp`.
+/// let map: ShardingMap = sharding_map(&Layout::new(&mesh, [Shard(0), Replicate], [3, 4])?)?;
+/// let expected = "
+///         0-3
+///     ┌─────────┐
+/// 0-1 │ cpu:0,1 │
+///     ├─────────┤
+///   2 │ cpu:2,3 │
+///     └─────────┘";
+/// assert_eq!(map.to_string(), expected[1..]);
+/// assert_eq!(map, sharding_map(&Layout::new(&mesh, [Shard(0), Replicate], [3, 4])?)?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardingMap {
     /// What stands above a matrix, and its blocks.

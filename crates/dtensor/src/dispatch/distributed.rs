@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::around::{self, Heard};
 use super::mode::{Mode, mode, replicating, unheard};
 use super::{Call, all_meta, kept, shapes};
 use crate::autograd::grad_enabled;
@@ -71,15 +72,23 @@ fn run_on<O: Op>(
     if mode() != Mode::Allow {
         announce(mesh, &op, &decision, inputs, &implicit(&op, at))?;
     }
+    let heard = around::active().then(|| (op.name(), decision.clone()));
     let mut call = Call::default();
-    if decision.moved.is_empty() {
+    let outputs = if decision.moved.is_empty() {
         compute(mesh, &op, &decision, inputs, at, &mut call)?;
-        return Ok(finish(call, op, decision, inputs, at));
+        finish(call, op, decision, inputs, at)
+    } else {
+        let moved = moved(mesh, &op, &decision, inputs, at)?;
+        let inputs: SmallVec<[&Tensor; 4]> = moved.iter().collect();
+        compute(mesh, &op, &decision, &inputs, at, &mut call)?;
+        finish(call, op, decision, &inputs, at)
+    };
+    if let Some((name, decision)) = heard {
+        let layout = |&i: &usize| (i, Layout::with(mesh, &decision.specs[i]));
+        let moved: Vec<_> = decision.moved.iter().map(layout).collect();
+        around::told(&Heard { name, inputs, outputs: &outputs, moved: &moved, at });
     }
-    let moved = moved(mesh, &op, &decision, inputs, at)?;
-    let inputs: SmallVec<[&Tensor; 4]> = moved.iter().collect();
-    compute(mesh, &op, &decision, &inputs, at, &mut call)?;
-    Ok(finish(call, op, decision, &inputs, at))
+    Ok(outputs)
 }
 
 fn finish<O: Op>(

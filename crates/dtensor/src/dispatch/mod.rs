@@ -4,7 +4,11 @@
 //!   node in the graph if an input requires a gradient.
 //! - On tensors that lie on a mesh ([`distributed`]): in between, how they have to lie is decided, or remembered, and those that
 //!   do not are moved.
+//!
+//! Before either, where somebody has asked for it, inputs are cast and listeners are told ([`around`]).
 
+mod around;
+mod autocast;
 mod distributed;
 mod mode;
 
@@ -22,7 +26,11 @@ use crate::sharding::Decision;
 use crate::tensor::{Device, Meta, Part, Value, checked_numel};
 use crate::{Error, Result, Tensor};
 
+pub(crate) use around::{Heard, overheard};
+pub use autocast::{autocast, autocast_dtype, autocast_off};
+pub(crate) use autocast::{prepared, within_autocast};
 pub use mode::{Mode, explicit_communication, implicit_replication};
+pub(crate) use mode::{Modes, within};
 
 /// Applies an operator with one output.
 ///
@@ -79,27 +87,56 @@ pub use mode::{Mode, explicit_communication, implicit_replication};
 #[track_caller]
 pub fn apply<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Tensor> {
     let at = Location::caller();
+    let (cast, refs): (_, SmallVec<[&Tensor; 4]>);
+    let mut inputs = inputs;
+    if around::active() {
+        cast = autocast::cast(&op, inputs, at)?;
+        if let Some(cast) = &cast {
+            refs = cast.iter().collect();
+            inputs = &refs;
+        }
+    }
     if inputs.iter().any(|x| x.is_distributed()) {
         return Ok(distributed::run(op, inputs, at)?.swap_remove(0));
     }
+    let name = op.name();
     let mut call = Call::default();
     call.evaluate(&op, inputs)?;
-    if records(&op, inputs) {
-        return Ok(call.record(op, inputs, at, None).swap_remove(0));
+    let output = if records(&op, inputs) {
+        call.record(op, inputs, at, None).swap_remove(0)
+    } else {
+        Tensor::new(call.values.swap_remove(0), Link::None)
+    };
+    if around::active() {
+        around::told(&Heard { name, inputs, outputs: std::slice::from_ref(&output), moved: &[], at });
     }
-    Ok(Tensor::new(call.values.swap_remove(0), Link::None))
+    Ok(output)
 }
 
 /// Applies an operator and returns all of its outputs.
 #[track_caller]
 pub fn apply_all<O: Op>(op: O, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 1]>> {
     let at = Location::caller();
+    let (cast, refs): (_, SmallVec<[&Tensor; 4]>);
+    let mut inputs = inputs;
+    if around::active() {
+        cast = autocast::cast(&op, inputs, at)?;
+        if let Some(cast) = &cast {
+            refs = cast.iter().collect();
+            inputs = &refs;
+        }
+    }
     if inputs.iter().any(|x| x.is_distributed()) {
         return distributed::run(op, inputs, at);
     }
+    let name = op.name();
     let mut call = Call::default();
     call.evaluate(&op, inputs)?;
-    Ok(call.finish(op, inputs, at))
+    let outputs = call.finish(op, inputs, at);
+    if around::active() {
+        around::told(&Heard { name, inputs, outputs: &outputs, moved: &[], at });
+    }
+    Ok(outputs)
 }
 
 /// Whether a call leaves a node in the graph.
@@ -114,13 +151,21 @@ fn wants_gradient(inputs: &[&Tensor]) -> bool {
 /// A result that something other than an operator's kernel made of `x`, in the graph if `x` requires a gradient.
 #[track_caller]
 pub(crate) fn record<R: Recorded>(op: R, x: &Tensor, value: Value) -> Tensor {
-    if !wants_gradient(&[x]) {
-        return Tensor::new(value, Link::None);
+    let (name, at) = (op.name(), Location::caller());
+    let link = if wants_gradient(&[x]) {
+        let (inputs, outputs) = (SmallVec::from_elem(x.meta(), 1), SmallVec::from_elem(value.meta(), 1));
+        let values = std::slice::from_ref(&value);
+        Link::Node(Node::record(op, &[x], inputs, values, outputs, asked_by(at), None), 0)
+    } else {
+        Link::None
+    };
+    let output = Tensor::new(value, link);
+    // What moves values of this rank alone is a collective, and is listened to as such.
+    if around::active() && (x.is_distributed() || output.is_distributed()) {
+        let outputs = std::slice::from_ref(&output);
+        around::told(&Heard { name, inputs: &[x], outputs, moved: &[], at });
     }
-    let (inputs, outputs) = (SmallVec::from_elem(x.meta(), 1), SmallVec::from_elem(value.meta(), 1));
-    let at = asked_by(Location::caller());
-    let node = Node::record(op, &[x], inputs, std::slice::from_ref(&value), outputs, at, None);
-    Tensor::new(value, Link::Node(node, 0))
+    output
 }
 
 /// An operator that has been run on tensors of this rank alone.

@@ -1,13 +1,17 @@
 //! Modes of the calling thread, for the length of a scope.
 
+use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
+use super::autocast::{autocast_dtype, within_autocast};
+use crate::DType;
 use crate::comm::Site;
 
 thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode::Allow) };
-    static SAID: RefCell<HashSet<(&'static str, Site)>> = RefCell::default();
+    /// Operators, files and lines.
+    static SAID: RefCell<HashSet<(&'static str, Cow<'static, str>, u32)>> = RefCell::default();
     static REPLICATING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -24,7 +28,7 @@ pub enum Mode {
 }
 
 /// Sets a cell for the length of a scope, however it ends.
-pub(super) fn within<T: Copy + 'static, R>(
+pub(crate) fn within<T: Copy + 'static, R>(
     cell: &'static std::thread::LocalKey<Cell<T>>,
     value: T,
     body: impl FnOnce() -> R,
@@ -69,7 +73,7 @@ pub(super) fn mode() -> Mode {
 
 /// Whether this is the first time on this thread that something is to be said of an operator on a line.
 pub(super) fn unheard(op: &'static str, at: &Site) -> bool {
-    SAID.with_borrow_mut(|said| said.insert((op, at.clone())))
+    SAID.with_borrow_mut(|said| said.insert((op, at.file.clone(), at.line)))
 }
 
 /// Runs `body`, in which a tensor on this rank alone that meets a distributed one is taken to be the same on all ranks. That it
@@ -95,9 +99,44 @@ pub(super) fn replicating() -> bool {
     REPLICATING.get()
 }
 
+/// The modes that operators depend on, of one thread at one moment.
+#[derive(Clone, Copy)]
+pub(crate) struct Modes {
+    mode: Mode,
+    replicating: bool,
+    autocast: Option<DType>,
+}
+
+impl Modes {
+    pub(crate) fn now() -> Self {
+        Modes { mode: mode(), replicating: replicating(), autocast: autocast_dtype() }
+    }
+
+    /// Runs `body` in these modes.
+    pub(crate) fn restored<R>(self, body: impl FnOnce() -> R) -> R {
+        let body = || within_autocast(self.autocast, body);
+        within(&MODE, self.mode, || within(&REPLICATING, self.replicating, body))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_is_heard_once_whatever_module_runs() {
+        let at = |line: u32, module: Option<&'static str>| Site {
+            file: "model.rs".into(),
+            line,
+            operator: Some("add".into()),
+            module: module.map(Cow::Borrowed),
+        };
+        assert!(unheard("add", &at(3, Some("Root.layers.0"))));
+        assert!(!unheard("add", &at(3, Some("Root.layers.1"))));
+        assert!(!unheard("add", &at(3, None)));
+        assert!(unheard("mul", &at(3, None)));
+        assert!(unheard("add", &at(4, None)));
+    }
 
     #[test]
     fn scopes_nest_and_end_with_a_panic() {

@@ -213,6 +213,7 @@ impl Tensor {
     }
 
     /// In the given layout, in the graph.
+    #[track_caller]
     fn redistributed(
         &self,
         to: &Layout,
@@ -234,6 +235,7 @@ impl Tensor {
     }
 
     /// As [`relaid`](Tensor::relaid), for somebody else's line.
+    #[track_caller]
     pub(crate) fn relaid_at(&self, to: &Layout, at: &Site) -> Result<Tensor> {
         self.redistributed(to, self.dtype(), None, at)
     }
@@ -275,6 +277,7 @@ impl Tensor {
     }
 
     /// In another dtype, in the graph, without leaving the layout.
+    #[track_caller]
     fn cast_in_place(&self, dtype: DType) -> Result<Tensor> {
         if self.dtype() == dtype {
             return Ok(self.clone());
@@ -287,6 +290,7 @@ impl Tensor {
     /// The gradient that comes to the part is taken to be this rank's part of one that lies as this tensor does, replicated
     /// where it is a partial sum. Where it is a partial average, it is multiplied by the number of ranks, since this rank's value
     /// counts so much less; where it is a partial extreme, those of all ranks are summed.
+    #[track_caller]
     pub fn to_local(&self) -> Result<Tensor> {
         let layout = self.laid_out("to_local")?.clone();
         Ok(self.taken(ToLocal { layout, grad: None }))
@@ -294,6 +298,7 @@ impl Tensor {
 
     /// As [`to_local`](Tensor::to_local), saying how the gradient that comes back will lie. [`Partial`] sums say that every rank
     /// uses a replicated value in a way of its own.
+    #[track_caller]
     pub fn to_local_with(&self, grad_placements: impl Into<Placements>) -> Result<Tensor> {
         const OP: &str = "to_local";
         let layout = self.laid_out(OP)?.clone();
@@ -302,6 +307,7 @@ impl Tensor {
     }
 
     /// This rank's part, in the graph.
+    #[track_caller]
     fn taken(&self, how: ToLocal) -> Tensor {
         record(how, self, Value::plain(self.value().part.clone()))
     }

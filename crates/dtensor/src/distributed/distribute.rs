@@ -7,7 +7,7 @@ use crate::engine::kernels::copy::NOTHING;
 use crate::mesh::{DeviceMesh, chosen};
 use crate::placement::{Layout, Partial, Placements, Ranges, chunk_of_each};
 use crate::redistribute::keep;
-use crate::tensor::Part;
+use crate::tensor::{Meta, Part};
 use crate::{Error, Result, Tensor};
 
 /// Lays a tensor, of which every rank has one of the same shape, on a mesh. The values are those of the rank at the mesh's
@@ -77,8 +77,8 @@ pub fn distribute_tensor_from<'a>(
     let part = match (&tensor.value().part, mesh.coordinate(), source) {
         (Part::Meta(meta), ..) => Part::of_meta(layout.local_shape().clone(), meta.dtype),
         (Part::Local(_), None, _) => {
-            let nothing = Tensor::zeros(layout.local_shape(), tensor.dtype())?;
-            nothing.value().part.clone()
+            let nothing = Meta { shape: layout.local_shape().clone(), ..tensor.meta() };
+            Tensor::full_of(&nothing, 0)?.value().part.clone()
         }
         (Part::Local(_), Some(at), Some(source)) => {
             let handed = handed_out(&tensor.detach(), &mesh, &layout, at, source)?;

@@ -6,8 +6,9 @@ use crate::engine::kernels::window::Window;
 use crate::mesh::{DeviceMesh, chosen};
 use crate::placement::{Layout, Placements};
 use crate::random::with_default_generator;
+use crate::tensor::default_device;
 use crate::tensor::{Meta, Scalar, Shape};
-use crate::{DType, Device, Error, Generator, Result, Tensor};
+use crate::{DType, Error, Generator, Result, Tensor};
 
 /// Zeros.
 ///
@@ -197,7 +198,7 @@ fn full_of(
     placements: Placements,
 ) -> Result<Tensor> {
     made(op, shape, mesh, placements, |layout| {
-        let meta = Meta { shape: layout.shape().clone(), dtype, device: Device::Cpu };
+        let meta = Meta { shape: layout.shape().clone(), dtype, device: default_device() };
         Tensor::full_laid(layout, &meta, value)
     })
 }

@@ -100,6 +100,11 @@ impl Local {
         Meta { shape: Shape::from(self.dims()), dtype: self.dtype(), device: Device::Cpu }
     }
 
+    /// Whether these are one value, and not only equal ones.
+    pub(crate) fn is_same(&self, other: &Local) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Whether nobody else can see this storage, so that it may be written to.
     pub fn is_unique(&mut self) -> bool {
         Arc::get_mut(&mut self.0).is_some_and(|inner| inner._base.is_none() && !*inner.foreign.get_mut())

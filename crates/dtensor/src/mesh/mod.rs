@@ -14,8 +14,8 @@ use smallvec::SmallVec;
 
 pub use argument::{MeshDim, MeshNames};
 use cache::Cache;
-pub(crate) use scope::chosen;
 pub use scope::use_mesh;
+pub(crate) use scope::{active_mesh, chosen, with_active_mesh};
 
 use crate::comm::{Group, Site, World};
 use crate::placement::{Layout, Spec, SpecKey, unravel};

@@ -6,7 +6,7 @@ use super::DeviceMesh;
 use crate::{Error, Result};
 
 thread_local! {
-    static ACTIVE: RefCell<Vec<DeviceMesh>> = const { RefCell::new(Vec::new()) };
+    static ACTIVE: RefCell<Option<DeviceMesh>> = const { RefCell::new(None) };
 }
 
 /// Runs `body` with `mesh` as the mesh of everything that takes an optional one. The innermost scope counts.
@@ -24,21 +24,30 @@ thread_local! {
 /// # }
 /// ```
 pub fn use_mesh<R>(mesh: &DeviceMesh, body: impl FnOnce() -> R) -> R {
-    struct Leave;
-    impl Drop for Leave {
+    with_active_mesh(Some(mesh.clone()), body)
+}
+
+/// Runs `body` with this mesh as that of the scope, or without one.
+pub(crate) fn with_active_mesh<R>(mesh: Option<DeviceMesh>, body: impl FnOnce() -> R) -> R {
+    struct Restore(Option<DeviceMesh>);
+    impl Drop for Restore {
         fn drop(&mut self) {
-            ACTIVE.with_borrow_mut(Vec::pop);
+            // The other one may be the last handle of its mesh.
+            drop(ACTIVE.replace(self.0.take()));
         }
     }
-    ACTIVE.with_borrow_mut(|active| active.push(mesh.clone()));
-    let _leave = Leave;
+    let _restore = Restore(ACTIVE.replace(mesh));
     body()
+}
+
+/// The mesh of the scope, if there is one.
+pub(crate) fn active_mesh() -> Option<DeviceMesh> {
+    ACTIVE.with_borrow(Clone::clone)
 }
 
 /// The mesh given, or that of the scope.
 pub(crate) fn chosen(op: &'static str, given: Option<&DeviceMesh>) -> Result<DeviceMesh> {
-    let active = || ACTIVE.with_borrow(|active| active.last().cloned());
-    given.cloned().or_else(active).ok_or_else(|| {
+    given.cloned().or_else(active_mesh).ok_or_else(|| {
         Error::argument(op, "no device mesh is currently active: give one, or call this inside `use_mesh`")
     })
 }

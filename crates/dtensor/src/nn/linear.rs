@@ -1,7 +1,7 @@
 //! The fully connected layer.
 
-use super::{Module, Parameter};
-use crate::{DType, Result, Tensor};
+use super::{Base, Module, Parameter, forward};
+use crate::{Error, Result, Tensor};
 
 /// `x · weightᵀ + bias`, over the last dim.
 ///
@@ -20,17 +20,55 @@ pub struct Linear {
     pub weight: Parameter,
     /// `[outputs]`, if there is one.
     pub bias: Option<Parameter>,
+    heads: Option<usize>,
+    base: Base,
 }
 
+#[forward]
 impl Linear {
     /// A layer with weights and biases uniform within ±1/√inputs, drawn from this thread's generator.
     pub fn new(inputs: usize, outputs: usize, bias: bool) -> Result<Self> {
         let bound = if inputs > 0 { 1.0 / (inputs as f64).sqrt() } else { 0.0 };
-        let uniform = |shape: &[usize]| Tensor::rand(shape, DType::F32)?.mul(2.0 * bound)?.sub(bound);
+        let uniform = move |like: &Tensor| like.rand_like()?.mul(2.0 * bound)?.sub(bound);
         Ok(Linear {
-            weight: Parameter::new(&uniform(&[outputs, inputs])?)?,
-            bias: if bias { Some(Parameter::new(&uniform(&[outputs])?)?) } else { None },
+            weight: Parameter::drawn([outputs, inputs], uniform)?,
+            bias: if bias { Some(Parameter::drawn([outputs], uniform)?) } else { None },
+            heads: None,
+            base: Base::new(),
         })
+    }
+
+    /// A layer with these parameters.
+    pub fn from_parameters(weight: Parameter, bias: Option<Parameter>) -> Result<Self> {
+        let table = weight.get();
+        let &[outputs, _] = table.dims() else {
+            let message = format!("the weight must have 2 dims, but its shape is {}", table.shape());
+            return Err(Error::argument("Linear", message));
+        };
+        if let Some(bias) = &bias
+            && bias.get().dims() != [outputs]
+        {
+            let message =
+                format!("the bias must have shape [{outputs}], but its shape is {}", bias.get().shape());
+            return Err(Error::argument("Linear", message));
+        }
+        Ok(Linear { weight, bias, heads: None, base: Base::new() })
+    }
+
+    /// Says that the outputs are those of so many heads, none of which is to be cut: a plan that would is refused.
+    pub fn with_heads(mut self, heads: usize) -> Result<Self> {
+        let outputs = self.weight.get().size(0)?;
+        if heads == 0 || !outputs.is_multiple_of(heads) {
+            let message = format!("{outputs} outputs are not those of {heads} heads");
+            return Err(Error::argument("Linear", message));
+        }
+        self.heads = Some(heads);
+        Ok(self)
+    }
+
+    /// The number of heads that the outputs are those of, if it was said.
+    pub fn heads(&self) -> Option<usize> {
+        self.heads
     }
 
     /// Applies the layer.

@@ -1,6 +1,6 @@
 //! Functions of two elements, with NumPy's broadcasting.
 
-use super::{Here, Locals, Metas, Op, grads, need_float, one, same_dtype};
+use super::{Here, Locals, Metas, Op, Precision, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
 use crate::engine::Local;
@@ -24,6 +24,10 @@ impl Op for Arithmetic {
             Binary::Maximum => "maximum",
             Binary::Minimum => "minimum",
         }
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Widest
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {

@@ -2,7 +2,8 @@
 
 use super::dropout::probability;
 use super::{
-    Aside, Bits, Here, Locals, Metas, Op, need_float, no_second, reshaped, same_dtype, statistics_dtype,
+    Aside, Bits, Here, Locals, Metas, Op, Precision, need_float, no_second, reshaped, same_dtype,
+    statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
@@ -65,6 +66,10 @@ impl Sdpa {
 impl Op for Sdpa {
     fn name(&self) -> &'static str {
         OP
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Low
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {

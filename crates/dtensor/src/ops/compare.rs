@@ -1,6 +1,6 @@
 //! Comparisons: 0 or 1 as `u8`, with broadcasting.
 
-use super::{Here, Locals, Metas, Op, one, same_dtype};
+use super::{Here, Locals, Metas, Op, Precision, one, same_dtype};
 use crate::engine::Local;
 use crate::engine::kernels::binary::{self, Compare};
 use crate::sharding::Rule;
@@ -21,6 +21,10 @@ impl Op for Comparison {
             Compare::Gt => "gt",
             Compare::Ge => "ge",
         }
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Widest
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {

@@ -43,7 +43,7 @@ impl Op for Dropout {
 }
 
 /// A probability of dropping, checked.
-pub(super) fn probability(op: &'static str, p: f64) -> Result<f64> {
+pub(crate) fn probability(op: &'static str, p: f64) -> Result<f64> {
     if (0.0..=1.0).contains(&p) {
         Ok(p)
     } else {

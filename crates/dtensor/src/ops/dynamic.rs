@@ -28,6 +28,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         self.known_here("nonzero")?;
         let rank = self.rank();
@@ -51,6 +52,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
         const OP: &str = "masked_select";
         self.known_here(OP)?;
@@ -71,6 +73,7 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn unique(&self) -> Result<Tensor> {
         self.known_here("unique")?;
         let sorted = self.detach().flatten_all()?.sort(0, false)?.0;
@@ -88,6 +91,7 @@ impl Tensor {
 }
 
 /// Where the elements are that are not 0, in row-by-row order.
+#[track_caller]
 fn places(x: &Tensor) -> Result<Vec<usize>> {
     let values = x.detach().ne(0)?.to_vec::<u8>()?;
     Ok(values.iter().enumerate().filter(|(_, hit)| **hit != 0).map(|(at, _)| at).collect())

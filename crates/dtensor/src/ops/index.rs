@@ -1,6 +1,8 @@
 //! Elements chosen by an index tensor, and the sums that are their gradients.
 
-use super::{Here, Locals, Metas, Op, SELECTING, grads, need_dtype, need_rank, one, reshaped, same_dtype};
+use super::{
+    Here, Locals, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, reshaped, same_dtype,
+};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::index::{self as kernel, Stretch};
@@ -189,6 +191,10 @@ struct ScatterAdd {
 impl Op for ScatterAdd {
     fn name(&self) -> &'static str {
         "scatter_add"
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Widest
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {

@@ -1,6 +1,6 @@
 //! Tensors joined into one, and one taken apart.
 
-use super::{Grads, Here, Locals, Metas, Op, SELECTING, one, reshaped, same_dtype};
+use super::{Grads, Here, Locals, Metas, Op, Precision, SELECTING, one, reshaped, same_dtype};
 use crate::autograd::Backward;
 use crate::engine::Local;
 use crate::engine::kernels::cat as kernel;
@@ -17,6 +17,10 @@ struct Cat {
 impl Op for Cat {
     fn name(&self) -> &'static str {
         "cat"
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Widest
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {

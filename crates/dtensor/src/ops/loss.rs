@@ -1,9 +1,11 @@
 //! Losses.
 
 use super::{
-    Bits, Here, Locals, Metas, Op, grads, need_dtype, need_float, no_second, reshaped, statistics_dtype,
+    Bits, Here, Locals, Metas, Op, Precision, grads, need_dtype, need_float, no_second, reshaped,
+    statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
+use crate::dispatch::prepared;
 use crate::engine::Local;
 use crate::engine::kernels::loss as kernel;
 use crate::sharding::Rule;
@@ -23,6 +25,7 @@ pub enum Reduction {
 }
 
 impl Reduction {
+    #[track_caller]
     fn apply(self, losses: &Tensor) -> Result<Tensor> {
         match self {
             Reduction::Mean => losses.mean_all(),
@@ -110,6 +113,10 @@ struct ClassLoss {
 impl Op for ClassLoss {
     fn name(&self) -> &'static str {
         if self.from_logits { "cross_entropy" } else { "nll_loss" }
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Single
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
@@ -303,13 +310,13 @@ impl Tensor {
             return Ok(out[0].clone());
         }
         // Sums over many positions would overflow half precision where their quotient does not.
-        let dtype = statistics_dtype(self.dtype());
+        let dtype = statistics_dtype(out[0].dtype());
         let total = out[0].to_dtype(dtype)?.sum_all()?;
         let loss = match options.reduction {
             Reduction::Mean => total.div(&out[1].detach().to_dtype(dtype)?.sum_all()?)?,
             _ => total,
         };
-        loss.to_dtype(self.dtype())
+        loss.to_dtype(out[0].dtype())
     }
 
     /// The squared difference with `target`.
@@ -323,7 +330,9 @@ impl Tensor {
                 right: target.shape(),
             });
         }
-        let difference = self.sub(target)?;
+        // No closure, which would call in its own name.
+        let (x, target) = (prepared(self, Precision::Single)?, prepared(target, Precision::Single)?);
+        let difference = x.sub(&target)?;
         reduction.apply(&difference.mul(&difference)?)
     }
 }

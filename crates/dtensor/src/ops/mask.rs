@@ -1,6 +1,6 @@
 //! Elements chosen or overwritten by a mask, and triangles.
 
-use super::{Aside, Here, Locals, Metas, Op, SELECTING, grads, need_dtype, one, same_dtype};
+use super::{Aside, Here, Locals, Metas, Op, Precision, SELECTING, grads, need_dtype, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
 use crate::engine::Local;
@@ -16,6 +16,10 @@ struct Where;
 impl Op for Where {
     fn name(&self) -> &'static str {
         "where"
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Widest
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {

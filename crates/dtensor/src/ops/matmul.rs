@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use super::{Here, Locals, Metas, Op, grads, one, reshaped, same_dtype};
+use super::{Here, Locals, Metas, Op, Precision, grads, one, reshaped, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::matmul as kernel;
@@ -41,6 +41,10 @@ struct Matmul {
 impl Op for Matmul {
     fn name(&self) -> &'static str {
         self.op
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Low
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
@@ -111,6 +115,10 @@ struct Linear;
 impl Op for Linear {
     fn name(&self) -> &'static str {
         "linear"
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::Low
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {

@@ -26,6 +26,7 @@ mod view;
 use smallvec::SmallVec;
 
 pub use attention::Attention;
+pub(crate) use dropout::probability;
 pub use here::Here;
 pub use loss::{CrossEntropy, Reduction};
 pub use unary::Gelu;
@@ -77,6 +78,11 @@ pub trait Op: Attributes {
         ))
     }
 
+    /// What it is run in inside an [`autocast`](crate::autocast) scope.
+    fn precision(&self) -> Precision {
+        Precision::AsGiven
+    }
+
     /// What [`gradient`](Op::gradient) reads.
     fn saves(&self) -> Saves {
         Saves::NOTHING
@@ -92,6 +98,75 @@ pub trait Op: Attributes {
         let _ = cx;
         Err(Error::Autograd { op: self.name(), message: "this operator has no gradient rule".into() })
     }
+}
+
+/// What an operator is run in inside an [`autocast`](crate::autocast) scope. One that says nothing gets its inputs as they are.
+/// Inputs of integers are left alone always.
+///
+/// ```
+/// use dtensor::{DType, Here, Local, Locals, Meta, Metas, Op, Precision, Result, Rule, Tensor, apply, autocast};
+///
+/// /// Each element times 10³⁰, which is too much for half precision.
+/// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// struct Huge;
+///
+/// impl Op for Huge {
+///     fn name(&self) -> &'static str {
+///         "huge"
+///     }
+///     fn precision(&self) -> Precision {
+///         Precision::Single
+///     }
+///     fn shape(&self, x: &[Meta]) -> Result<Metas> {
+///         Ok([x[0].clone()].into_iter().collect())
+///     }
+///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+///         Rule::pointwise(x, out)?.linear(&[0])
+///     }
+///     fn kernel(&self, x: &[&Local], _: &Here) -> Result<Locals> {
+///         let values = x[0].to_vec::<f32>()?.into_iter().map(|v| 1e30 * v).collect();
+///         Ok([Local::from_vec(values, x[0].dims())?].into_iter().collect())
+///     }
+/// }
+///
+/// /// The first of two inputs, which may be of different dtypes.
+/// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// struct First;
+///
+/// impl Op for First {
+///     fn name(&self) -> &'static str {
+///         "first"
+///     }
+///     fn shape(&self, x: &[Meta]) -> Result<Metas> {
+///         Ok([x[0].clone()].into_iter().collect())
+///     }
+///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+///         Rule::pointwise(x, out)
+///     }
+///     fn kernel(&self, x: &[&Local], _: &Here) -> Result<Locals> {
+///         Ok([x[0].clone()].into_iter().collect())
+///     }
+/// }
+///
+/// # fn main() -> Result<()> {
+/// let x = Tensor::ones([2], DType::F16)?;
+/// assert_eq!(autocast(DType::F16, || apply(Huge, &[&x]))?.to_vec::<f32>()?, [1e30, 1e30]);
+/// let wide = Tensor::ones([2], DType::F32)?;
+/// assert_eq!(autocast(DType::F16, || apply(First, &[&x, &wide]))?.dtype(), DType::F16);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Precision {
+    /// In the dtypes that the inputs have.
+    #[default]
+    AsGiven,
+    /// In the half precision of the scope. Inputs of double precision stay as they are.
+    Low,
+    /// In single precision, even if the inputs are of half precision. Those of double precision stay as they are.
+    Single,
+    /// In the widest dtype of the inputs. Those without dims follow the others, and count only where none has dims.
+    Widest,
 }
 
 /// The gradients of an operator's inputs, as [`Grads`].

@@ -1,11 +1,13 @@
 //! Layer and root-mean-square normalisation over the last dims.
 
-use super::{Bits, Here, Locals, Metas, Op, need_float, no_second, one, same_dtype, statistics_dtype};
+use smallvec::SmallVec;
+
+use super::{Bits, Here, Locals, Metas, Op, need_float, no_second, one, reshaped, statistics_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::norm as kernel;
 use crate::sharding::{Rule, named};
-use crate::tensor::{Meta, Shape};
+use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result, Tensor, apply_all};
 
 /// What is subtracted from and what divides each row.
@@ -51,7 +53,13 @@ impl Op for Normalise {
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         let op = self.name();
-        need_float(op, same_dtype(op, x)?)?;
+        need_float(op, x[0].dtype)?;
+        for parameter in &x[1..] {
+            // A result of the input's dtype would not be worth the doubles.
+            if !parameter.dtype.is_float() || parameter.dtype.size() > statistics_dtype(x[0].dtype).size() {
+                return Err(Error::DTypeMismatch { op, left: x[0].dtype, right: parameter.dtype });
+            }
+        }
         if self.dims == 0 || self.dims > x[0].shape.rank() {
             let message = format!(
                 "the normalized shape must be the last dims of the input, whose shape is {}, but it has {} dims",
@@ -86,17 +94,16 @@ impl Op for Normalise {
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
         let out = here.out();
-        let row = self.split(&out[0].shape).1.numel();
         let weight = self.weight.then(|| x[1]);
         let statistics = |s: Local| s.view_with(|t| t.reshape(&out[1].shape[..]));
         match self.kind {
             Kind::Layer => {
                 let bias = self.bias.then(|| x[x.len() - 1]);
-                let (y, mean, rstd) = kernel::layer_norm(x[0], row, weight, bias, self.eps.get())?;
+                let (y, mean, rstd) = kernel::layer_norm(x[0], self.dims, weight, bias, self.eps.get())?;
                 Ok([y, statistics(rstd)?, statistics(mean)?].into_iter().collect())
             }
             Kind::Rms => {
-                let (y, rstd) = kernel::rms_norm(x[0], row, weight, self.eps.get())?;
+                let (y, rstd) = kernel::rms_norm(x[0], self.dims, weight, self.eps.get())?;
                 Ok([y, statistics(rstd)?].into_iter().collect())
             }
         }
@@ -117,7 +124,8 @@ impl Op for Normalise {
         if self.weight {
             inputs.push(cx.input(1)?);
         }
-        let op = NormaliseGrad { forward: self.clone() };
+        let parameters = (1..cx.inputs()).map(|i| cx.input_meta(i).dtype).collect();
+        let op = NormaliseGrad { forward: self.clone(), parameters };
         let out = apply_all(op, &inputs.iter().collect::<Vec<_>>())?;
         Ok(out.into_iter().map(Some).collect())
     }
@@ -127,6 +135,8 @@ impl Op for Normalise {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct NormaliseGrad {
     forward: Normalise,
+    /// The dtypes of weight and bias, where there are any.
+    parameters: SmallVec<[DType; 2]>,
 }
 
 impl Op for NormaliseGrad {
@@ -135,9 +145,9 @@ impl Op for NormaliseGrad {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        let row = Meta { shape: self.forward.split(&x[1].shape).1, ..x[1].clone() };
-        let parameters = self.forward.weight as usize + self.forward.bias as usize;
-        Ok(std::iter::once(x[1].clone()).chain(std::iter::repeat_n(row, parameters)).collect())
+        let row = reshaped(&x[1], self.forward.split(&x[1].shape).1);
+        let parameters = self.parameters.iter().map(|&dtype| Meta { dtype, ..row.clone() });
+        Ok(std::iter::once(x[1].clone()).chain(parameters).collect())
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
@@ -156,6 +166,9 @@ impl Op for NormaliseGrad {
         let row = forward.split(&out[0].shape).1;
         let weight = forward.weight.then(|| x[x.len() - 1]);
         let flat = |s: &Local| s.view_with(|t| t.flatten_all());
+        let mut parameters = self.parameters.iter().copied();
+        let need_weight = forward.weight.then(|| parameters.next()).flatten();
+        let need_bias = forward.bias.then(|| parameters.next()).flatten();
         let (dx, dweight, dbias) = match forward.kind {
             Kind::Layer => kernel::layer_norm_backward(
                 x[0],
@@ -163,13 +176,13 @@ impl Op for NormaliseGrad {
                 &flat(x[3])?,
                 &flat(x[2])?,
                 weight,
-                row.numel(),
-                forward.weight,
-                forward.bias,
+                forward.dims,
+                need_weight,
+                need_bias,
             )?,
             Kind::Rms => {
                 let (dx, dweight) =
-                    kernel::rms_norm_backward(x[0], x[1], &flat(x[2])?, weight, row.numel(), forward.weight)?;
+                    kernel::rms_norm_backward(x[0], x[1], &flat(x[2])?, weight, forward.dims, need_weight)?;
                 (dx, dweight, None)
             }
         };
@@ -186,6 +199,9 @@ impl Op for NormaliseGrad {
 impl Tensor {
     /// Normalises over the last `dims` dims to mean 0 and variance 1; then scales by `weight` and shifts by `bias`, which
     /// have the shape of those dims.
+    ///
+    /// The result has the dtype of this tensor. Weight and bias may have another one, but doubles go with doubles only: those of
+    /// single precision scale an input of half precision unrounded, and their gradients come in single precision.
     ///
     /// ```
     /// use dtensor::{DType, Tensor};
@@ -207,7 +223,8 @@ impl Tensor {
         self.normalise(Kind::Layer, dims, weight, bias, eps)
     }
 
-    /// Divides by the root of the mean square over the last `dims` dims; then scales.
+    /// Divides by the root of the mean square over the last `dims` dims; then scales. Dtypes as in
+    /// [`layer_norm`](Tensor::layer_norm).
     #[track_caller]
     pub fn rms_norm(&self, dims: usize, weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
         self.normalise(Kind::Rms, dims, weight, None, eps)

@@ -1,6 +1,6 @@
 //! Reductions: sum, mean, extrema, product, variance, norms, and the running sum.
 
-use super::{Bits, Here, Locals, Metas, Op, grads, need_float, one, reshaped, statistics_dtype};
+use super::{Bits, Here, Locals, Metas, Op, Precision, grads, need_float, one, reshaped, statistics_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
 use crate::engine::Local;
@@ -94,6 +94,10 @@ impl Op for ReduceDims {
             Reduce::Min => "min",
             Reduce::Prod => "prod",
         }
+    }
+
+    fn precision(&self) -> Precision {
+        if self.f == Reduce::Prod { Precision::Single } else { Precision::AsGiven }
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {

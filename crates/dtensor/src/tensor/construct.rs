@@ -1,13 +1,44 @@
 //! Tensors from nothing and from Rust values.
 
+use std::cell::Cell;
+
 use super::{DType, Device, Element, Meta, Part, Scalar, Shape, Tensor, Value};
 use crate::autograd::Link;
+use crate::dispatch::within;
 use crate::engine::Local;
 use crate::engine::kernels::copy;
 use crate::engine::kernels::window::Window;
 use crate::mesh::DeviceMesh;
 use crate::placement::Layout;
 use crate::{Error, Result};
+
+thread_local! {
+    static DEVICE: Cell<Device> = const { Cell::new(Device::Cpu) };
+}
+
+/// The device that new tensors are made on.
+pub(crate) fn default_device() -> Device {
+    DEVICE.get()
+}
+
+/// Runs `body`, in which new tensors are made on a device: those of one number, of evenly spaced numbers, and random ones.
+/// A model that is made on [`Device::Meta`] takes no memory, however large it is; its parameters can be laid on a mesh, and
+/// only then be [given values](crate::nn::Module::to_empty).
+///
+/// Tensors of given values and those that operators make stay where they would be. Random ones use up their draws all the same.
+///
+/// ```
+/// use dtensor::nn::{Linear, Module};
+/// use dtensor::{Device, on_device};
+/// # fn main() -> dtensor::Result<()> {
+/// let layer = on_device(Device::Meta, || Linear::new(1 << 20, 1 << 20, true))?;
+/// assert!(layer.parameters().iter().all(|parameter| parameter.get().is_meta()));
+/// # Ok(())
+/// # }
+/// ```
+pub fn on_device<R>(device: Device, body: impl FnOnce() -> R) -> R {
+    within(&DEVICE, device, body)
+}
 
 impl Tensor {
     /// A tensor of `shape`, filled row by row.
@@ -61,12 +92,30 @@ impl Tensor {
     /// # }
     /// ```
     pub fn full(shape: impl Into<Shape>, value: impl Into<Scalar>, dtype: DType) -> Result<Tensor> {
-        let (shape, value) = (shape.into(), value.into());
-        checked_new("full", &shape, dtype)?;
+        Tensor::full_of(&Meta { shape: shape.into(), dtype, device: default_device() }, value)
+    }
+
+    /// A new tensor on the device that new tensors are made on: with the value that `make` makes, or without one.
+    pub(crate) fn fresh(
+        op: &'static str,
+        shape: &[usize],
+        dtype: DType,
+        make: impl FnOnce() -> Result<Local>,
+    ) -> Result<Tensor> {
+        let shape = Shape::from(shape);
+        if default_device() == Device::Meta {
+            return Tensor::meta_of(shape, dtype);
+        }
+        checked_new(op, &shape, dtype)?;
+        Ok(Tensor::from_local_value(make()?))
+    }
+
+    fn full_here(shape: &Shape, value: Scalar, dtype: DType) -> Result<Tensor> {
+        checked_new("full", shape, dtype)?;
         let number = value.for_dtype("full", dtype)?;
         Ok(Tensor::from_local_value(match value {
-            Scalar::Int(whole) => copy::full_i64(dtype, &shape, whole)?,
-            Scalar::Float(_) => copy::full(dtype, &shape, number)?,
+            Scalar::Int(whole) => copy::full_i64(dtype, shape, whole)?,
+            Scalar::Float(_) => copy::full(dtype, shape, number)?,
         }))
     }
 
@@ -128,8 +177,7 @@ impl Tensor {
         let n = ((end - start) / step).ceil() as usize;
         checked_numel(OP, &Shape::from(n))?;
         let window = window(n)?;
-        checked_new(OP, window.shape(), dtype)?;
-        Ok(Tensor::from_local_value(copy::arange(dtype, start, step, &window)?))
+        Tensor::fresh(OP, window.shape(), dtype, || copy::arange(dtype, start, step, &window))
     }
 
     /// [`arange_window`](Tensor::arange_window) of `i64`, which doubles do not hold all of.
@@ -148,11 +196,10 @@ impl Tensor {
         let n = usize::try_from((span + size - 1) / size).unwrap_or(usize::MAX);
         checked_numel(OP, &Shape::from(n))?;
         let window = window(n)?;
-        checked_new(OP, window.shape(), DType::I64)?;
         // Every element fits, so what overflows on the way to it comes back.
         let (start, step) = (start as i64, step as i64);
         let at = move |i: usize| start.wrapping_add(step.wrapping_mul(i as i64));
-        Ok(Tensor::from_local_value(copy::tabulate(&window, at)?))
+        Tensor::fresh(OP, window.shape(), DType::I64, || copy::tabulate(&window, at))
     }
 
     /// `steps` numbers evenly spaced from `start` to `end`, both included.
@@ -164,19 +211,17 @@ impl Tensor {
     pub(crate) fn linspace_window(start: f64, end: f64, dtype: DType, window: &Window) -> Result<Tensor> {
         const OP: &str = "linspace";
         let steps = checked_numel(OP, window.whole_shape())?;
-        checked_new(OP, window.shape(), DType::F64)?;
         let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
         // Counted from the nearer end, so that both ends are exact.
         let at = move |i: usize| {
             if i < steps.div_ceil(2) { start + step * i as f64 } else { end - step * (steps - 1 - i) as f64 }
         };
-        Tensor::from_local_value(copy::tabulate(window, at)?).to_dtype(dtype)
+        Tensor::fresh(OP, window.shape(), DType::F64, || copy::tabulate(window, at))?.to_dtype(dtype)
     }
 
     /// The identity matrix of `n` rows.
     pub fn eye(n: usize, dtype: DType) -> Result<Tensor> {
-        checked_new("eye", &Shape::from([n, n]), dtype)?;
-        Ok(Tensor::from_local_value(copy::eye(dtype, n, n)?))
+        Tensor::fresh("eye", &[n, n], dtype, || copy::eye(dtype, n, n))
     }
 
     /// Zeros of this tensor's shape, dtype and device, on its mesh if it is distributed.
@@ -215,7 +260,7 @@ impl Tensor {
     /// One number everywhere, with the shape, dtype and device described.
     pub(crate) fn full_of(meta: &Meta, value: impl Into<Scalar>) -> Result<Tensor> {
         match meta.device {
-            Device::Cpu => Tensor::full(&meta.shape, value, meta.dtype),
+            Device::Cpu => Tensor::full_here(&meta.shape, value.into(), meta.dtype),
             Device::Meta => Tensor::meta_of(&meta.shape, meta.dtype),
         }
     }

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use construct::{checked_new, checked_numel};
+pub use construct::on_device;
+pub(crate) use construct::{checked_numel, default_device};
 pub use dtype::{DType, Device, Element};
 pub use operand::{Operand, Scalar};
 pub(crate) use shape::DimList;
@@ -132,6 +133,15 @@ impl Tensor {
 
     pub(crate) fn link(&self) -> &Link {
         &self.link
+    }
+
+    /// Whether these hold one value, and not only equal ones.
+    pub(crate) fn is_same(&self, other: &Tensor) -> bool {
+        match (&self.value.part, &other.value.part) {
+            (Part::Local(a), Part::Local(b)) => a.is_same(b),
+            (Part::Meta(a), Part::Meta(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
     }
 
     /// The value, of a tensor that is on this rank alone and not a meta tensor.

@@ -7,40 +7,37 @@
 
 use std::mem::MaybeUninit;
 
+use super::cast::cast;
 use super::rows::{sum_of, sums};
 use super::{fill_vec, simd};
 use crate::engine::{Elem, Float, Local, Num, Real, with_float};
-use crate::{Element, Result};
+use crate::{DType, Element, Result};
 
 /// Rows whose parameter gradients are added up before the partial sums go into the totals.
 const BLOCK_ROWS: usize = 64;
 
-/// Normalises rows of `normalized` elements to mean 0 and variance 1: the result, each row's mean, and each
-/// row's `1 / sqrt(variance + eps)`. The latter two are in the dtype that arithmetic is done in.
+/// Normalises rows, the last `dims` dims of `x`, to mean 0 and variance 1: the result, each row's mean, and each
+/// row's `1 / sqrt(variance + eps)`. The latter two are in the dtype that arithmetic is done in. Weight and bias may be of another
+/// floating dtype than `x`, and are not rounded to it.
 pub(crate) fn layer_norm(
     x: &Local,
-    normalized: usize,
+    dims: usize,
     weight: Option<&Local>,
     bias: Option<&Local>,
     eps: f64,
 ) -> Result<(Local, Local, Local)> {
-    with_float!("layer_norm", x.dtype(), T => forward::<T, true>(x, normalized, weight, bias, eps))
+    with_float!("layer_norm", x.dtype(), T => forward::<T, true>(x, dims, weight, bias, eps))
 }
 
-/// Divides rows of `normalized` elements by their root mean square: the result, and each row's
+/// Divides rows, the last `dims` dims of `x`, by their root mean square: the result, and each row's
 /// `1 / sqrt(mean square + eps)`.
-pub(crate) fn rms_norm(
-    x: &Local,
-    normalized: usize,
-    weight: Option<&Local>,
-    eps: f64,
-) -> Result<(Local, Local)> {
+pub(crate) fn rms_norm(x: &Local, dims: usize, weight: Option<&Local>, eps: f64) -> Result<(Local, Local)> {
     let (y, _, rstd) =
-        with_float!("rms_norm", x.dtype(), T => forward::<T, false>(x, normalized, weight, None, eps))?;
+        with_float!("rms_norm", x.dtype(), T => forward::<T, false>(x, dims, weight, None, eps))?;
     Ok((y, rstd))
 }
 
-/// The gradients of [`layer_norm`]: of `x`, and, where needed, of the weight and of the bias.
+/// The gradients of [`layer_norm`]: of `x`, and, where needed, of the weight and of the bias, in these dtypes.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn layer_norm_backward(
     dy: &Local,
@@ -48,60 +45,54 @@ pub(crate) fn layer_norm_backward(
     mean: &Local,
     rstd: &Local,
     weight: Option<&Local>,
-    normalized: usize,
-    need_weight: bool,
-    need_bias: bool,
+    dims: usize,
+    need_weight: Option<DType>,
+    need_bias: Option<DType>,
 ) -> Result<(Local, Option<Local>, Option<Local>)> {
     with_float!("layer_norm", x.dtype(), T =>
-        backward::<T, true>(dy, x, Some(mean), rstd, weight, normalized, need_weight, need_bias))
+        backward::<T, true>(dy, x, Some(mean), rstd, weight, dims, need_weight, need_bias))
 }
 
-/// The gradients of [`rms_norm`]: of `x`, and, where needed, of the weight.
+/// The gradients of [`rms_norm`]: of `x`, and, where needed, of the weight in this dtype.
 pub(crate) fn rms_norm_backward(
     dy: &Local,
     x: &Local,
     rstd: &Local,
     weight: Option<&Local>,
-    normalized: usize,
-    need_weight: bool,
+    dims: usize,
+    need_weight: Option<DType>,
 ) -> Result<(Local, Option<Local>)> {
     let (dx, dweight, _) = with_float!("rms_norm", x.dtype(), T =>
-        backward::<T, false>(dy, x, None, rstd, weight, normalized, need_weight, false))?;
+        backward::<T, false>(dy, x, None, rstd, weight, dims, need_weight, None))?;
     Ok((dx, dweight))
 }
 
-/// How many rows there are; where rows are empty the leading dims say it.
-fn row_count(dims: &[usize], normalized: usize) -> usize {
-    dims.iter().product::<usize>().checked_div(normalized).unwrap_or_else(|| {
-        let last_empty = dims.iter().rposition(|&size| size == 0).unwrap_or(0);
-        dims[..last_empty].iter().product()
-    })
+/// How many rows there are, and how many elements each has.
+fn row_count(shape: &[usize], dims: usize) -> (usize, usize) {
+    let (lead, row) = shape.split_at(shape.len() - dims);
+    (lead.iter().product(), row.iter().product())
 }
 
-/// A parameter widened, or a constant in its place, so that the loops are the same with and without.
-fn widened<T: Float>(parameter: Option<&Local>, size: usize, default: f64) -> Result<Vec<T::Acc>> {
+/// A parameter in the dtype that arithmetic is done in, or a constant in its place, so that the loops are the same with and without.
+fn widened<A: Real + Element>(parameter: Option<&Local>, size: usize, default: f64) -> Result<Vec<A>> {
     match parameter {
-        None => Ok(vec![T::Acc::from_f64(default); size]),
-        Some(parameter) => {
-            let parameter = parameter.contiguous()?;
-            let read = parameter.read::<T>()?;
-            Ok(read.data()[..size].iter().map(|x| x.acc()).collect())
-        }
+        None => Ok(vec![Num::from_f64(default); size]),
+        Some(parameter) => cast(parameter, <A as Element>::DTYPE)?.to_vec(),
     }
 }
 
 fn forward<T: Float<Acc: Element> + Element, const CENTER: bool>(
     x: &Local,
-    normalized: usize,
+    dims: usize,
     weight: Option<&Local>,
     bias: Option<&Local>,
     eps: f64,
 ) -> Result<(Local, Local, Local)> {
-    let rows = row_count(x.dims(), normalized);
+    let (rows, normalized) = row_count(x.dims(), dims);
     let x = x.contiguous()?;
     let read = x.read::<T>()?;
     let data = &read.data()[..x.numel()];
-    let (weight, bias) = (widened::<T>(weight, normalized, 1.0)?, widened::<T>(bias, normalized, 0.0)?);
+    let (weight, bias) = (widened(weight, normalized, 1.0)?, widened(bias, normalized, 0.0)?);
     let (mut means, mut rstds) = (vec![T::Acc::ZERO; rows], vec![T::Acc::ZERO; rows]);
     // SAFETY: `rows` rows of `normalized` elements are the whole array, and each is written.
     let y = unsafe {
@@ -173,14 +164,14 @@ fn backward<T: Float<Acc: Element> + Element, const CENTER: bool>(
     mean: Option<&Local>,
     rstd: &Local,
     weight: Option<&Local>,
-    normalized: usize,
-    need_weight: bool,
-    need_bias: bool,
+    dims: usize,
+    need_weight: Option<DType>,
+    need_bias: Option<DType>,
 ) -> Result<(Local, Option<Local>, Option<Local>)> {
-    let rows = row_count(x.dims(), normalized);
+    let (rows, normalized) = row_count(x.dims(), dims);
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let (x_read, dy_read) = (x.read::<T>()?, dy.read::<T>()?);
-    let weight = widened::<T>(weight, normalized, 1.0)?;
+    let weight = widened(weight, normalized, 1.0)?;
     let mean = mean.map_or_else(|| Ok(vec![T::Acc::ZERO; rows]), |mean| mean.to_vec())?;
     let rstd = rstd.to_vec()?;
     let rows = Rows {
@@ -196,7 +187,7 @@ fn backward<T: Float<Acc: Element> + Element, const CENTER: bool>(
         fill_vec(rows.x.len(), |out| {
             simd::<T, _>(
                 #[inline(always)]
-                || match (need_weight, need_bias) {
+                || match (need_weight.is_some(), need_bias.is_some()) {
                     (false, false) => rows.backward::<CENTER, false, false>(&mut dweight, &mut dbias, out),
                     (true, false) => rows.backward::<CENTER, true, false>(&mut dweight, &mut dbias, out),
                     (_, true) => rows.backward::<CENTER, true, true>(&mut dweight, &mut dbias, out),
@@ -204,14 +195,11 @@ fn backward<T: Float<Acc: Element> + Element, const CENTER: bool>(
             )
         })?
     };
-    let narrow = |total: Vec<f64>| {
-        let total = total.into_iter().map(|x| T::from_acc(T::Acc::from_f64(x))).collect();
-        Local::from_vec::<T>(total, &[normalized])
-    };
+    let narrow = |total: Vec<f64>, dtype: DType| cast(&Local::from_vec(total, &[normalized])?, dtype);
     Ok((
         Local::from_vec::<T>(dx, x.dims())?,
-        need_weight.then(|| narrow(dweight)).transpose()?,
-        need_bias.then(|| narrow(dbias)).transpose()?,
+        need_weight.map(|dtype| narrow(dweight, dtype)).transpose()?,
+        need_bias.map(|dtype| narrow(dbias, dtype)).transpose()?,
     ))
 }
 
@@ -378,35 +366,63 @@ mod tests {
                     let want = naive(&xs, &dys, &ws, &bs, true);
                     let rms = naive(&xs, &dys, &ws, &vec![0.0; n], false);
                     for (x, dy) in [(x.clone(), dy.clone()), (strided(&x), strided(&dy))] {
-                        let (y, mean, rstd) = layer_norm(&x, n, weight, bias, EPS).unwrap();
+                        let (y, mean, rstd) = layer_norm(&x, 1, weight, bias, EPS).unwrap();
                         assert_close(&y, &want.y, tol);
                         assert_close(&mean, &want.mean, 1e-5);
                         assert_close(&rstd, &want.rstd, 1e-4);
                         assert_eq!(mean.dtype(), if dtype == DType::F64 { dtype } else { DType::F32 });
                         let (dx, dw, db) =
-                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, n, true, true).unwrap();
+                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, 1, Some(dtype), Some(dtype))
+                                .unwrap();
                         // With one element a row is constant, and eps is all its deviation.
                         let tol = if n == 1 { tol * 400.0 } else { tol };
                         assert_close(&dx, &want.dx, tol);
                         assert_close(&dw.unwrap(), &want.dw, tol);
                         assert_close(&db.unwrap(), &want.db, tol);
                         let (dx, dw, db) =
-                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, n, false, false).unwrap();
+                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, 1, None, None).unwrap();
                         assert_close(&dx, &want.dx, tol);
                         assert!(dw.is_none() && db.is_none());
                         let (_, dw, db) =
-                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, n, false, true).unwrap();
+                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, 1, None, Some(dtype)).unwrap();
                         assert!(dw.is_none());
                         assert_close(&db.unwrap(), &want.db, tol);
 
-                        let (y, rstd) = rms_norm(&x, n, weight, EPS).unwrap();
+                        let (y, rstd) = rms_norm(&x, 1, weight, EPS).unwrap();
                         assert_close(&y, &rms.y, tol);
-                        let (dx, dw) = rms_norm_backward(&dy, &x, &rstd, weight, n, true).unwrap();
+                        let (dx, dw) = rms_norm_backward(&dy, &x, &rstd, weight, 1, Some(dtype)).unwrap();
                         assert_close(&dx, &rms.dx, tol);
                         assert_close(&dw.unwrap(), &rms.dw, tol);
-                        assert!(rms_norm_backward(&dy, &x, &rstd, weight, n, false).unwrap().1.is_none());
+                        assert!(rms_norm_backward(&dy, &x, &rstd, weight, 1, None).unwrap().1.is_none());
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn parameters_may_have_dtypes_of_their_own() {
+        let (rows, n) = (130, 33);
+        for dtype in [DType::BF16, DType::F16, DType::F32] {
+            let (x, dy) = (
+                local(dtype, &noise(rows * n, 1), &[rows, n]),
+                local(dtype, &noise(rows * n, 2), &[rows, n]),
+            );
+            for of in [DType::BF16, DType::F16, DType::F32] {
+                let (w, b) = (local(of, &noise(n, 3), &[n]), local(of, &noise(n, 4), &[n]));
+                let want = naive(&values(&x), &values(&dy), &values(&w), &values(&b), true);
+                let (y, mean, rstd) = layer_norm(&x, 1, Some(&w), Some(&b), EPS).unwrap();
+                assert_eq!(y.dtype(), dtype);
+                assert_close(&y, &want.y, tolerance(dtype) * 4.0);
+                let needs = (Some(of), Some(DType::F32));
+                let (dx, dw, db) =
+                    layer_norm_backward(&dy, &x, &mean, &rstd, Some(&w), 1, needs.0, needs.1).unwrap();
+                let (dw, db) = (dw.unwrap(), db.unwrap());
+                assert_eq!((dx.dtype(), dw.dtype(), db.dtype()), (dtype, of, DType::F32));
+                assert_close(&dx, &want.dx, tolerance(dtype) * 4.0);
+                assert_close(&dw, &want.dw, tolerance(of) * 4.0);
+                // Not rounded to the dtype of x on the way.
+                assert_close(&db, &want.db, tolerance(DType::F32) * 4.0);
             }
         }
     }
@@ -417,9 +433,10 @@ mod tests {
         let dy: Vec<f64> = noise(2 * 3000, 6).iter().map(|&x| x as f32 as f64).collect();
         let want = naive(&x, &dy, &[1.0; 3000], &[0.0; 3000], true);
         let (x, dy) = (local(DType::F32, &x, &[2, 3000]), local(DType::F32, &dy, &[2, 3000]));
-        let (y, mean, rstd) = layer_norm(&x, 3000, None, None, EPS).unwrap();
+        let (y, mean, rstd) = layer_norm(&x, 1, None, None, EPS).unwrap();
         assert_close(&y, &want.y, 1e-5);
-        let (dx, dw, _) = layer_norm_backward(&dy, &x, &mean, &rstd, None, 3000, true, false).unwrap();
+        let (dx, dw, _) =
+            layer_norm_backward(&dy, &x, &mean, &rstd, None, 1, Some(DType::F32), None).unwrap();
         assert_close(&dx, &want.dx, 1e-5);
         assert_close(&dw.unwrap(), &want.dw, 1e-5);
     }
@@ -430,7 +447,7 @@ mod tests {
             let mut x: Vec<f64> = noise(3000, 5).iter().map(|&x| x as f32 as f64).collect();
             x[0] = first;
             let want = naive(&x, &x, &[1.0; 3000], &[0.0; 3000], true);
-            let (y, _, rstd) = layer_norm(&local(DType::F32, &x, &[1, 3000]), 3000, None, None, EPS).unwrap();
+            let (y, _, rstd) = layer_norm(&local(DType::F32, &x, &[1, 3000]), 1, None, None, EPS).unwrap();
             assert_close(&y, &want.y, 1e-5);
             assert!((values(&rstd)[0] / want.rstd[0] - 1.0).abs() < 1e-5);
         }
@@ -441,8 +458,9 @@ mod tests {
         let rows = 100_000;
         let dy = local(DType::F32, &vec![0.1; rows * 2], &[rows, 2]);
         let x = local(DType::F32, &[1.0, -1.0].repeat(rows), &[rows, 2]);
-        let (_, mean, rstd) = layer_norm(&x, 2, None, None, 0.0).unwrap();
-        let (_, dw, db) = layer_norm_backward(&dy, &x, &mean, &rstd, None, 2, true, true).unwrap();
+        let (_, mean, rstd) = layer_norm(&x, 1, None, None, 0.0).unwrap();
+        let (_, dw, db) =
+            layer_norm_backward(&dy, &x, &mean, &rstd, None, 1, Some(DType::F32), Some(DType::F32)).unwrap();
         assert_close(&dw.unwrap(), &[1e4, -1e4], 1e-6);
         assert_close(&db.unwrap(), &[1e4, 1e4], 1e-6);
     }
@@ -450,17 +468,25 @@ mod tests {
     #[test]
     fn nan_and_infinity_spoil_their_row_only() {
         let x = local(DType::F32, &[f64::NAN, 0.0, 1.0, -1.0, f64::INFINITY, 2.0], &[3, 2]);
-        let y = values(&layer_norm(&x, 2, None, None, 0.0).unwrap().0);
+        let y = values(&layer_norm(&x, 1, None, None, 0.0).unwrap().0);
         assert!(y[0].is_nan() && y[1].is_nan() && y[4].is_nan() && y[5].is_nan());
         assert_eq!(y[2..4], [1.0, -1.0]);
     }
 
     #[test]
     fn empty_rows_are_counted() {
-        let x = local(DType::F32, &[], &[3, 0]);
-        let (y, mean, rstd) = layer_norm(&x, 0, None, None, EPS).unwrap();
-        assert_eq!((y.dims(), mean.dims(), rstd.dims()), (&[3, 0][..], &[3][..], &[3][..]));
-        let (dx, dw, _) = layer_norm_backward(&x, &x, &mean, &rstd, None, 0, true, true).unwrap();
-        assert_eq!((dx.dims(), dw.unwrap().dims()), (&[3, 0][..], &[0][..]));
+        // Which dims are those of a row cannot be seen from the sizes.
+        for (shape, dims, rows) in
+            [(&[3, 0][..], 1, 3), (&[3, 0], 2, 1), (&[2, 3, 0], 2, 2), (&[2, 0, 3], 1, 0), (&[2, 0, 3], 2, 2)]
+        {
+            let x = local(DType::F32, &[], shape);
+            let (y, mean, rstd) = layer_norm(&x, dims, None, None, EPS).unwrap();
+            assert_eq!((y.dims(), mean.dims(), rstd.dims()), (shape, &[rows][..], &[rows][..]));
+            let (dx, dw, _) =
+                layer_norm_backward(&x, &x, &mean, &rstd, None, dims, Some(DType::F32), Some(DType::F32))
+                    .unwrap();
+            let row = shape[shape.len() - dims..].iter().product::<usize>();
+            assert_eq!((dx.dims(), dw.unwrap().dims()), (shape, &[row][..]));
+        }
     }
 }

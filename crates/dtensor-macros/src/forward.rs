@@ -1,0 +1,257 @@
+//! `#[forward]`.
+
+use proc_macro2::TokenStream;
+use quote::{format_ident, quote};
+use syn::{Error, FnArg, ImplItem, ImplItemFn, Item, Pat, Result, ReturnType, Type};
+
+pub(crate) fn rewrite(arguments: TokenStream, item: TokenStream) -> Result<TokenStream> {
+    let may_be_layer = match arguments.to_string().as_str() {
+        "" => true,
+        "layer = false" => false,
+        _ => {
+            let message =
+                "`#[forward]` takes no arguments but `layer = false`, for a `Result` of another library";
+            return Err(Error::new_spanned(arguments, message));
+        }
+    };
+    let mut block = match syn::parse2(item)? {
+        Item::Impl(block) => block,
+        other => {
+            let message = "`#[forward]` goes on the `impl` block that has the module's `forward` in it";
+            return Err(Error::new_spanned(other, message));
+        }
+    };
+    if let Some((_, path, _)) = &block.trait_ {
+        return Err(Error::new_spanned(path, "`#[forward]` is for the module's own `impl` block"));
+    }
+    // There may be several, for one configuration each.
+    let (forwards, others): (Vec<_>, Vec<_>) = std::mem::take(&mut block.items)
+        .into_iter()
+        .partition(|item| matches!(item, ImplItem::Fn(f) if f.sig.ident == "forward"));
+    if forwards.is_empty() {
+        return Err(Error::new_spanned(&block.self_ty, "there is no `forward` in this block"));
+    }
+    block.items = others;
+    let (generics, _, bounds) = block.generics.split_for_impl();
+    let ty = &block.self_ty;
+    let mut traits = quote! { impl #generics ::dtensor::nn::derive::Forwards for #ty #bounds {} };
+    for item in forwards {
+        let ImplItem::Fn(inner) = item else { continue };
+        let output = checked_output(&inner)?;
+        if may_be_layer && is_layer(&inner, output) {
+            let configured = inner.attrs.iter().filter(|attribute| is_configuration(attribute));
+            traits.extend(quote! {
+                #(#configured)*
+                impl #generics ::dtensor::nn::Layer for #ty #bounds {
+                    #[track_caller]
+                    fn forward(&self, x: &::dtensor::Tensor) -> ::dtensor::Result<::dtensor::Tensor> {
+                        <#ty>::forward(self, x)
+                    }
+                }
+            });
+        }
+        let (wrapper, body) = split(inner)?;
+        block.items.push(ImplItem::Verbatim(wrapper));
+        block.items.push(ImplItem::Fn(body));
+    }
+    Ok(quote! { #block #traits })
+}
+
+/// What it returns, which has to be a result.
+fn checked_output(function: &ImplItemFn) -> Result<&Type> {
+    if let Some(asyncness) = &function.sig.asyncness {
+        return Err(Error::new_spanned(asyncness, "`forward` is not `async`: hooks run before and after it"));
+    }
+    match &function.sig.output {
+        ReturnType::Type(_, ty) if last_segment(ty).is_some_and(|name| name == "Result") => Ok(ty),
+        ReturnType::Type(_, ty) => Err(Error::new_spanned(ty, "`forward` returns a `Result`")),
+        ReturnType::Default => Err(Error::new_spanned(&function.sig, "`forward` returns a `Result`")),
+    }
+}
+
+/// The function that runs hooks, and what was written, under another name.
+fn split(inner: ImplItemFn) -> Result<(TokenStream, ImplItemFn)> {
+    let (inputs, names) = named_inputs(&inner)?;
+    let mut outer = inner.sig.clone();
+    outer.inputs = inputs;
+    let mut body = inner.clone();
+    body.sig.ident = format_ident!("__forward");
+    body.vis = syn::Visibility::Inherited;
+    body.attrs.retain(|attribute| {
+        attribute.path().is_ident("track_caller") || is_lint(attribute) || is_configuration(attribute)
+    });
+    let attributes =
+        inner.attrs.iter().filter(|attribute| !attribute.path().is_ident("track_caller")).map(allowed);
+    let visibility = &inner.vis;
+    let carriers: Vec<_> = (0..names.len()).map(|i| format_ident!("__carrier{i}")).collect();
+    let labels = names.iter().map(|name| name.to_string().trim_start_matches("r#").to_string());
+    let wrapper = quote! {
+        #(#attributes)*
+        #[track_caller]
+        #visibility #outer {
+            #[allow(unused_imports)]
+            use ::dtensor::nn::derive::{Seen as _, SeenOutcome as _, Unseen as _, UnseenOutcome as _};
+            let __inputs;
+            let Some(__call) = ::dtensor::nn::derive::begin(self) else { return self.__forward(#(#names),*) };
+            let mut __given = ::dtensor::nn::Inputs::new();
+            #(
+                let mut #carriers = ::dtensor::nn::derive::Carrier::new(#labels, #names);
+                (&mut #carriers).give(&mut __given);
+            )*
+            __inputs = __call.before(__given)?;
+            let __output = self.__forward(#((&mut #carriers).take(&__inputs)?),*)?;
+            let mut __outcome = ::dtensor::nn::derive::Outcome(::core::option::Option::Some(__output));
+            #[allow(clippy::needless_question_mark)]
+            {
+                ::core::result::Result::Ok((&mut __outcome).after(&__call, &__inputs)?)
+            }
+        }
+    };
+    Ok((wrapper, body))
+}
+
+type FnArgs = syn::punctuated::Punctuated<FnArg, syn::Token![,]>;
+
+/// The arguments with names alone for patterns, and the names of all but `&self`.
+fn named_inputs(function: &ImplItemFn) -> Result<(FnArgs, Vec<syn::Ident>)> {
+    let mut inputs = function.sig.inputs.clone();
+    let mut names = Vec::new();
+    for input in &mut inputs {
+        match input {
+            FnArg::Receiver(receiver) if receiver.reference.is_some() && receiver.mutability.is_none() => {}
+            FnArg::Receiver(receiver) => {
+                return Err(Error::new_spanned(receiver, "`forward` takes `&self`"));
+            }
+            FnArg::Typed(argument) => match &mut *argument.pat {
+                Pat::Ident(ident) if ident.by_ref.is_none() && ident.subpat.is_none() => {
+                    ident.mutability = None;
+                    names.push(ident.ident.clone());
+                }
+                other => {
+                    let message = "an argument of `forward` is a name: hooks see it under that name";
+                    return Err(Error::new_spanned(other, message));
+                }
+            },
+        }
+    }
+    if inputs.len() == names.len() {
+        return Err(Error::new_spanned(&function.sig, "`forward` takes `&self`"));
+    }
+    Ok((inputs, names))
+}
+
+/// What is expected to be found is found in what was written; around it, it may be.
+fn allowed(attribute: &syn::Attribute) -> syn::Attribute {
+    let mut attribute = attribute.clone();
+    if let syn::Meta::List(list) = &mut attribute.meta
+        && list.path.is_ident("expect")
+    {
+        list.path = syn::parse_quote!(allow);
+    }
+    attribute
+}
+
+fn is_lint(attribute: &syn::Attribute) -> bool {
+    ["allow", "expect", "warn", "deny"].iter().any(|lint| attribute.path().is_ident(lint))
+}
+
+fn is_configuration(attribute: &syn::Attribute) -> bool {
+    attribute.path().is_ident("cfg") || attribute.path().is_ident("cfg_attr")
+}
+
+fn last_segment(ty: &Type) -> Option<String> {
+    match ty {
+        Type::Path(path) => path.path.segments.last().map(|segment| segment.ident.to_string()),
+        _ => None,
+    }
+}
+
+/// Whether it takes one tensor and gives one.
+fn is_layer(function: &ImplItemFn, output: &Type) -> bool {
+    let one = |ty: &Type| last_segment(ty).is_some_and(|name| name == "Tensor");
+    let takes = match function.sig.inputs.iter().nth(1) {
+        Some(FnArg::Typed(argument)) if function.sig.inputs.len() == 2 => match &*argument.ty {
+            Type::Reference(reference) => reference.mutability.is_none() && one(&reference.elem),
+            _ => false,
+        },
+        _ => false,
+    };
+    let gives = match output {
+        Type::Path(path) => match &path.path.segments.last().map(|segment| &segment.arguments) {
+            Some(syn::PathArguments::AngleBracketed(types)) => {
+                matches!(types.args.iter().collect::<Vec<_>>()[..], [syn::GenericArgument::Type(ty)] if one(ty))
+            }
+            _ => false,
+        },
+        _ => false,
+    };
+    takes && gives && function.sig.generics.params.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use quote::quote;
+
+    use super::*;
+
+    fn refused(item: TokenStream) -> String {
+        rewrite(TokenStream::new(), item).expect_err("it is refused").to_string()
+    }
+
+    #[test]
+    fn what_is_no_forward_of_a_module_is_refused() {
+        let cases = [
+            (
+                quote! { fn forward(&self, x: &Tensor) -> Result<Tensor> { todo!() } },
+                "goes on the `impl` block",
+            ),
+            (quote! { struct M { base: Base } }, "goes on the `impl` block"),
+            (
+                quote! { impl Layer for M { fn forward(&self) -> Result<()> {} } },
+                "the module's own `impl` block",
+            ),
+            (
+                quote! { impl M { fn backward(&self) -> Result<()> {} } },
+                "there is no `forward` in this block",
+            ),
+            (quote! { impl M { fn forward(x: &Tensor) -> Result<Tensor> {} } }, "takes `&self`"),
+            (quote! { impl M { fn forward(self, x: &Tensor) -> Result<Tensor> {} } }, "takes `&self`"),
+            (quote! { impl M { fn forward(&mut self, x: &Tensor) -> Result<Tensor> {} } }, "takes `&self`"),
+            (
+                quote! { impl M { fn forward(&self, _: &Tensor) -> Result<Tensor> {} } },
+                "hooks see it under that name",
+            ),
+            (quote! { impl M { fn forward(&self, (a, b): Pair) -> Result<Tensor> {} } }, "is a name"),
+            (quote! { impl M { fn forward(&self, x: &Tensor) -> Tensor {} } }, "returns a `Result`"),
+            (quote! { impl M { fn forward(&self, x: &Tensor) {} } }, "returns a `Result`"),
+            (quote! { impl M { async fn forward(&self, x: &Tensor) -> Result<Tensor> {} } }, "not `async`"),
+        ];
+        for (item, expected) in cases {
+            let error = refused(item.clone());
+            assert!(error.contains(expected), "`{expected}` is not in `{error}` of {item}");
+        }
+        let block = quote! { impl M { fn forward(&self) -> Result<()> {} } };
+        let error = rewrite(quote! { hooks = false }, block).expect_err("it is refused").to_string();
+        assert!(error.contains("takes no arguments"));
+    }
+
+    #[test]
+    fn one_tensor_in_and_one_out_makes_a_layer() {
+        let is_layer = |signature: TokenStream| {
+            let block = quote! { impl M { #signature { todo!() } } };
+            let written = rewrite(TokenStream::new(), block).expect("it is a module").to_string();
+            written.contains("nn :: Layer for M")
+        };
+        assert!(is_layer(quote! { fn forward(&self, x: &Tensor) -> Result<Tensor> }));
+        assert!(is_layer(
+            quote! { pub fn forward(&self, x: &dtensor::Tensor) -> dtensor::Result<dtensor::Tensor> }
+        ));
+        assert!(!is_layer(quote! { fn forward(&self, x: Tensor) -> Result<Tensor> }));
+        assert!(!is_layer(quote! { fn forward(&self, x: &mut Tensor) -> Result<Tensor> }));
+        assert!(!is_layer(quote! { fn forward(&self, x: &Tensor, y: &Tensor) -> Result<Tensor> }));
+        assert!(!is_layer(quote! { fn forward(&self, x: Option<&Tensor>) -> Result<Tensor> }));
+        assert!(!is_layer(quote! { fn forward(&self, x: &Tensor) -> Result<(Tensor, Tensor)> }));
+        assert!(!is_layer(quote! { fn forward(&self, x: &Tensor) -> Result<Vec<Tensor>> }));
+        assert!(!is_layer(quote! { fn forward(&self) -> Result<Tensor> }));
+    }
+}

@@ -1,0 +1,114 @@
+//! `#[derive(Module)]`.
+
+use proc_macro2::{TokenStream, TokenTree};
+use quote::{ToTokens, quote};
+use syn::{Data, DeriveInput, Error, Fields, Result};
+
+pub(crate) fn derive(input: DeriveInput) -> Result<TokenStream> {
+    let Data::Struct(data) = &input.data else {
+        let message = "a module is a struct: its fields are its children, parameters and data";
+        return Err(Error::new_spanned(&input.ident, message));
+    };
+    let no_fields = Default::default();
+    let fields = match &data.fields {
+        Fields::Named(fields) => &fields.named,
+        Fields::Unit => &no_fields,
+        Fields::Unnamed(_) => {
+            let message = "a module has named fields: their names are the names of its children";
+            return Err(Error::new_spanned(&input.ident, message));
+        }
+    };
+    let name = &input.ident;
+    let kind = name.to_string();
+    // Of a type parameter nothing can be found out: what is made of it is a module, or the struct does not compile.
+    let mut input_generics = input.generics.clone();
+    for parameter in input.generics.type_params().map(|parameter| &parameter.ident) {
+        if fields
+            .iter()
+            .any(|field| !is_phantom(&field.ty) && mentions(field.ty.to_token_stream(), parameter))
+        {
+            let bound = syn::parse_quote! { #parameter: ::dtensor::nn::Module };
+            input_generics.make_where_clause().predicates.push(bound);
+        }
+    }
+    let (generics, types, bounds) = input_generics.split_for_impl();
+    let idents = fields.iter().map(|field| field.ident.as_ref().expect("a named field has a name"));
+    let children = idents.clone().map(|ident| {
+        let label = ident.to_string();
+        let label = label.trim_start_matches("r#");
+        quote! { (&Field(&self.#ident)).visit_field(#label, walk); }
+    });
+    // A type can be asked for only if it lives as long as the program; and of one with parameters it is not known here whether its
+    // `forward` runs hooks.
+    let concrete = input.generics.params.is_empty().then(|| {
+        quote! {
+            fn as_any(&self) -> ::core::option::Option<&dyn ::core::any::Any> {
+                ::core::option::Option::Some(self)
+            }
+
+            fn runs_hooks(&self) -> bool {
+                #[allow(unused_imports)]
+                use ::dtensor::nn::derive::{Field, PlainForward as _, WithForward as _};
+                (&Field(self)).runs_hooks()
+            }
+        }
+    });
+    Ok(quote! {
+        impl #generics ::dtensor::nn::Module for #name #types #bounds {
+            fn visit<'walk>(&'walk self, walk: &mut ::dtensor::nn::Walk<'walk>) {
+                // Which of the two traits applies is decided by whether the field's type is a module.
+                #[allow(unused_imports)]
+                use ::dtensor::nn::derive::{Field, ModuleField as _, PlainField as _};
+                walk.module(#kind, self, |#[allow(unused_variables)] walk| {
+                    #(#children)*
+                });
+            }
+
+            fn base(&self) -> ::core::option::Option<&::dtensor::nn::Base> {
+                #[allow(unused_imports)]
+                use ::dtensor::nn::derive::{BaseField as _, Field, OtherField as _};
+                ::core::option::Option::None
+                    #(.or_else(|| (&Field(&self.#idents)).base_field()))*
+            }
+
+            #concrete
+        }
+    })
+}
+
+fn is_phantom(ty: &syn::Type) -> bool {
+    matches!(ty, syn::Type::Path(path) if path.path.segments.last().is_some_and(|s| s.ident == "PhantomData"))
+}
+
+fn mentions(tokens: TokenStream, name: &syn::Ident) -> bool {
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Ident(ident) => ident == *name,
+        TokenTree::Group(group) => mentions(group.stream(), name),
+        _ => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use syn::parse_quote;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_module_is_refused() {
+        let cases: [(DeriveInput, &str); 3] = [
+            (parse_quote! { enum M { A(Linear), B } }, "a module is a struct"),
+            (parse_quote! { union M { a: u8, b: i8 } }, "a module is a struct"),
+            (parse_quote! { struct M(Linear, Linear); }, "a module has named fields"),
+        ];
+        for (input, expected) in cases {
+            let error = derive(input).expect_err("it is refused").to_string();
+            assert!(error.contains(expected), "`{expected}` is not in `{error}`");
+        }
+        assert!(derive(parse_quote! { struct Unit; }).is_ok());
+        assert!(
+            derive(parse_quote! { struct M<'a, T: Module, const N: usize> { a: &'a T, b: [T; N], c: T } })
+                .is_ok()
+        );
+    }
+}

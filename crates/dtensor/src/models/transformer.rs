@@ -1,0 +1,162 @@
+//! A small language model.
+
+use super::{ModelArgs, TransformerBlock};
+use crate::nn::{Base, Dropout, Embedding, LayerNorm, Linear, Module, ModuleList, forward, positions};
+use crate::parallel::{
+    ColwiseParallel, ParallelPlan, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module,
+};
+use crate::{DType, DeviceMesh, Error, Replicate, Result, Shard, Tensor, checkpoint, plan};
+
+/// Scores, for each position of a sequence of tokens, what the next one might be.
+///
+/// ```
+/// use dtensor::models::{ModelArgs, Transformer};
+/// use dtensor::nn::Module;
+/// use dtensor::optim::Sgd;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let model = Transformer::new(&ModelArgs::default())?;
+/// let tokens = Tensor::randint(0, 8, [4, 9])?;
+/// let (now, next) = (tokens.narrow(1, 0, 8)?, tokens.narrow(1, 1, 8)?);
+/// let logits = model.forward(&now)?.flatten(0, 1)?;
+/// logits.cross_entropy(&next.flatten_all()?, CrossEntropy::default())?.backward()?;
+/// Sgd::new(model.parameters(), 0.1)?.step()?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Module)]
+pub struct Transformer {
+    /// What stands for a token.
+    pub tok_embeddings: Embedding,
+    /// What stands for a position.
+    pub pos_embeddings: Embedding,
+    /// Drops from the sum of these.
+    pub dropout: Dropout,
+    /// The blocks.
+    pub layers: ModuleList<TransformerBlock>,
+    /// After the last block.
+    pub norm: LayerNorm,
+    /// Scores tokens. Its weight is that of `tok_embeddings`, if weights are tied.
+    pub output: Linear,
+    args: ModelArgs,
+    base: Base,
+}
+
+#[forward]
+impl Transformer {
+    /// A model of these sizes, with parameters drawn from this thread's generator.
+    pub fn new(args: &ModelArgs) -> Result<Self> {
+        args.check()?;
+        let tok_embeddings = Embedding::new(args.vocab_size, args.dim)?;
+        let tied = args.weight_tying.then(|| tok_embeddings.weight.clone());
+        Ok(Transformer {
+            tok_embeddings,
+            pos_embeddings: Embedding::new(args.max_seq_len, args.dim)?,
+            dropout: Dropout::new(args.dropout_p)?,
+            layers: (0..args.n_layers).map(|_| TransformerBlock::new(args)).collect::<Result<_>>()?,
+            norm: LayerNorm::new(args.dim)?,
+            output: match tied {
+                Some(weight) => Linear::from_parameters(weight, None)?,
+                None => Linear::new(args.dim, args.vocab_size, false)?,
+            },
+            args: args.clone(),
+            base: Base::new(),
+        })
+    }
+
+    /// What it was made of.
+    pub fn args(&self) -> &ModelArgs {
+        &self.args
+    }
+
+    /// Spreads the model over a mesh of one dim, which must divide the number of heads.
+    ///
+    /// Each rank has some of the words, heads and hidden units. Between these, activations are the same on all ranks; or, with
+    /// `use_seq_parallel`, each rank has a part of the sequence, so that norms, dropout and sums are done once and not on every rank.
+    /// Scores are the same on all ranks.
+    ///
+    /// ```
+    /// use dtensor::models::{ModelArgs, Transformer};
+    /// use dtensor::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// launch(2, |world| {
+    ///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
+    ///     let model = Transformer::parallelize(Transformer::new(&ModelArgs::default())?, &mesh, true)?;
+    ///     assert_eq!(model.layers[0].attention.wq.weight.get().placements(), [Shard(0)]);
+    ///     assert_eq!(model.forward(&Tensor::randint(0, 8, [4, 9])?)?.dims(), [4, 9, 8]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn parallelize(
+        module: Transformer,
+        mesh: &DeviceMesh,
+        use_seq_parallel: bool,
+    ) -> Result<Transformer> {
+        parallelize_module(module, mesh, Transformer::plan(use_seq_parallel)?)
+    }
+
+    fn plan(use_seq_parallel: bool) -> Result<ParallelPlan> {
+        // The columns of a head meet the rows of its part of `wo` without anything being moved.
+        let heads = ColwiseParallel::new().use_local_output(false);
+        let plan = plan! {
+            "layers.*.attention.w[qkv]" => heads,
+        };
+        if !use_seq_parallel {
+            let words = RowwiseParallel::new().input_layouts(Replicate);
+            return Ok(plan
+                .with("*_embeddings", words)
+                .with("layers.*.attention.wo", RowwiseParallel::new())
+                .with("layers.*.feed_forward.w1", ColwiseParallel::new())
+                .with("layers.*.feed_forward.w2", RowwiseParallel::new())
+                .with("output", ColwiseParallel::new().output_layouts(Replicate)));
+        }
+        // Activations stay distributed, so that dropout knows which elements of the whole it is given.
+        let words =
+            |cut| RowwiseParallel::new().input_layouts(Replicate).output_layouts(cut).use_local_output(false);
+        let back = RowwiseParallel::new().output_layouts(Shard(1)).use_local_output(false);
+        let gathered = PrepareModuleInput::new(Shard(1), Replicate)?;
+        Ok(plan
+            .with("tok_embeddings", words(Shard(1)))
+            .with("pos_embeddings", words(Shard(0)))
+            .with("layers.*.*_norm", SequenceParallel::new())
+            .with("norm", SequenceParallel::new())
+            .with("layers.*.attention", gathered)
+            .with("layers.*.attention.wo", back.clone())
+            .with(
+                "layers.*.feed_forward.w1",
+                ColwiseParallel::new().input_layouts(Shard(1)).use_local_output(false),
+            )
+            .with("layers.*.feed_forward.w2", back)
+            .with("output", ColwiseParallel::new().input_layouts(Shard(1)).output_layouts(Replicate)))
+    }
+
+    /// The scores of tokens `[batch, length]`, as `f32` `[batch, length, vocabulary]`.
+    pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
+        let longest = self.args.max_seq_len;
+        let length = match *tokens.dims() {
+            [_, length] if length <= longest => length,
+            _ => {
+                let shape = tokens.shape();
+                let message = format!(
+                    "tokens must be [batch, length] with a length up to max_seq_len, {longest}, but their shape is {shape}"
+                );
+                return Err(Error::argument("Transformer", message));
+            }
+        };
+        let h = self.tok_embeddings.forward(tokens)?;
+        let mut h =
+            self.dropout.forward(&h.add(&self.pos_embeddings.forward(&positions(length, tokens)?)?)?)?;
+        for layer in &self.layers {
+            h = if self.args.checkpoint_activations {
+                let layer = layer.clone();
+                checkpoint(&h, move |h| layer.forward(h))?
+            } else {
+                layer.forward(&h)?
+            };
+        }
+        self.output.forward(&self.norm.forward(&h)?)?.to_dtype(DType::F32)
+    }
+}

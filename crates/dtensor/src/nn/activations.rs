@@ -1,0 +1,128 @@
+//! Layers that change each element by itself, and the one that changes nothing.
+
+use super::{Base, Module, forward};
+use crate::{Result, Tensor};
+
+/// The larger of each element and 0.
+///
+/// ```
+/// use dtensor::nn::Relu;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let x = Tensor::from_slice(&[-1f32, 2.], [2])?;
+/// assert_eq!(Relu::new().forward(&x)?.to_vec::<f32>()?, [0., 2.]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default, Module)]
+pub struct Relu {
+    base: Base,
+}
+
+#[forward]
+impl Relu {
+    /// The layer.
+    pub fn new() -> Self {
+        Relu::default()
+    }
+
+    /// Applies the layer.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.relu()
+    }
+}
+
+/// The Gaussian error linear unit of each element, in one of its [forms](crate::Gelu).
+///
+/// ```
+/// use dtensor::nn;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let x = Tensor::from_slice(&[0f32, 10.], [2])?;
+/// assert_eq!(nn::Gelu::default().forward(&x)?.to_vec::<f32>()?, [0., 10.]);
+/// assert_eq!(nn::Gelu::new(Gelu::Tanh).forward(&x)?.to_vec::<f32>()?, [0., 10.]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default, Module)]
+pub struct Gelu {
+    /// Exact, or through the hyperbolic tangent.
+    pub form: crate::Gelu,
+    base: Base,
+}
+
+#[forward]
+impl Gelu {
+    /// The layer, in the form given; the exact one is the default.
+    pub fn new(form: crate::Gelu) -> Self {
+        Gelu { form, base: Base::new() }
+    }
+
+    /// Applies the layer.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.gelu(self.form)
+    }
+}
+
+/// x · sigmoid(x) of each element.
+///
+/// ```
+/// use dtensor::nn::Silu;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let x = Tensor::from_slice(&[0f64, 1.], [2])?;
+/// let y = Silu::new().forward(&x)?.to_vec::<f64>()?;
+/// assert!(y[0] == 0. && (y[1] - 0.731059).abs() < 1e-6);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default, Module)]
+pub struct Silu {
+    base: Base,
+}
+
+#[forward]
+impl Silu {
+    /// The layer.
+    pub fn new() -> Self {
+        Silu::default()
+    }
+
+    /// Applies the layer.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.silu()
+    }
+}
+
+/// What it is given. A place for hooks, and for a layer that is left out.
+///
+/// ```
+/// use dtensor::nn::Identity;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let x = Tensor::ones([2], DType::F32)?;
+/// assert_eq!(Identity::new().forward(&x)?.to_vec::<f32>()?, [1., 1.]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default, Module)]
+pub struct Identity {
+    base: Base,
+}
+
+#[forward]
+impl Identity {
+    /// The layer.
+    pub fn new() -> Self {
+        Identity::default()
+    }
+
+    /// Gives what it is given.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.clone())
+    }
+}

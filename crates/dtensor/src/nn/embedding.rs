@@ -1,0 +1,96 @@
+//! The table of vectors.
+
+use super::{Base, Module, Parameter, forward};
+use crate::{DType, Error, Replicate, Result, Tensor, on_device, sharded};
+
+/// One row of `weight` per index: a last dim of the rows' size is added to the indices' shape.
+///
+/// ```
+/// use dtensor::nn::Embedding;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let layer = Embedding::new(10, 4)?;
+/// let ids = Tensor::from_slice(&[1i64, 9, 1, 0, 0, 2], [2, 3])?;
+/// assert_eq!(layer.forward(&ids)?.dims(), [2, 3, 4]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Module)]
+pub struct Embedding {
+    /// `[rows, size of a row]`.
+    pub weight: Parameter,
+    padding: Option<i64>,
+    base: Base,
+}
+
+#[forward]
+impl Embedding {
+    /// A table of `rows` rows of `size` numbers, normal with mean 0 and variance 1, drawn from this thread's generator.
+    pub fn new(rows: usize, size: usize) -> Result<Self> {
+        let weight = Parameter::drawn([rows, size], Tensor::randn_like)?;
+        Ok(Embedding { weight, padding: None, base: Base::new() })
+    }
+
+    /// As [`new`](Embedding::new), with a row that stands for nothing: it begins as zeros, and gets no gradient. `padding` counts
+    /// from the back when negative.
+    ///
+    /// ```
+    /// use dtensor::nn::Embedding;
+    /// use dtensor::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// let layer = Embedding::padded(10, 2, -1)?;
+    /// let last = Tensor::from_slice(&[9i64], [1])?;
+    /// assert_eq!(layer.forward(&last)?.to_vec::<f32>()?, [0., 0.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn padded(rows: usize, size: usize, padding: i64) -> Result<Self> {
+        let padding = row_of(rows, padding)?;
+        let weight = Parameter::drawn([rows, size], move |like| {
+            let is_padding = positions(like.size(0)?, like)?.eq(padding)?.unsqueeze(1)?;
+            like.randn_like()?.masked_fill(&is_padding, 0.0)
+        })?;
+        Ok(Embedding { weight, padding: Some(padding), base: Base::new() })
+    }
+
+    /// A table with these rows, of which one may stand for nothing: it gets no gradient.
+    pub fn from_parameter(weight: Parameter, padding: Option<i64>) -> Result<Self> {
+        let table = weight.get();
+        let &[rows, _] = table.dims() else {
+            let message = format!("the weight must have 2 dims, but its shape is {}", table.shape());
+            return Err(Error::argument("Embedding", message));
+        };
+        let padding = padding.map(|padding| row_of(rows, padding)).transpose()?;
+        Ok(Embedding { weight, padding, base: Base::new() })
+    }
+
+    /// The row that stands for nothing, if there is one.
+    pub fn padding(&self) -> Option<i64> {
+        self.padding
+    }
+
+    /// Looks the rows up.
+    #[track_caller]
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        ids.embedding(&self.weight.get(), self.padding)
+    }
+}
+
+/// The row of a padding index, counted from the front.
+fn row_of(rows: usize, padding: i64) -> Result<i64> {
+    let row = if padding < 0 { padding.saturating_add(rows as i64) } else { padding };
+    if (0..rows as i64).contains(&row) {
+        return Ok(row);
+    }
+    let message = format!("padding index {padding} must be within the number of embeddings, {rows}");
+    Err(Error::argument("Embedding", message))
+}
+
+/// 0 to `n`, to be used with a tensor: on its device and, if it is distributed, whole on every rank of its mesh.
+#[track_caller]
+pub(crate) fn positions(n: usize, beside: &Tensor) -> Result<Tensor> {
+    on_device(beside.device(), || match beside.mesh() {
+        None => Tensor::arange(0, n as i64, 1, DType::I64),
+        Some(mesh) => sharded::arange(0, n as i64, 1, DType::I64, mesh, vec![Replicate; mesh.ndim()]),
+    })
+}

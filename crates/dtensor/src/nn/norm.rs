@@ -1,0 +1,157 @@
+//! Normalisation over the last dims, as layers.
+
+use super::{Base, Module, Parameter, forward};
+use crate::{DType, Error, Result, Shape, Tensor};
+
+/// Normalises over the last dims to mean 0 and variance 1, then scales by `weight` and shifts by `bias`, which begin as ones and
+/// zeros.
+///
+/// ```
+/// use dtensor::nn::LayerNorm;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let x = Tensor::from_slice(&[1f32, 3., 5., 7.], [2, 2])?;
+/// let y = LayerNorm::new(2)?.with_eps(0.0).forward(&x)?;
+/// assert_eq!(y.to_vec::<f32>()?, [-1., 1., -1., 1.]);
+/// // Over several dims, and without parameters.
+/// assert_eq!(LayerNorm::new([2, 2])?.without_parameters().forward(&x)?.dims(), [2, 2]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Module)]
+pub struct LayerNorm {
+    /// Of the shape of the normalized dims, if there is one.
+    pub weight: Option<Parameter>,
+    /// Of the shape of the normalized dims, if there is one.
+    pub bias: Option<Parameter>,
+    shape: Shape,
+    eps: f64,
+    base: Base,
+}
+
+#[forward]
+impl LayerNorm {
+    /// Over last dims of this shape, with weight and bias. 1e-5 is added to the variance.
+    pub fn new(shape: impl Into<Shape>) -> Result<Self> {
+        let shape = normalized("LayerNorm", shape.into())?;
+        Ok(LayerNorm {
+            weight: Some(Parameter::drawn(&shape, Tensor::ones_like)?),
+            bias: Some(Parameter::drawn(&shape, Tensor::zeros_like)?),
+            shape,
+            eps: 1e-5,
+            base: Base::new(),
+        })
+    }
+
+    /// With another number added to the variance.
+    pub fn with_eps(self, eps: f64) -> Self {
+        LayerNorm { eps, ..self }
+    }
+
+    /// That scales only.
+    pub fn without_bias(self) -> Self {
+        LayerNorm { bias: None, ..self }
+    }
+
+    /// That neither scales nor shifts.
+    pub fn without_parameters(self) -> Self {
+        LayerNorm { weight: None, bias: None, ..self }
+    }
+
+    /// The sizes of the dims it normalises over.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// What is added to the variance.
+    pub fn eps(&self) -> f64 {
+        self.eps
+    }
+
+    /// Applies the layer.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        expect_last_dims("LayerNorm", &self.shape, x)?;
+        let value = |parameter: &Option<Parameter>| parameter.as_ref().map(Parameter::get);
+        let (weight, bias) = (value(&self.weight), value(&self.bias));
+        x.layer_norm(self.shape.rank(), weight.as_ref(), bias.as_ref(), self.eps)
+    }
+}
+
+/// Divides by the root of the mean square over the last dims, then scales by `weight`, which begins as ones.
+///
+/// ```
+/// use dtensor::nn::RmsNorm;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let x = Tensor::from_slice(&[1f32, 7., 5., 5.], [2, 2])?;
+/// let y = RmsNorm::new(2)?.with_eps(0.0).forward(&x)?;
+/// assert_eq!(y.to_vec::<f32>()?, [0.2, 1.4, 1., 1.]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Module)]
+pub struct RmsNorm {
+    /// Of the shape of the normalized dims, if there is one.
+    pub weight: Option<Parameter>,
+    shape: Shape,
+    eps: Option<f64>,
+    base: Base,
+}
+
+#[forward]
+impl RmsNorm {
+    /// Over last dims of this shape, with a weight. The least number that makes a difference to 1 is added to the mean square, in the
+    /// precision in which it is computed.
+    pub fn new(shape: impl Into<Shape>) -> Result<Self> {
+        let shape = normalized("RmsNorm", shape.into())?;
+        let weight = Parameter::drawn(&shape, Tensor::ones_like)?;
+        Ok(RmsNorm { weight: Some(weight), shape, eps: None, base: Base::new() })
+    }
+
+    /// With another number added to the mean square.
+    pub fn with_eps(self, eps: f64) -> Self {
+        RmsNorm { eps: Some(eps), ..self }
+    }
+
+    /// That does not scale.
+    pub fn without_weight(self) -> Self {
+        RmsNorm { weight: None, ..self }
+    }
+
+    /// The sizes of the dims it normalises over.
+    pub fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// What is added to the mean square, if it was said.
+    pub fn eps(&self) -> Option<f64> {
+        self.eps
+    }
+
+    /// Applies the layer.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        expect_last_dims("RmsNorm", &self.shape, x)?;
+        // Half precision is computed in single precision.
+        let least = if x.dtype() == DType::F64 { f64::EPSILON } else { f32::EPSILON.into() };
+        let weight = self.weight.as_ref().map(Parameter::get);
+        x.rms_norm(self.shape.rank(), weight.as_ref(), self.eps.unwrap_or(least))
+    }
+}
+
+fn normalized(op: &'static str, shape: Shape) -> Result<Shape> {
+    if shape.rank() == 0 {
+        return Err(Error::argument(op, "expected normalized_shape to be at least 1-dimensional"));
+    }
+    Ok(shape)
+}
+
+fn expect_last_dims(op: &'static str, shape: &Shape, x: &Tensor) -> Result<()> {
+    if x.dims().ends_with(shape) {
+        return Ok(());
+    }
+    let message =
+        format!("given normalized_shape {shape}, expected input with these last dims, but got {}", x.shape());
+    Err(Error::argument(op, message))
+}

@@ -1,0 +1,194 @@
+//! The functions that lay a model on a mesh.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::distribute::{OP, replicate};
+use crate::nn::{Base, Inputs, Module, Outputs};
+use crate::{DeviceMesh, Error, Result, Tensor};
+
+type PartitionFn<'p> = Box<dyn FnMut(&str, &dyn Module, &DeviceMesh) -> Result<()> + 'p>;
+type InputFn = Arc<dyn Fn(&dyn Module, Inputs, &DeviceMesh) -> Result<NewInputs> + Send + Sync>;
+type OutputFn = Arc<dyn Fn(&dyn Module, Outputs, &DeviceMesh) -> Result<Outputs> + Send + Sync>;
+
+/// The functions that [`distribute_module`](super::distribute_module) lays a model on a mesh with.
+///
+/// ```
+/// use dtensor::nn::{Identity, Module};
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// launch(2, |world| {
+///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
+///     let how = DistributeModule::new().output_fn(|_, outputs, mesh| {
+///         outputs.tensor(0)?.mul(mesh.size() as f64)
+///     });
+///     let module = distribute_module(Identity::new(), &mesh, how)?;
+///     assert_eq!(module.forward(&Tensor::ones([2], DType::F32)?)?.to_vec::<f32>()?, [2., 2.]);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Default)]
+pub struct DistributeModule<'p> {
+    partition: Option<PartitionFn<'p>>,
+    pub(super) input: Option<InputFn>,
+    pub(super) output: Option<OutputFn>,
+    /// Those that were given in a form that is on its way out.
+    pub(super) deprecated: Vec<&'static str>,
+}
+
+impl<'p> DistributeModule<'p> {
+    /// No functions: everything is replicated.
+    pub fn new() -> Self {
+        DistributeModule::default()
+    }
+
+    /// Calls `partition_fn` with the name of every module of the tree, the module and the mesh.
+    pub fn partition_fn(
+        mut self,
+        partition_fn: impl FnMut(&str, &dyn Module, &DeviceMesh) -> Result<()> + 'p,
+    ) -> Self {
+        self.partition = Some(Box::new(partition_fn));
+        self
+    }
+
+    /// Has `input_fn` make the inputs of the model of what its caller gives: of the module, the inputs and the mesh. A tensor
+    /// alone stands for the only input.
+    pub fn input_fn<R: Into<NewInputs>>(
+        mut self,
+        input_fn: impl Fn(&dyn Module, Inputs, &DeviceMesh) -> Result<R> + Send + Sync + 'static,
+    ) -> Self {
+        self.input = Some(Arc::new(move |module, inputs, mesh| Ok(input_fn(module, inputs, mesh)?.into())));
+        self
+    }
+
+    /// As [`input_fn`](DistributeModule::input_fn), for a function that is not given the module. It still works, and
+    /// [`distribute_module`](super::distribute_module) warns of it.
+    pub fn input_fn_without_module<R: Into<NewInputs>>(
+        mut self,
+        input_fn: impl Fn(Inputs, &DeviceMesh) -> Result<R> + Send + Sync + 'static,
+    ) -> Self {
+        self.deprecated.push("an input_fn");
+        self.input_fn(move |_, inputs, mesh| input_fn(inputs, mesh))
+    }
+
+    /// Has `output_fn` make what the caller of the model gets of the outputs: of the module, the outputs and the mesh.
+    pub fn output_fn<R: Into<Outputs>>(
+        mut self,
+        output_fn: impl Fn(&dyn Module, Outputs, &DeviceMesh) -> Result<R> + Send + Sync + 'static,
+    ) -> Self {
+        self.output =
+            Some(Arc::new(move |module, outputs, mesh| Ok(output_fn(module, outputs, mesh)?.into())));
+        self
+    }
+
+    /// As [`output_fn`](DistributeModule::output_fn), for a function that is not given the module. It still works, and
+    /// [`distribute_module`](super::distribute_module) warns of it.
+    pub fn output_fn_without_module<R: Into<Outputs>>(
+        mut self,
+        output_fn: impl Fn(Outputs, &DeviceMesh) -> Result<R> + Send + Sync + 'static,
+    ) -> Self {
+        self.deprecated.push("an output_fn");
+        self.output_fn(move |_, outputs, mesh| output_fn(outputs, mesh))
+    }
+
+    pub(super) fn is_nothing(&self) -> bool {
+        self.partition.is_none() && self.input.is_none() && self.output.is_none()
+    }
+
+    #[track_caller]
+    pub(super) fn apply(mut self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
+        for (name, part) in module.named_modules() {
+            if let Some(partition) = &mut self.partition {
+                partition(&name, part, mesh)?;
+            }
+            replicate(part, mesh)?;
+        }
+        let Some(base) = module.base() else { return Ok(()) };
+        self.hook(base, mesh);
+        base.mark_distributed(OP);
+        Ok(())
+    }
+
+    fn hook(self, base: &Base, mesh: &DeviceMesh) {
+        if let Some(input) = self.input {
+            let mesh = mesh.clone();
+            base.register_forward_pre_hook(move |module, inputs| {
+                let mut names = inputs.clone();
+                match input(module, inputs, &mesh)? {
+                    NewInputs::All(inputs) => Ok(inputs),
+                    NewInputs::Only(tensor) if names.len() == 1 => {
+                        names[0] = tensor.into();
+                        Ok(names)
+                    }
+                    NewInputs::Only(_) => {
+                        let message = format!(
+                            "input_fn gave one tensor for the {} inputs of `{}`",
+                            names.len(),
+                            module.kind()
+                        );
+                        Err(Error::argument(OP, message))
+                    }
+                }
+            });
+        }
+        if let Some(output) = self.output {
+            let mesh = mesh.clone();
+            base.register_forward_hook(move |module, _, outputs| output(module, outputs, &mesh));
+        }
+    }
+}
+
+impl From<()> for DistributeModule<'_> {
+    fn from((): ()) -> Self {
+        DistributeModule::new()
+    }
+}
+
+impl fmt::Debug for DistributeModule<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "DistributeModule(partition_fn={}, input_fn={}, output_fn={})",
+            self.partition.is_some(),
+            self.input.is_some(),
+            self.output.is_some()
+        )
+    }
+}
+
+/// What an [input function](DistributeModule::input_fn) gives: all inputs, or a tensor for the only one.
+///
+/// ```
+/// use dtensor::inputs;
+/// use dtensor::parallel::NewInputs;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let x = Tensor::ones([2], DType::F32)?;
+/// assert!(matches!(NewInputs::from(inputs![x = &x]), NewInputs::All(_)));
+/// assert!(matches!(NewInputs::from(x), NewInputs::Only(_)));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+// Only ever on its way from one function to another.
+#[allow(clippy::large_enum_variant)]
+pub enum NewInputs {
+    /// All of them.
+    All(Inputs),
+    /// The only one.
+    Only(Tensor),
+}
+
+impl From<Inputs> for NewInputs {
+    fn from(inputs: Inputs) -> Self {
+        NewInputs::All(inputs)
+    }
+}
+
+impl From<Tensor> for NewInputs {
+    fn from(tensor: Tensor) -> Self {
+        NewInputs::Only(tensor)
+    }
+}

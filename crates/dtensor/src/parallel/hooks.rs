@@ -1,0 +1,145 @@
+//! What the hooks of all styles do.
+
+use crate::nn::{Argument, Base, Inputs, Linear, Module, Outputs, downcast};
+use crate::{
+    DeviceMesh, Error, FromLocal, Placement, Placements, RedistributeOptions, Result, Shape, Tensor,
+};
+
+/// Where hooks are put on a module.
+pub(super) fn base_of<'m>(style: &'static str, module: &'m dyn Module) -> Result<&'m Base> {
+    let kind = module.kind();
+    let message = match module.base() {
+        Some(base) if module.runs_hooks() => return Ok(base),
+        Some(_) => {
+            format!("`{kind}` does not run its hooks: put `#[forward]` on the `impl` block of its `forward`")
+        }
+        None => format!("`{kind}` has no place for hooks: add a field `base: Base` to it"),
+    };
+    Err(Error::argument(style, message))
+}
+
+/// A tensor of this rank, taken as its part of one that lies in this way. One that lies on a mesh is taken as it is.
+///
+/// `last` is the size of the last dim of the whole, where it is known: then the parts need not be even.
+#[track_caller]
+pub(super) fn joined(
+    x: &Tensor,
+    mesh: &DeviceMesh,
+    layout: Placement,
+    last: Option<usize>,
+) -> Result<Tensor> {
+    if x.is_distributed() {
+        return Ok(x.clone());
+    }
+    let dim = layout.dim().map(|dim| if dim < 0 { dim + x.rank() as isize } else { dim });
+    let shape: Option<Shape> = match (last, dim) {
+        (Some(size), Some(dim)) if dim >= 0 && dim + 1 == x.rank() as isize => {
+            Some(x.shape().with_dim(dim as usize, size))
+        }
+        _ => None,
+    };
+    Tensor::from_local_with(x, mesh, layout, FromLocal { shape, ..FromLocal::default() })
+}
+
+/// A distributed tensor in another placement. How it lies is what counts, not how it was said to.
+#[track_caller]
+pub(super) fn brought(x: &Tensor, mesh: &DeviceMesh, to: Placement) -> Result<Tensor> {
+    let wanted = Placements::from(to).checked("redistribute", mesh.ndim(), x.rank())?;
+    if x.placements() == &wanted[..] && x.mesh() == Some(mesh) {
+        return Ok(x.clone());
+    }
+    let options = RedistributeOptions { mesh: Some(mesh.clone()), ..RedistributeOptions::default() };
+    x.redistribute_with(&wanted[..], options)
+}
+
+/// The first input, if it is a tensor.
+pub(super) fn first<'i>(style: &'static str, module: &dyn Module, inputs: &'i Inputs) -> Result<&'i Tensor> {
+    let first = inputs.get(0);
+    first.and_then(Argument::as_tensor).ok_or_else(|| {
+        let message = format!(
+            "expecting input of `{}` to be a torch.Tensor or DTensor, but got {}",
+            module.kind(),
+            first.map_or("none", shown)
+        );
+        Error::argument(style, message)
+    })
+}
+
+/// What an argument is, for a message.
+pub(super) fn shown(argument: &Argument) -> &'static str {
+    match argument {
+        Argument::Tensor(_) => "a tensor",
+        Argument::Tensors(_) => "a list of tensors",
+        Argument::Number(_) => "a number",
+        Argument::Flag(_) => "a flag",
+        Argument::Nothing => "nothing",
+        Argument::Other => "something that hooks do not see",
+    }
+}
+
+/// Every tensor among the outputs that lies on a mesh, changed.
+pub(super) fn each_distributed(
+    mut outputs: Outputs,
+    change: impl Fn(&Tensor) -> Result<Tensor>,
+) -> Result<Outputs> {
+    let changed = |x: &Tensor| if x.is_distributed() { change(x) } else { Ok(x.clone()) };
+    for i in 0..outputs.len() {
+        match &outputs[i] {
+            Argument::Tensor(x) => outputs[i] = changed(x)?.into(),
+            Argument::Tensors(list) => {
+                outputs[i] = Argument::Tensors(list.iter().map(changed).collect::<Result<_>>()?);
+            }
+            _ => {}
+        }
+    }
+    Ok(outputs)
+}
+
+/// The size of the last dim that a linear layer takes.
+pub(super) fn features(module: &dyn Module) -> Option<usize> {
+    downcast::<Linear>(module)?.weight.get().dims().last().copied()
+}
+
+/// How an input or output lies, and how it is wanted; nothing, if it is left alone.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) layout: Option<Placement>,
+    pub(super) desired: Option<Placement>,
+}
+
+impl Wanted {
+    /// That nothing is wanted of what is left alone.
+    pub(super) fn check(self, style: &'static str, what: &str) -> Result<()> {
+        match self {
+            Wanted { layout: None, desired: Some(desired) } => {
+                let message = format!(
+                    "{desired:?} is desired of {what}, but its layout is None, which leaves it alone"
+                );
+                Err(Error::argument(style, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// An argument where it is wanted: on the mesh, or this rank's part of it. What is no tensor is refused.
+    #[track_caller]
+    pub(super) fn of(
+        self,
+        argument: &Argument,
+        mesh: &DeviceMesh,
+        local: bool,
+        refuse: impl FnOnce() -> Error,
+    ) -> Result<Argument> {
+        let Some(layout) = self.layout else { return Ok(argument.clone()) };
+        let mut x = match argument {
+            Argument::Tensor(x) => joined(x, mesh, layout, None)?,
+            // An option that is not there.
+            Argument::Nothing => return Ok(Argument::Nothing),
+            _ => return Err(refuse()),
+        };
+        if let Some(desired) = self.desired {
+            x = brought(&x, mesh, desired)?;
+        }
+        Ok(if local { x.to_local()?.into() } else { x.into() })
+    }
+}

@@ -1,0 +1,118 @@
+//! Which part of a model is spread how.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::ParallelStyle;
+
+/// A list of paths of modules and the style for each; [`plan!`](crate::plan) writes one. A style alone is a plan for the
+/// model itself.
+///
+/// A path names a module by the names on the way to it, with dots between them. Each name may have wildcards, which match within
+/// that name: `*` any letters, `?` one, `[0-3]` one of these, `[!0]` one that is none of these. The empty path is the model
+/// itself. The type of the model may stand in front.
+///
+/// ```
+/// use dtensor::parallel::ParallelPlan;
+/// use dtensor::prelude::*;
+///
+/// let mut plan = plan! {
+///     "layers.*.net1" => ColwiseParallel::new(),
+///     "layers.*.net2" => RowwiseParallel::new(),
+/// };
+/// plan.push("norm", SequenceParallel::new());
+/// assert_eq!(plan.len(), 3);
+/// let whole = ParallelPlan::from(ColwiseParallel::new());
+/// assert_eq!(whole.iter().next().unwrap().0, "");
+/// ```
+#[derive(Clone, Default)]
+pub struct ParallelPlan {
+    entries: Vec<(String, Arc<dyn ParallelStyle>)>,
+}
+
+impl ParallelPlan {
+    /// A plan that does nothing.
+    pub fn new() -> Self {
+        ParallelPlan::default()
+    }
+
+    /// Adds an entry after the others.
+    pub fn push(&mut self, path: impl Into<String>, style: impl ParallelStyle + 'static) {
+        self.entries.push((path.into(), Arc::new(style)));
+    }
+
+    /// The plan with one more entry.
+    pub fn with(mut self, path: impl Into<String>, style: impl ParallelStyle + 'static) -> Self {
+        self.push(path, style);
+        self
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Paths and styles, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Arc<dyn ParallelStyle>)> {
+        self.entries.iter().map(|(path, style)| (path.as_str(), style))
+    }
+}
+
+impl fmt::Debug for ParallelPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
+}
+
+impl<S: ParallelStyle + 'static> From<S> for ParallelPlan {
+    fn from(style: S) -> Self {
+        ParallelPlan::new().with("", style)
+    }
+}
+
+impl<P: Into<String>, S: ParallelStyle + 'static> FromIterator<(P, S)> for ParallelPlan {
+    fn from_iter<I: IntoIterator<Item = (P, S)>>(entries: I) -> Self {
+        entries.into_iter().fold(ParallelPlan::new(), |plan, (path, style)| plan.with(path, style))
+    }
+}
+
+impl<P: Into<String>, S: ParallelStyle + 'static, const N: usize> From<[(P, S); N]> for ParallelPlan {
+    fn from(entries: [(P, S); N]) -> Self {
+        entries.into_iter().collect()
+    }
+}
+
+impl<P: Into<String>, S: ParallelStyle + 'static> From<Vec<(P, S)>> for ParallelPlan {
+    fn from(entries: Vec<(P, S)>) -> Self {
+        entries.into_iter().collect()
+    }
+}
+
+/// A [`ParallelPlan`](crate::parallel::ParallelPlan): paths of modules, and the style for each.
+///
+/// ```
+/// use dtensor::nn::Linear;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// launch(2, |world| {
+///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
+///     let model = (Linear::new(4, 6, true)?, Linear::new(6, 4, true)?);
+///     let plan = plan! { "0" => ColwiseParallel::new(), "1" => RowwiseParallel::new() };
+///     let model = parallelize_module(model, &mesh, plan)?;
+///     assert_eq!(model.1.weight.get().placements(), [Shard(1)]);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[macro_export]
+macro_rules! plan {
+    ($($path:expr => $style:expr),* $(,)?) => {
+        $crate::parallel::ParallelPlan::new()$(.with($path, $style))*
+    };
+}

@@ -1,0 +1,87 @@
+//! Inputs and outputs of a module brought to where they are wanted.
+
+use std::fmt;
+
+use super::{ParallelStyle, Partition, PrepareModuleInput, PrepareModuleOutput};
+use crate::nn::Module;
+use crate::{DeviceMesh, Result};
+
+/// A [`PrepareModuleInput`] and a [`PrepareModuleOutput`] for one module.
+///
+/// ```
+/// use dtensor::nn::Identity;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// launch(2, |world| {
+///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
+///     let style = PrepareModuleInputOutput::new(
+///         PrepareModuleInput::new(Shard(0), Replicate)?,
+///         PrepareModuleOutput::new(Replicate, Shard(1))?,
+///     );
+///     let module = parallelize_module(Identity::new(), &mesh, style)?;
+///     let y = module.forward(&Tensor::ones([3, 4], DType::F32)?)?;
+///     assert_eq!(y.dims(), [6, 2]);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct PrepareModuleInputOutput {
+    input: PrepareModuleInput,
+    output: PrepareModuleOutput,
+}
+
+impl PrepareModuleInputOutput {
+    /// Both. The module gets tensors that lie on the mesh, and its caller this rank's parts, unless they say otherwise.
+    pub fn new(input: PrepareModuleInput, output: PrepareModuleOutput) -> Self {
+        PrepareModuleInputOutput { input, output }
+    }
+
+    /// Whether the module gets this rank's parts of the inputs, or tensors that lie on the mesh.
+    pub fn use_local_input(self, use_local_input: bool) -> Self {
+        PrepareModuleInputOutput { input: self.input.use_local_output(use_local_input), ..self }
+    }
+
+    /// Whether the caller gets this rank's parts of the outputs, or tensors that lie on the mesh.
+    pub fn use_local_output(self, use_local_output: bool) -> Self {
+        PrepareModuleInputOutput { output: self.output.use_local_output(use_local_output), ..self }
+    }
+}
+
+impl fmt::Display for PrepareModuleInputOutput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PrepareModuleInputOutput { input, output } = self;
+        write!(
+            f,
+            "PrepareModuleInputOutput(input_layouts={}, desired_input_layouts={}, input_kwarg_layouts={}, \
+             desired_input_kwarg_layouts={}, use_local_input={}, output_layouts={}, desired_output_layouts={}, \
+             use_local_output={})",
+            input.input_layouts,
+            input.desired_input_layouts,
+            input.input_kwarg_layouts,
+            input.desired_input_kwarg_layouts,
+            input.use_local_output,
+            output.output_layouts,
+            output.desired_output_layouts,
+            output.use_local_output
+        )
+    }
+}
+
+impl fmt::Debug for PrepareModuleInputOutput {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl ParallelStyle for PrepareModuleInputOutput {
+    fn partition(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<Option<Partition>> {
+        self.input.partition(module, mesh)
+    }
+
+    fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
+        self.input.apply(module, mesh)?;
+        self.output.apply(module, mesh)
+    }
+}

@@ -1,0 +1,113 @@
+//! What a style is.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::nn::Module;
+use crate::{DeviceMesh, Placement, Result};
+
+/// How parameters of a module are to lie on a mesh of one dim, by their names in the module. Those that are not named are
+/// replicated.
+///
+/// ```
+/// use dtensor::Shard;
+/// use dtensor::parallel::Partition;
+/// let bias_is_whole: Partition = vec![("weight".into(), Shard(1))];
+/// # let _ = bias_is_whole;
+/// ```
+pub type Partition = Vec<(String, Placement)>;
+
+/// A way to spread a module over the ranks of a mesh of one dim: where its parameters lie, and what is done to its inputs and
+/// outputs.
+///
+/// Those of this library are enough for most models. One of one's own says where the parameters go, and puts hooks on the
+/// module:
+///
+/// ```
+/// use dtensor::nn::{Base, Module, Parameter, forward};
+/// use dtensor::parallel::{ParallelStyle, Partition};
+/// use dtensor::prelude::*;
+///
+/// /// Several matrices, one after the other.
+/// #[derive(Module)]
+/// struct Experts {
+///     weights: Parameter,
+///     base: Base,
+/// }
+///
+/// #[forward]
+/// impl Experts {
+///     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+///         x.matmul(&self.weights.get())
+///     }
+/// }
+///
+/// /// Every rank has some of the experts.
+/// #[derive(Debug)]
+/// struct ExpertParallel;
+///
+/// impl ParallelStyle for ExpertParallel {
+///     fn partition(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<Option<Partition>> {
+///         let experts = module.get_parameter("weights")?.get().dims()[0];
+///         if experts < mesh.size() {
+///             let message = format!("{experts} experts are too few for {} ranks", mesh.size());
+///             return Err(Error::argument("ExpertParallel", message));
+///         }
+///         Ok(Some(vec![("weights".into(), Shard(0))]))
+///     }
+///
+///     fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
+///         let base = module.base().expect("experts have one");
+///         let mesh = mesh.clone();
+///         base.register_forward_pre_hook(move |_, mut inputs| {
+///             inputs["x"] = Tensor::from_local(inputs.tensor("x")?, &mesh, [Replicate])?.into();
+///             Ok(inputs)
+///         });
+///         base.register_forward_hook(|_, _, outputs| Ok(outputs.tensor(0)?.full_tensor()?.into()));
+///         Ok(())
+///     }
+/// }
+///
+/// # fn main() -> Result<()> {
+/// launch(2, |world| {
+///     let mesh = DeviceMesh::new(&world, [2], "ep")?;
+///     let weights = Parameter::new(&Tensor::ones([4, 3, 5], DType::F32)?)?;
+///     let experts = parallelize_module(Experts { weights, base: Base::new() }, &mesh, ExpertParallel)?;
+///     assert_eq!(experts.weights.get().to_local()?.dims(), [2, 3, 5]);
+///     let y = experts.forward(&Tensor::ones([4, 1, 3], DType::F32)?)?;
+///     assert_eq!(y.to_vec::<f32>()?, [3.; 20]);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+pub trait ParallelStyle: Debug + Send + Sync {
+    /// How the module's parameters are to lie; nothing, if the style has to do with inputs and outputs only. At most one style of
+    /// a module may say something here.
+    ///
+    /// A module that the style is not for is refused here: this is asked for all entries of a plan before anything is
+    /// changed.
+    fn partition(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<Option<Partition>> {
+        let _ = (module, mesh);
+        Ok(None)
+    }
+
+    /// Puts hooks on the module. Its parameters lie as [`partition`](ParallelStyle::partition) said.
+    fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()>;
+}
+
+macro_rules! pointers {
+    ($($pointer:ty),*) => {$(
+        impl<S: ParallelStyle + ?Sized> ParallelStyle for $pointer {
+            fn partition(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<Option<Partition>> {
+                (**self).partition(module, mesh)
+            }
+
+            fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
+                (**self).apply(module, mesh)
+            }
+        }
+    )*};
+}
+
+pointers!(Arc<S>, Box<S>);
