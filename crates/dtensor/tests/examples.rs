@@ -1,0 +1,33 @@
+//! The examples, which check themselves.
+
+macro_rules! examples {
+    ($($name:ident: $path:literal;)*) => {$(
+        #[path = $path]
+        mod $name;
+
+        #[test]
+        fn $name() -> dtensor::Result<()> {
+            $name::main()
+        }
+    )*};
+}
+
+examples! {
+    colwise_parallel: "../examples/colwise_parallel.rs";
+    rowwise_parallel: "../examples/rowwise_parallel.rs";
+    sequence_parallel: "../examples/sequence_parallel.rs";
+    prepare_module_input: "../examples/prepare_module_input.rs";
+    prepare_module_output: "../examples/prepare_module_output.rs";
+    prepare_module_input_output: "../examples/prepare_module_input_output.rs";
+}
+
+/// None is left out.
+#[test]
+fn every_example_is_run() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+    let here = include_str!("examples.rs");
+    for file in std::fs::read_dir(folder).expect("there are examples") {
+        let name = file.expect("a file").file_name().into_string().expect("a name");
+        assert!(here.contains(&format!("\"../examples/{name}\";")), "{name} is not run");
+    }
+}
