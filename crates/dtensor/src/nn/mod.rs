@@ -30,7 +30,7 @@
 //! ```
 //!
 //! `#[forward]` makes a call of `forward` run the [hooks](Base) that are on the module, and tells a
-//! [`CommDebugMode`](crate::debug::CommDebugMode) which module runs. Nothing of it costs anything where there is neither.
+//! [`CommDebugMode`](crate::debug::CommDebugMode) which module runs. Where there is neither, it costs a look at two flags.
 
 mod activations;
 mod argument;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::hooks::{base_of, brought, each_distributed, features, first, joined};
+use super::hooks::{base_of, brought, deliver, features, first, joined};
 use super::{ParallelStyle, Partition};
 use crate::nn::{Embedding, Linear, Module, downcast};
 use crate::{DeviceMesh, Error, Placement, Replicate, Result, Shard};
@@ -113,13 +113,7 @@ impl ParallelStyle for ColwiseParallel {
             inputs[0] = brought(&x, &of, Replicate)?.into();
             Ok(inputs)
         });
-        let of = mesh.clone();
-        base.register_forward_hook(move |_, _, outputs| {
-            each_distributed(outputs, |y| {
-                let y = brought(y, &of, output_layouts)?;
-                if use_local_output { y.to_local() } else { Ok(y) }
-            })
-        });
+        deliver(base, mesh, output_layouts, use_local_output);
         Ok(())
     }
 }

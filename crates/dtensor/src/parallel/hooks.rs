@@ -95,6 +95,17 @@ pub(super) fn each_distributed(
     Ok(outputs)
 }
 
+/// Has every output that lies on a mesh brought to where the caller is to get it, on the mesh or as this rank's part.
+pub(super) fn deliver(base: &Base, mesh: &DeviceMesh, layout: Placement, local: bool) {
+    let mesh = mesh.clone();
+    base.register_forward_hook(move |_, _, outputs| {
+        each_distributed(outputs, |y| {
+            let y = brought(y, &mesh, layout)?;
+            if local { y.to_local() } else { Ok(y) }
+        })
+    });
+}
+
 /// The size of the last dim that a linear layer takes.
 pub(super) fn features(module: &dyn Module) -> Option<usize> {
     downcast::<Linear>(module)?.weight.get().dims().last().copied()
