@@ -1,0 +1,376 @@
+//! What is refused, before anything is changed, and what is undone.
+
+use super::*;
+
+/// A style that does what it is told.
+#[derive(Debug)]
+struct Told {
+    partition: fn(&dyn Module) -> Result<Option<Partition>>,
+    apply: fn(&dyn Module) -> Result<()>,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Told { partition: |_| Ok(None), apply: |_| Ok(()) }
+    }
+}
+
+impl ParallelStyle for Told {
+    fn partition(&self, module: &dyn Module, _: &DeviceMesh) -> Result<Option<Partition>> {
+        (self.partition)(module)
+    }
+
+    fn apply(&self, module: &dyn Module, _: &DeviceMesh) -> Result<()> {
+        (self.apply)(module)
+    }
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_before_anything_is_changed() {
+    spmd(RANKS, |world| {
+        let mesh = line(&world)?;
+        let model = MLPStacked::new(2)?;
+        let (col, row) = (ColwiseParallel::new, RowwiseParallel::new);
+        // Paths. What comes before a bad entry is not done either.
+        let first = || plan! { "layers.*.net1" => col() };
+        for (path, words) in [
+            (
+                "layers.9.net1",
+                "`layers.9.net1` could not be resolved: no submodule matching token `9` at level 1, in `layers` \
+                 (ModuleList), whose submodules are `0`, `1`",
+            ),
+            ("nets.0", "no submodule matching token `nets` at level 0, in `MLPStacked` itself"),
+            (
+                "layers.*.net3",
+                "token `net3` at level 2, in `layers.0` (MLPModule), whose submodules are `net1`, `relu`",
+            ),
+            (
+                "layers.0.net1.weight",
+                "no submodule matching token `weight` at level 3, in `layers.0.net1` (Linear), which has no",
+            ),
+            ("layers.", "no submodule matching token ``"),
+            ("layers..0", "no submodule matching token ``"),
+            ("MLPModule.layers.0.net1", "no submodule matching token `MLPModule`"),
+            ("MLPStacked.MLPStacked", "no submodule matching token `MLPStacked`"),
+        ] {
+            refused(&model, &mesh, first().with(path, col()), &["parallelize_module: ", words]);
+        }
+        // Types.
+        refused(
+            &model,
+            &mesh,
+            first().with("layers.1.relu", col()),
+            &[
+                "`layers.1.relu` (Relu): ColwiseParallel",
+                "currently only support nn.Linear and nn.Embedding!",
+            ],
+        );
+        refused(&model, &mesh, first().with("", row()), &["`MLPStacked`: RowwiseParallel", "only support"]);
+        // Two styles for one module, in one plan and after another.
+        let once = "distribute_module should only be called once on a module";
+        refused(
+            &model,
+            &mesh,
+            first().with("layers.0.net1", row()),
+            &["`layers.0.net1` (Linear)", once, "laid out by ColwiseParallel(", "and RowwiseParallel("],
+        );
+        let done = parallelize_module(MLPModule::new(true)?, &mesh, mlp())?;
+        refused(&done, &mesh, plan! { "net1" => col() }, &["`net1` (Linear)", once, "by ColwiseParallel("]);
+        refused(
+            &done,
+            &mesh,
+            plan! { "net2" => SequenceParallel::new() },
+            &[once, "by RowwiseParallel(", "and SequenceParallel("],
+        );
+        // A module that has been distributed in another way, or lies on another mesh.
+        let whole = distribute_module(Linear::new(4, 4, true)?, &mesh, ())?;
+        refused(&whole, &mesh, col(), &[once, "by distribute_module"]);
+        let model2 = distribute_module(MLPModule::new(true)?, &mesh, ())?;
+        refused(
+            &model2,
+            &mesh,
+            mlp(),
+            &["`net1.weight` lies [16, 10] [R] on DeviceMesh", "already", "wants it [16, 10] [S(0)]"],
+        );
+        // A place for hooks.
+        #[derive(Debug, Module)]
+        struct Bare {
+            inner: Linear,
+        }
+        let bare = Bare { inner: Linear::new(2, 2, true)? };
+        for style in [
+            Box::new(SequenceParallel::new()) as Box<dyn ParallelStyle>,
+            Box::new(PrepareModuleInput::new(Shard(0), Replicate)?),
+            Box::new(PrepareModuleOutput::new(Shard(0), Replicate)?),
+            Box::new(Told { partition: |_| Ok(Some(Partition::new())), ..Told::default() }),
+        ] {
+            let plan = plan! { "inner" => col(), "" => style };
+            refused(
+                &bare,
+                &mesh,
+                plan,
+                &["`Bare`: ", "`Bare` has no place for hooks: add a field `base: Base`"],
+            );
+        }
+        // Styles of users: parameters that are not there, dims that are not there, errors of their own.
+        let told = |partition| Told { partition, ..Told::default() };
+        let plan = first().with("layers.1.net2", told(|_| Ok(Some(vec![("wait".into(), Shard(0))]))));
+        refused(&model, &mesh, plan, &["`layers.1.net2` (Linear)", "there is no parameter `wait`"]);
+        let plan = first().with("layers.1.net2", told(|_| Ok(Some(vec![("bias".into(), Shard(1))]))));
+        refused(&model, &mesh, plan, &["`layers.1.net2.bias`", "sharding dim 1 is equal to or greater"]);
+        let plan = first().with("layers.1.net2", told(|_| Err(Error::argument("Told", "not today"))));
+        refused(&model, &mesh, plan, &["`layers.1.net2` (Linear): Told: not today"]);
+        // Meshes and sources.
+        let grid = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        refused(
+            &model,
+            &grid,
+            first(),
+            &["a mesh of one dim", "(dp=2, tp=2)", "pass a sub-mesh, such as `&mesh[\"tp\"]`"],
+        );
+        let options = ParallelizeOptions { src_data_rank: Some(4), ..ParallelizeOptions::default() };
+        raises(parallelize_module_with(&model, &mesh, first(), options), "src_data_rank: there is no rank 4");
+        raises(parallelize_module(&model, None, first()), "no device mesh is currently active");
+        assert!(laid(&model).iter().all(|at| at.ends_with(" -")));
+
+        // The same plan without the mistakes.
+        parallelize_module(&model, &mesh, first().with("layers.*.net2", row()))?;
+        assert!(laid(&model).iter().all(|at| !at.ends_with(" -")));
+        Ok(())
+    });
+}
+
+#[test]
+fn what_fails_half_way_is_undone() {
+    spmd(2, |world| {
+        let mesh = line(&world)?;
+        let model = MLPModule::new(true)?;
+        let hook = model.net2.base().unwrap().register_forward_hook(|_, _, outputs| Ok(outputs));
+        model.forward(&Tensor::ones([1, 10], DType::F32)?)?.sum_all()?.backward()?;
+        let before = whole_state(&model);
+        let fails = Told {
+            apply: |module| {
+                module.base().unwrap().register_forward_hook(|_, _, outputs| Ok(outputs));
+                Err(Error::argument("Told", "too late"))
+            },
+            ..Told::default()
+        };
+        raises(
+            parallelize_module(&model, &mesh, mlp().with("", fails)),
+            "parallelize_module: `MLPModule`: Told: too late",
+        );
+        assert_eq!(whole_state(&model), before);
+        assert!(model.net1.weight.grad().is_some());
+        // It is not marked either.
+        hook.remove();
+        parallelize_module(&model, &mesh, mlp())?;
+        Ok(())
+    });
+}
+
+#[test]
+fn heads_are_not_cut() {
+    spmd(RANKS, |world| {
+        let mesh = line(&world)?;
+        let layer = Linear::new(4, 24, true)?.with_heads(6)?;
+        let words = ["those of 6 heads", "4 ranks", "meshes of 1, 2, 3, 6 ranks can"];
+        refused(&layer, &mesh, ColwiseParallel::new(), &words);
+        refused(
+            &(layer.clone(), Relu::new()),
+            &mesh,
+            plan! { "*" => ColwiseParallel::new() },
+            &["`0` (Linear)"],
+        );
+        let pair = &DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?["tp"];
+        parallelize_module(&layer, pair, ColwiseParallel::new())?;
+        let even = Linear::new(4, 24, true)?.with_heads(8)?;
+        parallelize_module(&even, &mesh, ColwiseParallel::new())?;
+        // Without heads, any number of outputs will do.
+        parallelize_module(Linear::new(4, 6, true)?, &mesh, ColwiseParallel::new())?;
+        Ok(())
+    });
+}
+
+#[test]
+fn parts_that_do_not_fit_together_are_noticed_by_all() {
+    spmd(3, |world| {
+        let mesh = line(&world)?;
+        // A linear layer knows how many inputs it has.
+        let layer = parallelize_module(Linear::new(7, 2, true)?, &mesh, RowwiseParallel::new())?;
+        let x = Tensor::ones([2, 7], DType::F32)?;
+        raises(layer.forward(&x), "but the one given has shape [2, 7]");
+        let own = [3, 3, 1][world.rank()];
+        assert_eq!(layer.forward(&x.narrow(1, 0, own)?)?.dims(), [2, 2]);
+        let style = ColwiseParallel::new().input_layouts(Shard(-1)).output_layouts(Replicate);
+        let column = parallelize_module(Linear::new(7, 2, true)?, &mesh, style)?;
+        assert_eq!(column.forward(&x.narrow(1, 0, own)?)?.dims(), [2, 2]);
+
+        // Of other dims every rank is taken to have as much as this one. If that is not so, ranks mean different things.
+        let style = ColwiseParallel::new().input_layouts(Shard(0));
+        let column = parallelize_module(Linear::new(4, 3, true)?, &mesh, style)?;
+        let x = Tensor::ones([if world.rank() == 2 { 1 } else { 2 }, 4], DType::F32)?;
+        raises(column.forward(&x), "does not match");
+        Ok(())
+    });
+}
+
+#[test]
+fn inputs_are_checked_when_the_module_is_called() {
+    #[derive(Clone, Debug, Module)]
+    struct Takes {
+        base: Base,
+    }
+    #[forward]
+    impl Takes {
+        fn forward(&self, x: &Tensor, y: Option<&Tensor>, n: usize, flag: bool) -> Result<Tensor> {
+            let y = y.map_or(Ok(x.clone()), |y| x.add(y))?;
+            if flag { y.mul(n as f64) } else { Ok(y) }
+        }
+    }
+    #[derive(Clone, Debug, Module)]
+    struct Two {
+        base: Base,
+    }
+    #[forward]
+    impl Two {
+        fn forward(&self, x: &Tensor) -> Result<(Tensor, Option<Tensor>, f64)> {
+            Ok((x.clone(), None, 1.0))
+        }
+    }
+    spmd(2, |world| {
+        let mesh = line(&world)?;
+        let takes = |style: PrepareModuleInput| parallelize_module(Takes { base: Base::new() }, &mesh, style);
+        let (part, whole) = (Tensor::ones([2, 3], DType::F32)?, Tensor::ones([4, 3], DType::F32)?);
+
+        // Numbers, flags and what is not there need no layout at the end.
+        let one = takes(PrepareModuleInput::new(Shard(0), Replicate)?)?;
+        assert_eq!(one.forward(&part, None, 2, true)?.dims(), [4, 3]);
+        let error = raises(
+            one.forward(&part, Some(&part), 2, true),
+            "module inputs and input_layouts should have same length!",
+        );
+        assert!(
+            error.to_string().contains("`Takes` are (x: a tensor, y: a tensor, n: a number, flag: a flag)")
+        );
+        let two = takes(PrepareModuleInput::new((Shard(0), Replicate), (Replicate, Replicate))?)?;
+        assert_eq!(two.forward(&part, Some(&whole), 2, false)?.dims(), [4, 3]);
+        // One that is not there has no layout to bring it to.
+        assert_eq!(two.forward(&part, None, 2, false)?.dims(), [4, 3]);
+        let all =
+            PrepareModuleInput::new((Shard(0), Replicate, None, None), (Replicate, Replicate, None, None))?;
+        assert_eq!(takes(all)?.forward(&part, Some(&whole), 2, false)?.dims(), [4, 3]);
+        let many = PrepareModuleInput::new([None; 5], [None; 5])?;
+        raises(takes(many)?.forward(&part, None, 2, false), "should have same length!");
+        let three = PrepareModuleInput::new((Shard(0), None, Shard(0)), (Replicate, None, Replicate))?;
+        raises(
+            takes(three)?.forward(&part, None, 2, false),
+            "expecting input to be a torch.Tensor!, but `n` of (x: a tensor, y: nothing, n: a number, flag: a flag) is none",
+        );
+        // Some by name, the rest in order.
+        let mixed = PrepareModuleInput::new(Replicate, Replicate)?
+            .and_named([("x", Shard(0))], [("x", Replicate)])?;
+        assert_eq!(takes(mixed)?.forward(&part, Some(&whole), 2, false)?.dims(), [4, 3]);
+        let wrong = PrepareModuleInput::named([("z", Shard(0))], [("z", Replicate)])?;
+        raises(
+            takes(wrong)?.forward(&part, None, 2, false),
+            "has `z`, but the inputs of `Takes` are (x: a tensor",
+        );
+
+        // What lies on the mesh is brought from where it lies, whatever was said.
+        let x = distribute_tensor(&whole, &mesh, [Shard(1)])?;
+        let said = takes(PrepareModuleInput::new(Replicate, Replicate)?)?;
+        let (y, counts) = counted(|| said.forward(&x, None, 1, false))?;
+        assert_eq!((y.placements(), &counts[..]), (&[Replicate][..], "AG 1"));
+        let said = takes(PrepareModuleInput::new(Shard(0), Shard(-1))?)?;
+        let (y, counts) = counted(|| said.forward(&x, None, 1, false))?;
+        assert_eq!((y.placements(), &counts[..]), (&[Shard(1)][..], "0"));
+        // Wanted nowhere, it stays.
+        let said = takes(PrepareModuleInput::new(Shard(0), [None])?)?;
+        assert_eq!(said.forward(&part, None, 1, false)?.placements(), [Shard(0)]);
+        // On another mesh, it cannot be had.
+        let other = DeviceMesh::from_ranks(&world, &[1, 0], [2], "tp")?;
+        let x = distribute_tensor(&whole, &other, [Shard(1)])?;
+        raises(said.forward(&x, None, 1, false).and_then(|y| y.add(&part)), "mixed");
+        let said = takes(PrepareModuleInput::new(Shard(0), Replicate)?)?;
+        raises(said.forward(&x, None, 1, false), "cross device mesh comm not supported yet");
+
+        // Outputs.
+        let two = |style: PrepareModuleOutput| parallelize_module(Two { base: Base::new() }, &mesh, style);
+        let (y, none, number) =
+            two(PrepareModuleOutput::new((Shard(0), Shard(0), None), (Replicate, Replicate, None))?)?
+                .forward(&part)?;
+        assert_eq!((y.dims(), none.is_none(), number), (&[4, 3][..], true, 1.0));
+        raises(
+            two(PrepareModuleOutput::new(Shard(0), Replicate)?)?.forward(&part),
+            "module outputs and output_layouts should have same length!, but `Two` has 3 outputs",
+        );
+        raises(
+            two(PrepareModuleOutput::new([Shard(0); 3], [Replicate; 3])?)?.forward(&part),
+            "expecting output to be a torch.Tensor!, but output 2 of `Two` is a number",
+        );
+
+        // A first input that is no tensor.
+        #[derive(Clone, Debug, Module)]
+        struct Odd {
+            base: Base,
+        }
+        #[forward]
+        impl Odd {
+            fn forward(&self, n: usize) -> Result<Tensor> {
+                Tensor::zeros([n], DType::F32)
+            }
+        }
+        let odd = parallelize_module(Odd { base: Base::new() }, &mesh, SequenceParallel::new())?;
+        raises(odd.forward(3), "expecting input of `Odd` to be a torch.Tensor or DTensor, but got a number");
+        // A sequence along a dim that is not there.
+        let identity = parallelize_module(Identity::new(), &mesh, SequenceParallel::new())?;
+        raises(identity.forward(&Tensor::ones([4], DType::F32)?), "sharding dim 1");
+        Ok(())
+    });
+}
+
+#[test]
+fn hooks_that_nobody_would_run_are_refused() {
+    spmd(2, |world| {
+        /// Its `forward` is not the one that runs hooks.
+        #[derive(Module)]
+        struct Forgetful {
+            inner: Linear,
+            base: Base,
+        }
+        impl Forgetful {
+            fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                self.inner.forward(x)
+            }
+        }
+        let mesh = line(&world)?;
+        let model = Forgetful { inner: Linear::new(2, 2, true)?, base: Base::new() };
+        assert_eq!(model.forward(&Tensor::ones([1, 2], DType::F32)?)?.dims(), [1, 2]);
+        let words = ["`Forgetful` does not run its hooks", "#[forward]"];
+        refused(&model, &mesh, PrepareModuleInput::new(Shard(0), Replicate)?, &words);
+        refused(&model, &mesh, PrepareModuleOutput::new(Shard(0), Replicate)?, &words);
+        refused(&model, &mesh, SequenceParallel::new(), &words);
+        let functions = DistributeModule::new().output_fn(|_, outputs, _| Ok(outputs));
+        raises(distribute_module(&model, &mesh, functions), "does not run its hooks");
+        // Without functions there is nothing to run.
+        distribute_module(&model, &mesh, ())?;
+        assert_eq!(laid(&model), ["inner.weight R", "inner.bias R"]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_transformer_whose_heads_cannot_be_shared_out_is_left_alone() {
+    spmd(3, |world| {
+        let mesh = line(&world)?;
+        let model = Transformer::new(&ModelArgs::default())?;
+        let before = whole_state(&model);
+        for sequence in [false, true] {
+            let error =
+                raises(Transformer::parallelize(model.clone(), &mesh, sequence), "4 heads").to_string();
+            assert!(error.contains("layers.0.attention.w") && error.contains("1, 2, 4"), "{error}");
+            assert_eq!(whole_state(&model), before);
+        }
+        Ok(())
+    });
+}
