@@ -55,7 +55,9 @@ pub use distributed::{FromLocal, RedistributeOptions, distribute_tensor, distrib
 pub use engine::{Local, num_threads, set_num_threads, with_num_threads};
 pub use error::{Error, Result};
 pub use mesh::{DeviceMesh, MeshDim, MeshNames, init_device_mesh, use_mesh};
-pub use ops::{Aside, Attention, Bits, CrossEntropy, Gelu, Here, Locals, Metas, Op, Precision, Reduction};
+pub use ops::{
+    Aside, Attention, Bits, CrossEntropy, Gelu, Here, Locals, Metas, Op, Precision, Reduction, Together,
+};
 pub use placement::Placement::{self, Partial, Replicate, Shard, StridedShard};
 pub use placement::{Layout, Placements};
 pub use random::{Generator, manual_seed};
@@ -72,7 +74,8 @@ pub mod prelude {
     pub use crate::nn::{Module, forward};
     pub use crate::parallel::{
         ColwiseParallel, DistributeModule, ParallelStyle, PrepareModuleInput, PrepareModuleInputOutput,
-        PrepareModuleOutput, RowwiseParallel, SequenceParallel, distribute_module, parallelize_module,
+        PrepareModuleOutput, RowwiseParallel, SequenceParallel, distribute_module, loss_parallel,
+        parallelize_module,
     };
     pub use crate::plan;
     pub use crate::{

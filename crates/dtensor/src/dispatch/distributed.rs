@@ -6,13 +6,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::around::{self, Heard};
-use super::mode::{Mode, mode, replicating, unheard};
+use super::mode::{Mode, in_loss_parallel, mode, replicating, unheard};
 use super::{Call, all_meta, kept, shapes};
 use crate::autograd::grad_enabled;
 use crate::comm::{Collective, Site, asked_by, on_behalf_of};
 use crate::engine::Local;
 use crate::mesh::DeviceMesh;
-use crate::ops::{Here, Locals, Op};
+use crate::ops::{Here, Locals, Op, Together};
 use crate::placement::Layout;
 use crate::sharding::{Decision, choose};
 use crate::tensor::{Device, Meta, Part, Value};
@@ -163,8 +163,10 @@ fn announce(
             moves.push(format!("input {i} from {from} to {to} by {steps}"));
         }
     }
-    if !decision.merged.is_empty() {
+    if !decision.merged.is_empty() && decision.stacked {
         moves.push("its results by all_gather".into());
+    } else if !decision.merged.is_empty() && !in_loss_parallel() {
+        moves.push("what its results depend on by all_reduce".into());
     }
     if moves.is_empty() {
         return Ok(());
@@ -206,7 +208,7 @@ fn compute(
     let values = if decision.merged.is_empty() {
         op.kernel(&locals, &here)?
     } else {
-        merge(mesh, op, decision, &locals, &here, inputs, at)?
+        find_out(mesh, op, decision, &locals, &here, inputs, at)?
     };
     kept(op, &decision.parts, &values)?;
     for (value, spec) in values.into_iter().zip(&decision.out_specs) {
@@ -225,9 +227,12 @@ fn compute_nothing(mesh: &DeviceMesh, decision: &Decision, call: &mut Call) -> R
     Ok(())
 }
 
-/// What all ranks along the mesh dims that cut a merging factor know, brought together.
+/// How often ranks may ask each other for one operator.
+const ROUNDS: usize = 32;
+
+/// The outputs where a merging factor is cut: ranks along the mesh dims that cut it find them out together.
 #[cold]
-fn merge(
+fn find_out(
     mesh: &DeviceMesh,
     op: &dyn Op,
     decision: &Decision,
@@ -239,11 +244,24 @@ fn merge(
     let site = implicit(op, at);
     let grad = grad_enabled() && inputs.iter().any(|x| x.requires_grad());
     let group = mesh.group_over(&decision.merged, site.clone())?;
-    let mut stacked: SmallVec<[Local; 4]> = SmallVec::new();
-    for part in op.part(locals, here)? {
-        let part = part.contiguous()?.view_with(|t| t.unsqueeze(0))?;
-        let gather = Collective::AllGather { dim: 0, sizes: SmallVec::from_elem(1, group.size()) };
-        stacked.push(group.communicate_local(gather, part, grad, site.clone())?);
+    let mut known: SmallVec<[Local; 4]> = SmallVec::new();
+    for _ in 0..ROUNDS {
+        match op.together(locals, &known, here)? {
+            Together::Stack(parts) => {
+                for part in parts {
+                    let part = part.contiguous()?.view_with(|t| t.unsqueeze(0))?;
+                    let gather =
+                        Collective::AllGather { dim: 0, sizes: SmallVec::from_elem(1, group.size()) };
+                    known.push(group.communicate_local(gather, part, grad, site.clone())?);
+                }
+            }
+            Together::Reduce(part, op) => {
+                let reduce = Collective::AllReduce { op };
+                known.push(group.communicate_local(reduce, part.contiguous()?, grad, site.clone())?);
+            }
+            Together::Done(values) => return Ok(values),
+        }
     }
-    op.merge(&stacked.iter().collect::<SmallVec<[&Local; 4]>>(), here)
+    let message = format!("after {ROUNDS} rounds ranks have not found out the outputs together");
+    Err(Error::argument(op.name(), message))
 }

@@ -13,6 +13,7 @@ thread_local! {
     /// Operators, files and lines.
     static SAID: RefCell<HashSet<(&'static str, Cow<'static, str>, u32)>> = RefCell::default();
     static REPLICATING: Cell<bool> = const { Cell::new(false) };
+    static LOSS_PARALLEL: Cell<bool> = const { Cell::new(false) };
 }
 
 /// What becomes of an operator whose inputs have to be moved between ranks though nobody said so.
@@ -99,22 +100,38 @@ pub(super) fn replicating() -> bool {
     REPLICATING.get()
 }
 
+/// Runs `body`, in which losses must leave the scores where they are.
+pub(crate) fn within_loss_parallel<R>(body: impl FnOnce() -> R) -> R {
+    within(&LOSS_PARALLEL, true, body)
+}
+
+pub(crate) fn in_loss_parallel() -> bool {
+    LOSS_PARALLEL.get()
+}
+
 /// The modes that operators depend on, of one thread at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Modes {
     mode: Mode,
     replicating: bool,
+    loss_parallel: bool,
     autocast: Option<DType>,
 }
 
 impl Modes {
     pub(crate) fn now() -> Self {
-        Modes { mode: mode(), replicating: replicating(), autocast: autocast_dtype() }
+        Modes {
+            mode: mode(),
+            replicating: replicating(),
+            loss_parallel: in_loss_parallel(),
+            autocast: autocast_dtype(),
+        }
     }
 
     /// Runs `body` in these modes.
     pub(crate) fn restored<R>(self, body: impl FnOnce() -> R) -> R {
         let body = || within_autocast(self.autocast, body);
+        let body = || within(&LOSS_PARALLEL, self.loss_parallel, body);
         within(&MODE, self.mode, || within(&REPLICATING, self.replicating, body))
     }
 }

@@ -1,13 +1,16 @@
 //! Losses.
 
 use super::{
-    Bits, Here, Locals, Metas, Op, Precision, grads, need_dtype, need_float, no_second, reshaped,
+    Bits, Here, Locals, Metas, Op, Precision, Together, grads, need_dtype, need_float, no_second, reshaped,
     statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
-use crate::dispatch::prepared;
+use crate::comm::ReduceOp;
+use crate::dispatch::{in_loss_parallel, prepared};
 use crate::engine::Local;
-use crate::engine::kernels::loss as kernel;
+use crate::engine::kernels::loss::{self as kernel, Goal};
+use crate::engine::kernels::softmax::parts;
+use crate::placement::{Placement, Replicate, Shard, StridedShard, shown};
 use crate::sharding::Rule;
 use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result, Tensor, apply, apply_all};
@@ -96,13 +99,19 @@ fn target_shape(op: &'static str, scores: &Meta) -> Result<Shape> {
     }
 }
 
-/// The names of the dims of scores, and of one number per position. Classes stay together.
+/// The names of the dims of scores, and of one number per position.
 fn by_class(scores: &Meta) -> (&'static str, &'static str) {
-    if scores.shape.rank() == 1 { ("c!", "") } else { ("n c! …", "n …") }
+    if scores.shape.rank() == 1 { ("c", "") } else { ("n c …", "n …") }
+}
+
+/// The class dim of scores that have so many.
+fn class_dim(rank: usize) -> usize {
+    if rank == 1 { 0 } else { 1 }
 }
 
 /// The loss of each position. Inputs: scores (logits, or log-probabilities), targets, and class weights if there are
-/// any. Outputs: the losses, the weight of each position, and for logits their log-sum-exp.
+/// any. Outputs: the losses, the weight of each position, and for logits the largest one and the sum of their exponentials
+/// relative to that.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ClassLoss {
     from_logits: bool,
@@ -147,41 +156,70 @@ impl Op for ClassLoss {
         let statistics = statistics_dtype(losses.dtype);
         let mut out: Metas = [losses.clone(), losses.clone()].into_iter().collect();
         if self.from_logits {
-            out.push(Meta { dtype: statistics, ..losses });
+            let statistics = Meta { dtype: statistics, ..losses };
+            out.extend([statistics.clone(), statistics]);
         }
         Ok(out)
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let (scores, positions) = by_class(&x[0]);
-        let weight = if x.len() == 3 { ", c!" } else { "" };
+        // The weights of all classes are needed for the sum of them.
+        let weight = if x.len() == 3 { ", w!" } else { "" };
         let out_of = vec![positions; out.len()].join(", ");
-        Rule::of(&format!("{scores}, {positions}{weight} -> {out_of}"), x, out)
+        let rule = Rule::of(&format!("{scores}, {positions}{weight} -> {out_of}"), x, out)?;
+        rule.merging_along("c")?.contiguous("c")
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
         let by = Classes::of(x[0].dims());
         let (scores, target) = (by.scores(x[0])?, by.positions(x[1])?);
-        let weight = x.get(2).copied();
-        let shaped = |y: Local| y.view_with(|t| t.reshape(&out[0].shape[..]));
-        if !self.from_logits {
-            let (losses, weights) = kernel::nll_forward(&scores, &target, weight, self.ignore_index)?;
-            return Ok([shaped(losses)?, shaped(weights)?].into_iter().collect());
+        let goal = self.goal(&target, x.get(2).copied(), 0, here);
+        if self.from_logits {
+            return shaped(kernel::cross_entropy_forward(&scores, &goal)?, here);
         }
-        let (losses, weights, lse) =
-            kernel::cross_entropy_forward(&scores, &target, weight, self.ignore_index, self.smoothing.get())?;
-        Ok([shaped(losses)?, shaped(weights)?, shaped(lse)?].into_iter().collect())
+        let (losses, weights) = kernel::nll_forward(&scores, &goal)?;
+        shaped([losses, weights], here)
+    }
+
+    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+        let by = Classes::of(x[0].dims());
+        let (scores, target) = (by.scores(x[0])?, by.positions(x[1])?);
+        let goal = self.goal(&target, x.get(2).copied(), 0, here);
+        if !self.from_logits {
+            // Targets are of one rank only: the others add zeros.
+            let (losses, weights) = kernel::nll_forward(&scores, &goal)?;
+            return Ok(match known {
+                [] => Together::Reduce(losses, ReduceOp::Sum),
+                [losses, ..] => Together::Done(shaped([losses.clone(), weights], here)?),
+            });
+        }
+        Ok(match known {
+            [] => {
+                // A target that is no class is found by all ranks before they meet.
+                goal.check(self.name())?;
+                Together::Reduce(parts::maxima(&scores, 1)?, ReduceOp::Max)
+            }
+            [max] => Together::Reduce(parts::exp_sums(&scores, max, 1)?, ReduceOp::Sum),
+            [max, _] => Together::Reduce(kernel::cross_entropy_picked(&scores, max, &goal)?, ReduceOp::Sum),
+            [max, sum, picked, ..] => {
+                let losses = kernel::cross_entropy_losses(&scores, [max, sum, picked], &goal)?;
+                Together::Done(shaped(losses, here)?)
+            }
+        })
     }
 
     fn saves(&self) -> Saves {
-        Saves::only(&[0, 1, 2], if self.from_logits { &[2] } else { &[1] })
+        Saves::only(&[0, 1, 2], if self.from_logits { &[2, 3] } else { &[1] })
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let mut inputs = vec![cx.dy()?, cx.input(0)?, cx.input(1)?];
-        // Weights and log-sum-exp are constants of the backward pass.
-        inputs.push(cx.output(if self.from_logits { 2 } else { 1 })?.detach());
+        // Weights and sums are constants of the backward pass.
+        let first = if self.from_logits { 2 } else { 1 };
+        for output in first..first + self.constants() {
+            inputs.push(cx.output(output)?.detach());
+        }
         if cx.inputs() == 3 {
             inputs.push(cx.input(2)?);
         }
@@ -194,10 +232,51 @@ impl Op for ClassLoss {
     }
 }
 
-/// The gradient of the scores from that of the losses, the scores, the targets, the saved statistics and the class
+impl ClassLoss {
+    /// What the losses of scores, the input `scores` of an operator, are taken against.
+    fn goal<'a>(
+        &self,
+        target: &'a Local,
+        weight: Option<&'a Local>,
+        scores: usize,
+        here: &Here<'_>,
+    ) -> Goal<'a> {
+        let whole = &here.whole(scores).shape;
+        let dim = class_dim(whole.rank());
+        Goal {
+            target,
+            weight,
+            first: here.offset(scores, dim),
+            classes: whole[dim],
+            ignore_index: self.ignore_index,
+            label_smoothing: self.smoothing.get(),
+        }
+    }
+
+    /// How many saved outputs the gradient is given.
+    fn constants(&self) -> usize {
+        if self.from_logits { 2 } else { 1 }
+    }
+}
+
+/// Numbers for all positions in the shape that they have here.
+fn shaped<const N: usize>(values: [Local; N], here: &Here<'_>) -> Result<Locals> {
+    let shape = &here.out()[0].shape[..];
+    values.into_iter().map(|y| y.view_with(|t| t.reshape(shape))).collect()
+}
+
+/// The gradient of the scores from that of the losses, the scores, the targets, the saved outputs and the class
 /// weights.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ClassLossGrad(ClassLoss);
+
+impl ClassLossGrad {
+    /// Which of so many inputs are the class weights, if there are any.
+    fn weight(&self, inputs: usize) -> Option<usize> {
+        let before = 3 + self.0.constants();
+        (inputs > before).then_some(before)
+    }
+}
 
 impl Op for ClassLossGrad {
     fn name(&self) -> &'static str {
@@ -210,32 +289,25 @@ impl Op for ClassLossGrad {
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let (scores, positions) = by_class(&x[1]);
-        let weight = if x.len() == 5 { ", c!" } else { "" };
-        Rule::of(&format!("{positions}, {scores}, {positions}, {positions}{weight} -> {scores}"), x, out)
+        let constants = vec![positions; self.0.constants()].join(", ");
+        let weight = if self.weight(x.len()).is_some() { ", w!" } else { "" };
+        let text = format!("{positions}, {scores}, {positions}, {constants}{weight} -> {scores}");
+        Rule::of(&text, x, out)?.contiguous("c")
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
         use crate::engine::kernels::binary::{Binary, binary};
         let by = Classes::of(x[1].dims());
         let target = by.positions(x[2])?;
+        let goal = self.0.goal(&target, self.weight(x.len()).map(|i| x[i]), 1, here);
         let dx = if self.0.from_logits {
-            let (dy, lse) = (by.flat(x[0])?, by.flat(x[3])?);
-            let (ignore, smoothing) = (self.0.ignore_index, self.0.smoothing.get());
-            kernel::cross_entropy_backward(
-                &by.scores(x[1])?,
-                &lse,
-                &target,
-                x.get(4).copied(),
-                &dy,
-                ignore,
-                smoothing,
-            )?
+            let (dy, known) = (by.flat(x[0])?, [&by.flat(x[3])?, &by.flat(x[4])?]);
+            kernel::cross_entropy_backward(&by.scores(x[1])?, known, &dy, &goal)?
         } else {
             let scale = by.flat(&binary(Binary::Mul, x[0], x[3])?)?;
-            kernel::nll_backward(&scale, &target, by.outer, by.classes, by.inner, self.0.ignore_index)?
+            kernel::nll_backward(&scale, [by.outer, by.classes, by.inner], &goal)?
         };
-        Ok([dx.view_with(|t| t.reshape(&out[0].shape[..]))?].into_iter().collect())
+        shaped([dx], here)
     }
 
     fn saves(&self) -> Saves {
@@ -248,8 +320,8 @@ impl Op for ClassLossGrad {
         }
         // Linear in the losses' gradient, and independent of the scores: forward again, with minus the weights.
         let mut inputs = vec![cx.dy()?, cx.input(2)?];
-        if cx.inputs() == 5 {
-            inputs.push(cx.input(4)?);
+        if let Some(weight) = self.weight(cx.inputs()) {
+            inputs.push(cx.input(weight)?);
         }
         let ddy = || Ok(apply_all(self.0.clone(), &inputs.iter().collect::<Vec<_>>())?.swap_remove(0));
         let mut grads: Grads = grads![cx.when(0, ddy)?];
@@ -259,9 +331,67 @@ impl Op for ClassLossGrad {
     }
 }
 
+/// In a scope of [`loss_parallel`](crate::parallel::loss_parallel): refuses scores that would have to be moved.
+pub(super) fn stays(op: &'static str, scores: &Tensor) -> Result<()> {
+    let Some(layout) = scores.layout() else { return Ok(()) };
+    if !layout.placements().iter().any(|p| p.is_partial()) {
+        return Ok(());
+    }
+    let message = format!(
+        "loss_parallel: the input's placements must be Shard or Replicate, but are {}: redistribute it first",
+        shown(layout.placements())
+    );
+    Err(Error::argument(op, message))
+}
+
+/// In a scope of [`loss_parallel`](crate::parallel::loss_parallel): the targets where the scores' positions are.
+#[track_caller]
+fn beside(op: &'static str, scores: &Tensor, target: &Tensor) -> Result<Tensor> {
+    stays(op, scores)?;
+    let Some(layout) = scores.layout() else { return Ok(target.clone()) };
+    let classes = class_dim(scores.rank()) as isize;
+    let scattered = |p: &&Placement| matches!(p, StridedShard { dim, .. } if *dim == classes);
+    if let Some(strided) = layout.placements().iter().find(scattered) {
+        let message = format!(
+            "loss_parallel: ranks must have classes one after the other, but the input is {strided}: redistribute it first"
+        );
+        return Err(Error::argument(op, message));
+    }
+    let before = |dim: isize| if dim > classes { dim - 1 } else { dim };
+    let wanted = layout.placements().iter().map(|&p| match p {
+        Shard(dim) if dim == classes => Replicate,
+        Shard(dim) => Shard(before(dim)),
+        StridedShard { dim, split_factor } => StridedShard { dim: before(dim), split_factor },
+        other => other,
+    });
+    let wanted: Vec<Placement> = wanted.collect();
+    if target.layout().is_some() {
+        return target.redistribute(wanted);
+    }
+    if wanted.iter().any(|&p| p != Replicate) {
+        let message = format!(
+            "loss_parallel: positions are spread over ranks, so that the target requires a distributed tensor with placements \
+             {}: say `distribute_tensor` or `Tensor::from_local`",
+            shown(&wanted)
+        );
+        return Err(Error::argument(op, message));
+    }
+    everywhere(scores, target)
+}
+
+/// A tensor that is the same on all ranks, on the mesh that another one is on.
+#[track_caller]
+fn everywhere(scores: &Tensor, x: &Tensor) -> Result<Tensor> {
+    match scores.mesh() {
+        Some(mesh) if x.mesh().is_none() => Tensor::from_local(x, mesh, ()),
+        _ => Ok(x.clone()),
+    }
+}
+
 impl Tensor {
     /// Cross-entropy between these logits, `[C]`, `[N, C]` or `[N, C, …]`, and class indices (`i64`) of the shape
-    /// without C.
+    /// without C. Where C is cut it stays so: a few numbers per position are reduced, three times on the way forward and never on the
+    /// way back ([`loss_parallel`](crate::parallel::loss_parallel)).
     ///
     /// ```
     /// use dtensor::{CrossEntropy, DType, Tensor};
@@ -304,7 +434,13 @@ impl Tensor {
             let message = "no gradient flows into the class weights: detach them".into();
             return Err(Error::Autograd { op: op.name(), message });
         }
-        let inputs: Vec<&Tensor> = [Some(self), Some(target), options.weight].into_iter().flatten().collect();
+        let (mut target, mut weight) = (target.clone(), options.weight.cloned());
+        if in_loss_parallel() {
+            target = beside(op.name(), self, &target)?;
+            weight = weight.map(|weight| everywhere(self, &weight)).transpose()?;
+        }
+        let inputs: Vec<&Tensor> =
+            [Some(self), Some(&target), weight.as_ref()].into_iter().flatten().collect();
         let out = apply_all(op, &inputs)?;
         if options.reduction == Reduction::None {
             return Ok(out[0].clone());

@@ -20,6 +20,7 @@ mod reduce;
 mod scalar;
 mod softmax;
 mod sort;
+mod together;
 mod unary;
 mod view;
 
@@ -29,6 +30,7 @@ pub use attention::Attention;
 pub(crate) use dropout::probability;
 pub use here::Here;
 pub use loss::{CrossEntropy, Reduction};
+pub use together::Together;
 pub use unary::Gelu;
 
 use crate::autograd::{Backward, Grads, Saves};
@@ -60,21 +62,13 @@ pub trait Op: Attributes {
     /// The values of the outputs on this rank, from this rank's parts of the inputs.
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals>;
 
-    /// What this rank knows of the outputs where a [merging](Rule::merging) factor is cut. It is the same shapes on all ranks.
-    fn part(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let _ = (x, here);
+    /// In the place of [`kernel`](Op::kernel) where a [merging](Rule::merging) factor is cut: the next thing that ranks do
+    /// together, or this rank's parts of the outputs. It is asked again and again, with what is known so far.
+    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+        let _ = (x, known, here);
         Err(Error::argument(
             self.name(),
-            "this operator has a merging rule, but does not say what a rank contributes",
-        ))
-    }
-
-    /// The values of the outputs from the [`part`](Op::part)s of all ranks, each stacked along a new first dim.
-    fn merge(&self, parts: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let _ = (parts, here);
-        Err(Error::argument(
-            self.name(),
-            "this operator has a merging rule, but does not say how parts are merged",
+            "this operator has a merging rule, but does not say what ranks do together",
         ))
     }
 

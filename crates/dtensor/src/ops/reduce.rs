@@ -1,6 +1,8 @@
 //! Reductions: sum, mean, extrema, product, variance, norms, and the running sum.
 
-use super::{Bits, Here, Locals, Metas, Op, Precision, grads, need_float, one, reshaped, statistics_dtype};
+use super::{
+    Bits, Here, Locals, Metas, Op, Precision, Together, grads, need_float, one, reshaped, statistics_dtype,
+};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
 use crate::engine::Local;
@@ -250,13 +252,14 @@ impl Op for Variance {
         Ok(one(f(x[0], &self.over.dims, self.over.keepdim, self.correction.get())?))
     }
 
-    fn part(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        Ok(one(moments::moments_part(x[0], &self.over.dims, self.over.keepdim)?))
-    }
-
-    fn merge(&self, parts: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+        let [parts, ..] = known else {
+            let part = moments::moments_part(x[0], &self.over.dims, self.over.keepdim)?;
+            return Ok(Together::Stack(one(part)));
+        };
         let dtype = here.out()[0].dtype;
-        Ok(one(moments::merge_moments(parts[0], self.correction.get(), self.root, dtype)?))
+        let merged = moments::merge_moments(parts, self.correction.get(), self.root, dtype)?;
+        Ok(Together::Done(one(merged)))
     }
 
     fn saves(&self) -> Saves {
@@ -308,15 +311,14 @@ impl Op for Norm {
         Ok(one(kernel::norm(x[0], self.p.get(), &self.over.dims, self.over.keepdim)?))
     }
 
-    fn part(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        // Half precision would be rounded once for each part.
-        let x = cast::cast(x[0], statistics_dtype(x[0].dtype()))?;
-        self.kernel(&[&x], here)
-    }
-
-    fn merge(&self, parts: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let norm = kernel::merge_norm(parts[0], self.p.get())?;
-        Ok(one(cast::cast(&norm, here.out()[0].dtype)?))
+    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+        let [parts, ..] = known else {
+            // Half precision would be rounded once for each part.
+            let x = cast::cast(x[0], statistics_dtype(x[0].dtype()))?;
+            return Ok(Together::Stack(self.kernel(&[&x], here)?));
+        };
+        let norm = kernel::merge_norm(parts, self.p.get())?;
+        Ok(Together::Done(one(cast::cast(&norm, here.out()[0].dtype)?)))
     }
 
     fn saves(&self) -> Saves {
@@ -392,14 +394,14 @@ impl Op for Extreme {
         Ok([values, indices].into_iter().collect())
     }
 
-    fn part(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+        if let [values, indices, ..] = known {
+            let (values, indices) = extremum::merge(self.f, values, indices)?;
+            return Ok(Together::Done([values, indices].into_iter().collect()));
+        }
         let (values, indices) = extremum::extremum(self.f, x[0], self.dim, self.keepdim)?;
-        Ok([values, shifted(&indices, here.offset(0, self.dim))?].into_iter().collect())
-    }
-
-    fn merge(&self, parts: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        let (values, indices) = extremum::merge(self.f, parts[0], parts[1])?;
-        Ok([values, indices].into_iter().collect())
+        let indices = shifted(&indices, here.offset(0, self.dim))?;
+        Ok(Together::Stack([values, indices].into_iter().collect()))
     }
 
     fn saves(&self) -> Saves {
@@ -475,7 +477,10 @@ impl Op for ArgExtreme {
         Ok(one(self.found(x[0])?.1))
     }
 
-    fn part(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+        if let [values, indices, ..] = known {
+            return Ok(Together::Done(one(extremum::merge(self.f, values, indices)?.1)));
+        }
         let (values, indices) = self.found(x[0])?;
         let indices = match self.dim {
             Some(dim) => shifted(&indices, here.offset(0, dim))?,
@@ -490,11 +495,7 @@ impl Op for ArgExtreme {
                 Local::from_vec(index.collect(), indices.dims())?
             }
         };
-        Ok([values, indices].into_iter().collect())
-    }
-
-    fn merge(&self, parts: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        Ok(one(extremum::merge(self.f, parts[0], parts[1])?.1))
+        Ok(Together::Stack([values, indices].into_iter().collect()))
     }
 
     fn differentiable(&self) -> bool {

@@ -1,12 +1,21 @@
 //! Softmax and its logarithm over one dim.
 
-use super::{Here, Locals, Metas, Op, grads, need_float, one};
+use super::loss::stays;
+use super::{Here, Locals, Metas, Op, Together, grads, need_float, one};
 use crate::autograd::{Backward, Grads, Saves};
+use crate::comm::ReduceOp;
+use crate::dispatch::in_loss_parallel;
 use crate::engine::Local;
-use crate::engine::kernels::softmax as kernel;
+use crate::engine::kernels::softmax::{self as kernel, parts};
 use crate::sharding::Rule;
 use crate::tensor::{Dim, Meta};
 use crate::{Result, Tensor, apply};
+
+/// Each row along a dim depends on all of it: where it is cut, ranks sum up what they have of it.
+fn together_along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+    let rule = Rule::along(dim, x, out)?;
+    if x[0].shape.rank() == 0 { Ok(rule) } else { rule.merging_along("w") }
+}
 
 /// Softmax, or its logarithm, over one dim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +35,15 @@ impl Op for Softmax {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        Rule::along(self.dim, x, out)
+        together_along(self.dim, x, out)
+    }
+
+    fn together(&self, x: &[&Local], known: &[Local], _: &Here<'_>) -> Result<Together> {
+        Ok(match known {
+            [] => Together::Reduce(parts::maxima(x[0], self.dim)?, ReduceOp::Max),
+            [max] => Together::Reduce(parts::exp_sums(x[0], max, self.dim)?, ReduceOp::Sum),
+            [max, sum, ..] => Together::Done(one(parts::normalised(x[0], max, sum, self.dim, self.log)?)),
+        })
     }
 
     fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
@@ -61,7 +78,15 @@ impl Op for SoftmaxGrad {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        Rule::along(self.0.dim, x, out)
+        together_along(self.0.dim, x, out)
+    }
+
+    fn together(&self, x: &[&Local], known: &[Local], _: &Here<'_>) -> Result<Together> {
+        let Softmax { dim, log } = self.0;
+        Ok(match known {
+            [] => Together::Reduce(parts::backward_sums(x[0], x[1], dim, log)?, ReduceOp::Sum),
+            [sum, ..] => Together::Done(one(parts::backward_with(x[0], x[1], sum, dim, log)?)),
+        })
     }
 
     fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
@@ -91,7 +116,8 @@ impl Op for SoftmaxGrad {
 }
 
 impl Tensor {
-    /// eˣ over the sum of eˣ along `dim`. A row of −∞ alone is NaN.
+    /// eˣ over the sum of eˣ along `dim`. A row of −∞ alone is NaN. Where the dim is cut it stays so: two numbers per row are
+    /// reduced, and one on the way back.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -103,12 +129,21 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn softmax(&self, dim: impl Into<Dim>) -> Result<Tensor> {
-        apply(Softmax { dim: self.dim("softmax", dim)?, log: false }, &[self])
+        self.softmax_along(self.dim("softmax", dim)?, false)
     }
 
     /// The logarithm of [`softmax`](Tensor::softmax), without the loss of precision.
     #[track_caller]
     pub fn log_softmax(&self, dim: impl Into<Dim>) -> Result<Tensor> {
-        apply(Softmax { dim: self.dim("log_softmax", dim)?, log: true }, &[self])
+        self.softmax_along(self.dim("log_softmax", dim)?, true)
+    }
+
+    #[track_caller]
+    fn softmax_along(&self, dim: usize, log: bool) -> Result<Tensor> {
+        let op = Softmax { dim, log };
+        if in_loss_parallel() {
+            stays(op.name(), self)?;
+        }
+        apply(op, &[self])
     }
 }

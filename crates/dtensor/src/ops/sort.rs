@@ -1,7 +1,7 @@
 //! Sorting along one dim, whole or only its top.
 
 use super::reduce::shifted;
-use super::{Here, Locals, Metas, Op, grads, reshaped};
+use super::{Here, Locals, Metas, Op, Together, grads, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::sort as kernel;
@@ -62,18 +62,16 @@ impl Op for Order {
         Ok([values, indices].into_iter().collect())
     }
 
-    fn part(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let Order::Top { dim, k, largest, .. } = *self else { return self.kernel(x, here) };
-        let (values, indices) = kernel::topk_part(x[0], k, dim, largest)?;
-        Ok([values, shifted(&indices, here.offset(0, dim))?].into_iter().collect())
-    }
-
-    fn merge(&self, parts: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
         let Order::Top { dim, k, largest, sorted } = *self else {
             return Err(Error::argument("sort", "a dim that is sorted is whole"));
         };
-        let (values, indices) = kernel::merge_top(parts[0], parts[1], k, dim, largest, sorted)?;
-        Ok([values, indices].into_iter().collect())
+        if let [values, indices, ..] = known {
+            let (values, indices) = kernel::merge_top(values, indices, k, dim, largest, sorted)?;
+            return Ok(Together::Done([values, indices].into_iter().collect()));
+        }
+        let (values, indices) = kernel::topk_part(x[0], k, dim, largest)?;
+        Ok(Together::Stack([values, shifted(&indices, here.offset(0, dim))?].into_iter().collect()))
     }
 
     fn saves(&self) -> Saves {

@@ -31,8 +31,10 @@ pub(crate) struct Decision {
     pub(crate) outputs: Metas,
     pub(crate) parts: Metas,
     pub(crate) out_specs: SmallVec<[Arc<Spec>; 1]>,
-    /// The mesh dims along which results are brought together.
+    /// The mesh dims along which ranks find out the outputs together.
     pub(crate) merged: MeshDims,
+    /// They do so by stacking what each of them knows, not by reducing it.
+    pub(crate) stacked: bool,
 }
 
 /// What happens along one mesh dim.
@@ -115,7 +117,8 @@ pub(crate) fn choose(
     let out_specs: SmallVec<[Arc<Spec>; 1]> = candidate.outputs.iter().zip(&outputs).map(spec).collect();
     let part = |(meta, spec): (&Meta, &Arc<Spec>)| Meta { shape: spec.local.clone(), ..meta.clone() };
     let parts = outputs.iter().zip(&out_specs).map(part).collect();
-    Ok(Decision { inputs, specs, moved, outputs, parts, out_specs, merged: candidate.merged })
+    let (merged, stacked) = (candidate.merged, rule.merged_item > 0);
+    Ok(Decision { inputs, specs, moved, outputs, parts, out_specs, merged, stacked })
 }
 
 /// A rule for other tensors than there are would be read out of bounds.

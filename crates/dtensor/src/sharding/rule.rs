@@ -18,8 +18,8 @@ pub(crate) enum Kind {
     Passing,
     /// It may be cut on all that carry it. Outputs that do not carry it are partial, and so are inputs that are added.
     Reducing(ReduceOp),
-    /// It may be cut on all that carry it. What ranks find out about the outputs is then brought together by
-    /// [`Op::merge`](crate::Op::merge).
+    /// It may be cut on all that carry it. What else the outputs depend on, ranks find out
+    /// [together](crate::Op::together). Outputs that do not carry it are whole on every rank.
     Merging,
     /// It must not be cut.
     Whole,
@@ -71,7 +71,7 @@ pub struct Rule {
     pub(crate) addends: u32,
     /// Inputs must lie as they are needed.
     pub(crate) strict: bool,
-    /// The bytes that a rank contributes for each element of the first output where results are merged.
+    /// The bytes that a rank contributes for each element of the first output where what ranks know is stacked.
     pub(crate) merged_item: usize,
     /// Factors that some outputs carry and others do not, as the text has them.
     partly: SmallVec<[usize; 2]>,
@@ -100,7 +100,7 @@ impl Rule {
         Rule::of(&format!("{} -> {}", list("…", x.len()), list("…", out.len())), x, out)
     }
 
-    /// A function of all elements along one dim, which inputs and outputs have in the same place.
+    /// A function of all elements along one dim, which inputs and outputs have in the same place. The dim is called `w`.
     pub fn along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let dims = |meta: &Meta| around(dim, meta.shape.rank(), "w!");
         let all = |metas: &[Meta]| metas.iter().map(dims).collect::<Vec<_>>().join(", ");
@@ -231,14 +231,14 @@ impl Rule {
         self
     }
 
-    /// Where what no output carries is cut, ranks contribute [`Op::part`](crate::Op::part)s, of which
-    /// [`Op::merge`](crate::Op::merge) makes the outputs: `bytes` for each element of the first output. If that is more than the
-    /// inputs have, they are brought together instead.
+    /// Where what no output carries is cut, ranks find the outputs out [together](crate::Op::together) by stacking what each of
+    /// them knows: `bytes` for each element of the first output. If that is more than the inputs have, these are
+    /// brought together instead.
     ///
     /// ```
     /// use dtensor::comm::launch;
     /// use dtensor::{DeviceMesh, Here, Local, Locals, Meta, Metas, Op, Result, Rule, Shard, Shape, Tensor, apply};
-    /// use dtensor::{Replicate, distribute_tensor};
+    /// use dtensor::{Replicate, Together, distribute_tensor};
     ///
     /// /// The largest minus the smallest element of a vector.
     /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -264,11 +264,12 @@ impl Rule {
     ///         let [low, high] = ends(&x[0].to_vec()?);
     ///         Ok([Local::from_vec(vec![high - low], &[])?].into_iter().collect())
     ///     }
-    ///     fn part(&self, x: &[&Local], _: &Here) -> Result<Locals> {
-    ///         Ok([Local::from_vec(ends(&x[0].to_vec()?).into(), &[2])?].into_iter().collect())
-    ///     }
-    ///     fn merge(&self, parts: &[&Local], here: &Here) -> Result<Locals> {
-    ///         self.kernel(parts, here)
+    ///     fn together(&self, x: &[&Local], known: &[Local], here: &Here) -> Result<Together> {
+    ///         if let [all_ends] = known {
+    ///             return Ok(Together::Done(self.kernel(&[all_ends], here)?));
+    ///         }
+    ///         let ends = Local::from_vec(ends(&x[0].to_vec()?).into(), &[2])?;
+    ///         Ok(Together::Stack([ends].into_iter().collect()))
     ///     }
     /// }
     ///
@@ -291,6 +292,15 @@ impl Rule {
             }
         }
         self
+    }
+
+    /// This factor, which outputs may carry, is never brought together because of this operator: where it is cut, ranks find out
+    /// [together](crate::Op::together) what their parts of the outputs depend on. There is an example at
+    /// [`Together`](crate::Together).
+    pub fn merging_along(mut self, name: &str) -> Result<Rule> {
+        let f = self.find(name)?;
+        self.factors[f].kind = Kind::Merging;
+        Ok(self)
     }
 
     /// A part of this factor must be one range of indices: the kernel goes by its

@@ -14,9 +14,9 @@ use crate::autograd::grad_enabled;
 use crate::comm::{ReduceOp, World};
 use crate::dispatch::{Applied, Observer, observed};
 use crate::engine::Local;
-use crate::engine::kernels::cat;
+use crate::engine::kernels::{cat, reduce};
 use crate::mesh::DeviceMesh;
-use crate::ops::{Here, Locals, Op};
+use crate::ops::{Here, Locals, Op, Together};
 use crate::placement::{Partial, Placement, PlacementList, Replicate, Shard, Spec, SpecKey, shown};
 use crate::sharding::{Candidate, candidates};
 use crate::tensor::Meta;
@@ -218,25 +218,29 @@ impl<'a> Trial<'a> {
             parts.push(split.iter().map(local).collect::<std::result::Result<_, _>>()?);
         }
         let mut results: Vec<Vec<Array>> = vec![Vec::new(); self.outputs.len()];
-        let mut contributions = Vec::new();
-        for (rank, mesh) in self.meshes.iter().enumerate() {
-            let (specs, _) = parts_on(mesh, &row.inputs, self.metas);
-            let (out_specs, out) = parts_on(mesh, &row.outputs, self.outputs);
-            let here = Here::on_mesh(mesh, self.metas, &out, &specs, &out_specs);
-            let locals: Vec<&Local> = parts.iter().map(|parts| &parts[rank]).collect();
-            let made = |f: &dyn Fn() -> Result<Locals>| match catch_unwind(AssertUnwindSafe(f)) {
-                Ok(result) => result.map_err(|error| format!("rank {rank}: {error}")),
-                Err(_) => Err(format!("rank {rank}: the kernel panicked")),
-            };
-            if !row.merged.is_empty() {
-                contributions.push(made(&|| self.op.part(&locals, &here))?);
-                continue;
+        // What each rank has been told by the others.
+        let mut known: Vec<Vec<Local>> = vec![Vec::new(); self.meshes.len()];
+        loop {
+            let mut asked = Vec::new();
+            for (rank, mesh) in self.meshes.iter().enumerate() {
+                let (specs, _) = parts_on(mesh, &row.inputs, self.metas);
+                let (out_specs, out) = parts_on(mesh, &row.outputs, self.outputs);
+                let here = Here::on_mesh(mesh, self.metas, &out, &specs, &out_specs);
+                let locals: Vec<&Local> = parts.iter().map(|parts| &parts[rank]).collect();
+                let made = catch_unwind(AssertUnwindSafe(|| match row.merged.is_empty() {
+                    true => self.op.kernel(&locals, &here).map(Together::Done),
+                    false => self.op.together(&locals, &known[rank], &here),
+                }));
+                match made.map_err(|_| format!("rank {rank}: the kernel panicked"))? {
+                    Ok(Together::Done(values)) => collect(&mut results, rank, &values, &out)?,
+                    Ok(question) => asked.push(question),
+                    Err(error) => return Err(format!("rank {rank}: {error}")),
+                }
             }
-            let values = made(&|| self.op.kernel(&locals, &here))?;
-            collect(&mut results, rank, &values, &out)?;
-        }
-        if !row.merged.is_empty() {
-            self.merged(row, &contributions, &mut results)?;
+            if asked.is_empty() {
+                break;
+            }
+            self.answer(row, &asked, &mut known)?;
         }
         for (i, (ranks, placements)) in results.iter().zip(&row.outputs).enumerate() {
             let (whole, close) = (&self.expected[i], Close::for_dtype(self.outputs[i].dtype));
@@ -247,14 +251,16 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// What the ranks along the merged mesh dims make of their contributions.
-    fn merged(
+    /// Tells every rank what those along the merged mesh dims ask of each other.
+    fn answer(
         &self,
         row: &Candidate,
-        contributions: &[Locals],
-        results: &mut [Vec<Array>],
+        asked: &[Together],
+        known: &mut [Vec<Local>],
     ) -> std::result::Result<(), String> {
-        let text = |error: crate::Error| error.to_string();
+        if asked.len() != self.meshes.len() {
+            return Err("some ranks are done and others are not".into());
+        }
         for (rank, mesh) in self.meshes.iter().enumerate() {
             let at = mesh.coordinate().unwrap_or_default();
             let same_line = |other: &usize| {
@@ -262,16 +268,32 @@ impl<'a> Trial<'a> {
                 (0..at.len()).all(|m| row.merged.contains(&m) || at[m] == other[m])
             };
             let line: Vec<usize> = (0..self.meshes.len()).filter(same_line).collect();
-            let mut stacked = Vec::new();
-            for (i, _) in contributions[rank].iter().enumerate() {
-                let each = line.iter().map(|&r| contributions[r][i].view_with(|t| t.unsqueeze(0)));
-                let each = each.collect::<Result<Vec<Local>>>().map_err(text)?;
-                stacked.push(cat::cat(&each.iter().collect::<Vec<_>>(), 0).map_err(text)?);
+            let stacked = |of: &dyn Fn(&Together) -> Option<Local>| {
+                let each = line.iter().map(|&r| of(&asked[r])).collect::<Option<Vec<Local>>>();
+                let each = each.ok_or("ranks ask for different things")?;
+                let each = each.iter().map(|x| x.view_with(|t| t.unsqueeze(0)));
+                let each = each.collect::<Result<Vec<Local>>>().map_err(|error| error.to_string())?;
+                cat::cat(&each.iter().collect::<Vec<_>>(), 0).map_err(|error| error.to_string())
+            };
+            match &asked[rank] {
+                Together::Stack(parts) => {
+                    for i in 0..parts.len() {
+                        known[rank].push(stacked(&|other| match other {
+                            Together::Stack(parts) => parts.get(i).cloned(),
+                            _ => None,
+                        })?);
+                    }
+                }
+                Together::Reduce(_, op) => {
+                    let all = stacked(&|other| match other {
+                        Together::Reduce(part, same) if same == op => Some(part.clone()),
+                        _ => None,
+                    })?;
+                    let reduced = reduce::reduce((*op).into(), &all, &[0], false);
+                    known[rank].push(reduced.map_err(|error| error.to_string())?);
+                }
+                Together::Done(_) => return Err("some ranks are done and others are not".into()),
             }
-            let (out_specs, out) = parts_on(mesh, &row.outputs, self.outputs);
-            let here = Here::on_mesh(mesh, self.metas, &out, &[], &out_specs);
-            let values = self.op.merge(&stacked.iter().collect::<Vec<_>>(), &here).map_err(text)?;
-            collect(results, rank, &values, &out)?;
         }
         Ok(())
     }

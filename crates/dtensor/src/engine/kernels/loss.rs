@@ -3,6 +3,9 @@
 //! Arrays are `[outer, classes, inner]`, contiguous or not; trailing dims beyond the third count as inner.
 //! Targets, losses and gradients of losses are one per `(outer, inner)` position, in that order. A position
 //! whose target is `ignore_index` has loss, weight and gradient 0 whatever its logits are.
+//!
+//! An array may hold only some of the classes, one after the other; targets and class weights are those of all. What a part
+//! alone does not know of a position, its largest logit and the sum of the exponentials, is given to the functions that need it.
 
 use std::mem::MaybeUninit;
 
@@ -11,14 +14,45 @@ use super::{copy, fill_local, fill_vec, simd};
 use crate::engine::{Elem, Float, Local, Num, Real, with_float};
 use crate::{Element, Error, Result};
 
-/// Each position's class, or `None` where it is ignored.
-fn classes_of(op: &'static str, target: &Local, classes: usize, ignore: i64) -> Result<Vec<Option<usize>>> {
-    let class = |index: i64| match usize::try_from(index) {
-        _ if index == ignore => Ok(None),
-        Ok(class) if class < classes => Ok(Some(class)),
-        _ => Err(Error::IndexOutOfBounds { op, index, dim: 1, size: classes }),
-    };
-    target.to_vec::<i64>()?.into_iter().map(class).collect()
+mod parts;
+
+pub(crate) use parts::{cross_entropy_losses, cross_entropy_picked};
+
+/// What the losses are taken against.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Goal<'a> {
+    /// The class of each position.
+    pub(crate) target: &'a Local,
+    /// One factor for each of all classes.
+    pub(crate) weight: Option<&'a Local>,
+    /// The first class that the array holds, and how many there are in all.
+    pub(crate) first: usize,
+    pub(crate) classes: usize,
+    pub(crate) ignore_index: i64,
+    pub(crate) label_smoothing: f64,
+}
+
+impl Goal<'_> {
+    /// Each position's class, or `None` where it is ignored.
+    fn classes(&self, op: &'static str) -> Result<Vec<Option<usize>>> {
+        let class = |index: i64| match usize::try_from(index) {
+            _ if index == self.ignore_index => Ok(None),
+            Ok(class) if class < self.classes => Ok(Some(class)),
+            _ => Err(Error::IndexOutOfBounds { op, index, dim: 1, size: self.classes }),
+        };
+        self.target.to_vec::<i64>()?.into_iter().map(class).collect()
+    }
+
+    /// Whether every target is a class or ignored.
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        self.classes(op).map(drop)
+    }
+
+    /// The class weights, widened.
+    fn widened<T: Element>(&self) -> Result<Option<Vec<T::Acc>>> {
+        let widen = |weight: &Local| Ok(weight.to_vec::<T>()?.into_iter().map(T::acc).collect());
+        self.weight.map(widen).transpose()
+    }
 }
 
 /// The sizes `[outer, classes, inner]`.
@@ -26,10 +60,10 @@ fn sizes(dims: &[usize]) -> (usize, usize, usize) {
     (dims[0], dims[1], dims[2..].iter().product())
 }
 
-/// The class weights, widened.
-fn widened<T: Element>(weight: Option<&Local>) -> Result<Option<Vec<T::Acc>>> {
-    let widen = |weight: &Local| Ok(weight.to_vec::<T>()?.into_iter().map(T::acc).collect());
-    weight.map(widen).transpose()
+/// Where in an array of `classes` classes from `first` on a class is, if it is there.
+#[inline(always)]
+fn place(class: usize, first: usize, classes: usize) -> Option<usize> {
+    class.checked_sub(first).filter(|&at| at < classes)
 }
 
 /// Each position's weight: that of its class, 0 where it is ignored.
@@ -38,24 +72,20 @@ fn weights_of<T: Float>(targets: &[Option<usize>], weight: Option<&[T::Acc]>) ->
     targets.iter().map(|target| T::from_acc(target.map_or(T::Acc::ZERO, of))).collect()
 }
 
-/// The loss `−weight · logp` of each position's target class, and that weight.
-pub(crate) fn nll_forward(
-    logp: &Local,
-    target: &Local,
-    weight: Option<&Local>,
-    ignore_index: i64,
-) -> Result<(Local, Local)> {
+/// The loss `−weight · logp` of each position's target class, 0 if the array does not hold it, and that weight.
+pub(crate) fn nll_forward(logp: &Local, goal: &Goal<'_>) -> Result<(Local, Local)> {
     let (_, classes, inner) = sizes(logp.dims());
-    let targets = classes_of("nll_loss", target, classes, ignore_index)?;
+    let targets = goal.classes("nll_loss")?;
     let logp = logp.contiguous()?;
     with_float!("nll_loss", logp.dtype(), T => {
-        let weight = widened::<T>(weight)?;
+        let weight = goal.widened::<T>()?;
         let read = logp.read::<T>()?;
         let data = read.data();
         let loss = |(position, target): (usize, &Option<usize>)| {
             let Some(class) = *target else { return T::default() };
+            let Some(at) = place(class, goal.first, classes) else { return T::default() };
             let (o, i) = (position / inner, position % inner);
-            let logp = data[(o * classes + class) * inner + i].acc();
+            let logp = data[(o * classes + at) * inner + i].acc();
             T::from_acc(-weight.as_ref().map_or(logp, |weight| weight[class] * logp))
         };
         let losses = targets.iter().enumerate().map(loss).collect();
@@ -67,65 +97,68 @@ pub(crate) fn nll_forward(
 
 /// The gradient of the log-probabilities, `[outer, classes, inner]`: `−scale` at each position's target, where
 /// `scale` is the gradient of its loss times its weight.
-pub(crate) fn nll_backward(
-    scale: &Local,
-    target: &Local,
-    outer: usize,
-    classes: usize,
-    inner: usize,
-    ignore_index: i64,
-) -> Result<Local> {
-    let targets = classes_of("nll_loss", target, classes, ignore_index)?;
+pub(crate) fn nll_backward(scale: &Local, dims: [usize; 3], goal: &Goal<'_>) -> Result<Local> {
+    let [_, classes, inner] = dims;
+    let targets = goal.classes("nll_loss")?;
     with_float!("nll_loss", scale.dtype(), T => {
         let scales = scale.to_vec::<T>()?;
-        let mut grad = vec![T::default(); outer * classes * inner];
+        let mut grad = vec![T::default(); dims.iter().product()];
         for (position, (target, scale)) in targets.iter().zip(scales).enumerate() {
-            if let Some(class) = *target {
+            if let Some(at) = target.and_then(|class| place(class, goal.first, classes)) {
                 let (o, i) = (position / inner, position % inner);
-                grad[(o * classes + class) * inner + i] = T::from_acc(-scale.acc());
+                grad[(o * classes + at) * inner + i] = T::from_acc(-scale.acc());
             }
         }
-        Local::from_vec(grad, &[outer, classes, inner])
+        Local::from_vec(grad, &dims)
     })
 }
 
 /// What every position of a fused loss needs.
 struct Loss<'a, A> {
     targets: &'a [Option<usize>],
+    /// How many classes the array holds, and the first of them.
     classes: usize,
-    /// The class weights; none means 1 for all.
+    first: usize,
+    /// The weights of all classes; none means 1 for all.
     weight: Option<&'a [A]>,
-    /// The class weights again, with the ones written out, where smoothing has to go over them.
+    /// The weights of the classes in the array, with the ones written out, where smoothing has to go over them.
     smooth: Option<&'a [A]>,
     /// `1 − label smoothing`.
     keep: A,
-    /// `label smoothing / classes`.
+    /// `label smoothing / all classes`.
     spread: A,
-    /// The sum of the class weights.
+    /// The sum of the weights of all classes.
     weight_sum: A,
 }
 
 impl<A: Real> Loss<'_, A> {
-    /// Builds one and passes it to `body`, which owns nothing of it.
+    /// Builds one for an array of so many classes and passes it to `body`, which owns nothing of it.
     fn with<T: Float<Acc = A> + Element, R>(
         targets: &[Option<usize>],
         classes: usize,
-        weight: Option<&Local>,
-        label_smoothing: f64,
+        goal: &Goal<'_>,
         body: impl FnOnce(&Loss<'_, A>) -> Result<R>,
     ) -> Result<R> {
-        let weight = widened::<T>(weight)?;
-        let smooth = (label_smoothing != 0.0).then(|| weight.clone().unwrap_or(vec![A::ONE; classes]));
+        let weight = goal.widened::<T>()?;
+        let smooth =
+            (goal.label_smoothing != 0.0).then(|| weight.clone().unwrap_or(vec![A::ONE; goal.classes]));
         let loss = Loss {
             targets,
             classes,
+            first: goal.first,
             weight: weight.as_deref(),
-            smooth: smooth.as_deref(),
-            keep: A::from_f64(1.0 - label_smoothing),
-            spread: A::from_f64(label_smoothing / classes as f64),
+            smooth: smooth.as_ref().map(|all| &all[goal.first..][..classes]),
+            keep: A::from_f64(1.0 - goal.label_smoothing),
+            spread: A::from_f64(goal.label_smoothing / goal.classes as f64),
             weight_sum: smooth.as_ref().map_or(A::ZERO, |w| sum_of(w, |w| w)),
         };
         body(&loss)
+    }
+
+    /// Where in the array a class is, if it is there.
+    #[inline(always)]
+    fn place(&self, class: usize) -> Option<usize> {
+        place(class, self.first, self.classes)
     }
 
     #[inline(always)]
@@ -156,33 +189,21 @@ impl<A: Real> Loss<'_, A> {
 }
 
 /// The cross-entropy of each position from logits, with class weights and label smoothing; each position's
-/// target weight; and the logarithm of each position's sum of exponentials, in the dtype of the arithmetic.
-pub(crate) fn cross_entropy_forward(
-    logits: &Local,
-    target: &Local,
-    weight: Option<&Local>,
-    ignore_index: i64,
-    label_smoothing: f64,
-) -> Result<(Local, Local, Local)> {
-    with_float!("cross_entropy", logits.dtype(), T =>
-        forward::<T>(logits, target, weight, ignore_index, label_smoothing))
+/// target weight; and each position's largest logit and sum of exponentials relative to it, in the dtype of the arithmetic.
+/// The array must hold all classes.
+pub(crate) fn cross_entropy_forward(logits: &Local, goal: &Goal<'_>) -> Result<[Local; 4]> {
+    with_float!("cross_entropy", logits.dtype(), T => forward::<T>(logits, goal))
 }
 
-fn forward<T: Float<Acc: Element> + Element>(
-    logits: &Local,
-    target: &Local,
-    weight: Option<&Local>,
-    ignore_index: i64,
-    label_smoothing: f64,
-) -> Result<(Local, Local, Local)> {
+fn forward<T: Float<Acc: Element> + Element>(logits: &Local, goal: &Goal<'_>) -> Result<[Local; 4]> {
     let (outer, classes, inner) = sizes(logits.dims());
-    let targets = classes_of("cross_entropy", target, classes, ignore_index)?;
+    let targets = goal.classes("cross_entropy")?;
     let logits = logits.contiguous()?;
     let read = logits.read::<T>()?;
     let data = &read.data()[..logits.numel()];
     let n = targets.len();
-    Loss::with::<T, _>(&targets, classes, weight, label_smoothing, |loss| {
-        let mut lse = vec![T::Acc::ZERO; n];
+    Loss::with::<T, _>(&targets, classes, goal, |loss| {
+        let (mut maxima, mut totals) = (vec![T::Acc::ZERO; n], vec![T::Acc::ONE; n]);
         let mut exps = vec![T::Acc::ZERO; classes * inner.min(COLUMNS)];
         // SAFETY: both functions write the loss of every position.
         let losses = unsafe {
@@ -190,14 +211,22 @@ fn forward<T: Float<Acc: Element> + Element>(
                 simd::<T, _>(
                     #[inline(always)]
                     || match inner {
-                        1 => forward_rows(loss, data, &mut exps, &mut lse, out),
-                        _ => forward_columns(loss, data, outer, inner, &mut exps, &mut lse, out),
+                        1 => forward_rows(loss, data, &mut exps, &mut maxima, &mut totals, out),
+                        _ => {
+                            let sizes = (outer, inner);
+                            forward_columns(loss, data, sizes, &mut exps, &mut maxima, &mut totals, out)
+                        }
                     },
                 )
             })?
         };
         let weights = weights_of::<T>(&targets, loss.weight);
-        Ok((Local::from_vec(losses, &[n])?, Local::from_vec(weights, &[n])?, Local::from_vec(lse, &[n])?))
+        Ok([
+            Local::from_vec(losses, &[n])?,
+            Local::from_vec(weights, &[n])?,
+            Local::from_vec(maxima, &[n])?,
+            Local::from_vec(totals, &[n])?,
+        ])
     })
 }
 
@@ -206,17 +235,18 @@ fn forward_rows<T: Float>(
     loss: &Loss<'_, T::Acc>,
     data: &[T],
     exps: &mut [T::Acc],
-    lse: &mut [T::Acc],
+    maxima: &mut [T::Acc],
+    totals: &mut [T::Acc],
     out: &mut [MaybeUninit<T>],
 ) {
-    for (row, ((&target, lse), out)) in loss.targets.iter().zip(lse).zip(out).enumerate() {
+    for (row, (&target, out)) in loss.targets.iter().zip(out).enumerate() {
         let Some(class) = target else {
             out.write(T::default());
             continue;
         };
         let x = &data[row * loss.classes..][..loss.classes];
         let max = max_of(x);
-        let log_sum = exp_row(x, max, exps).ln();
+        let sum = exp_row(x, max, exps);
         let weighted = loss.smooth.map_or(T::Acc::ZERO, |weight| {
             sums(
                 x,
@@ -226,8 +256,8 @@ fn forward_rows<T: Float>(
                 |x, weight, _| [(x.acc() - max) * weight],
             )[0]
         });
-        *lse = max + log_sum;
-        out.write(T::from_acc(loss.value(class, x[class].acc() - max, log_sum, weighted)));
+        (maxima[row], totals[row]) = (max, sum);
+        out.write(T::from_acc(loss.value(class, x[class].acc() - max, sum.ln(), weighted)));
     }
 }
 
@@ -235,10 +265,10 @@ fn forward_rows<T: Float>(
 fn forward_columns<T: Float>(
     loss: &Loss<'_, T::Acc>,
     data: &[T],
-    outer: usize,
-    inner: usize,
+    (outer, inner): (usize, usize),
     exps: &mut [T::Acc],
-    lse: &mut [T::Acc],
+    maxima: &mut [T::Acc],
+    totals: &mut [T::Acc],
     out: &mut [MaybeUninit<T>],
 ) {
     let classes = loss.classes;
@@ -263,11 +293,10 @@ fn forward_columns<T: Float>(
             });
             for c in 0..block.width {
                 let position = block.first + c;
-                let log_sum = sum[c].ln();
                 let value = loss.targets[position].map_or(T::Acc::ZERO, |class| {
-                    lse[position] = max[c] + log_sum;
+                    (maxima[position], totals[position]) = (max[c], sum[c]);
                     let x = block.row(data, class)[c].acc() - max[c];
-                    loss.value(class, x, log_sum, weighted[c])
+                    loss.value(class, x, sum[c].ln(), weighted[c])
                 });
                 out[position].write(T::from_acc(value));
             }
@@ -275,44 +304,40 @@ fn forward_columns<T: Float>(
     );
 }
 
-/// The gradient of the logits, from each position's `scale`, the gradient of its loss.
+/// The gradient of the logits, from each position's `scale`, the gradient of its loss, and from its largest logit and sum of
+/// exponentials among all classes.
 pub(crate) fn cross_entropy_backward(
     logits: &Local,
-    lse: &Local,
-    target: &Local,
-    weight: Option<&Local>,
+    [maxima, totals]: [&Local; 2],
     scale: &Local,
-    ignore_index: i64,
-    label_smoothing: f64,
+    goal: &Goal<'_>,
 ) -> Result<Local> {
-    with_float!("cross_entropy", logits.dtype(), T =>
-        backward::<T>(logits, lse, target, weight, scale, ignore_index, label_smoothing))
+    with_float!("cross_entropy", logits.dtype(), T => backward::<T>(logits, maxima, totals, scale, goal))
 }
 
 fn backward<T: Float<Acc: Element> + Element>(
     logits: &Local,
-    lse: &Local,
-    target: &Local,
-    weight: Option<&Local>,
+    maxima: &Local,
+    totals: &Local,
     scale: &Local,
-    ignore_index: i64,
-    label_smoothing: f64,
+    goal: &Goal<'_>,
 ) -> Result<Local> {
     let (outer, classes, inner) = sizes(logits.dims());
-    let targets = classes_of("cross_entropy", target, classes, ignore_index)?;
-    let lse = lse.to_vec::<T::Acc>()?;
+    let targets = goal.classes("cross_entropy")?;
+    let (maxima, totals) = (maxima.to_vec::<T::Acc>()?, totals.to_vec::<T::Acc>()?);
     let scale: Vec<T::Acc> = scale.to_vec::<T>()?.into_iter().map(T::acc).collect();
     let logits = logits.contiguous()?;
     let read = logits.read::<T>()?;
     let data = &read.data()[..logits.numel()];
     let mut exps = vec![T::Acc::ZERO; classes * inner.min(COLUMNS)];
-    Loss::with::<T, _>(&targets, classes, weight, label_smoothing, |loss| {
+    Loss::with::<T, _>(&targets, classes, goal, |loss| {
+        let known = Known { maxima: &maxima, totals: &totals, scale: &scale };
         let fill = |out: &mut [_]| {
             simd::<T, _>(
                 #[inline(always)]
                 || match inner {
-                    1 => backward_rows(loss, data, &lse, &scale, &mut exps, out),
-                    _ => backward_columns(loss, data, &lse, &scale, (outer, inner), &mut exps, out),
+                    1 => backward_rows(loss, data, &known, &mut exps, out),
+                    _ => backward_columns(loss, data, &known, (outer, inner), &mut exps, out),
                 },
             )
         };
@@ -321,15 +346,18 @@ fn backward<T: Float<Acc: Element> + Element>(
     })
 }
 
-// The stored logarithm is rounded, which matters where logits are large, so both loops below divide by the
-// sum once more instead of taking it for 1.
+/// What is known of each position on the way back.
+struct Known<'a, A> {
+    maxima: &'a [A],
+    totals: &'a [A],
+    scale: &'a [A],
+}
 
 #[inline(always)]
 fn backward_rows<T: Float>(
     loss: &Loss<'_, T::Acc>,
     data: &[T],
-    lse: &[T::Acc],
-    scale: &[T::Acc],
+    known: &Known<'_, T::Acc>,
     exps: &mut [T::Acc],
     out: &mut [MaybeUninit<T>],
 ) {
@@ -340,23 +368,28 @@ fn backward_rows<T: Float>(
             copy::fill(out, T::default());
             continue;
         };
-        let sum = exp_row(&data[row * n..][..n], lse[row], exps);
-        let (all, at_target, everywhere) = loss.factors(class, scale[row]);
-        let factor = all / sum;
-        let target = exps[class] * factor - at_target;
+        let (all, at_target, everywhere) = loss.factors(class, known.scale[row]);
+        let (max, factor) = (known.maxima[row], all / known.totals[row]);
+        let x = &data[row * n..][..n];
+        // In a loop of its own the function vectorises best.
+        for (e, &x) in exps.iter_mut().zip(x) {
+            *e = (x.acc() - max).exp();
+        }
         match loss.smooth {
             None => {
                 for (out, &e) in out.iter_mut().zip(&*exps) {
                     out.write(T::from_acc(e * factor));
                 }
-                out[class].write(T::from_acc(target));
             }
             Some(weight) => {
                 for ((out, &e), &weight) in out.iter_mut().zip(&*exps).zip(weight) {
                     out.write(T::from_acc(e * factor - everywhere * weight));
                 }
-                out[class].write(T::from_acc(target - everywhere * weight[class]));
             }
+        }
+        if let Some(at) = loss.place(class) {
+            let off = loss.smooth.map_or(T::Acc::ZERO, |weight| everywhere * weight[at]);
+            out[at].write(T::from_acc(exps[at] * factor - at_target - off));
         }
     }
 }
@@ -365,8 +398,7 @@ fn backward_rows<T: Float>(
 fn backward_columns<T: Float>(
     loss: &Loss<'_, T::Acc>,
     data: &[T],
-    lse: &[T::Acc],
-    scale: &[T::Acc],
+    known: &Known<'_, T::Acc>,
     (outer, inner): (usize, usize),
     exps: &mut [T::Acc],
     out: &mut [MaybeUninit<T>],
@@ -379,12 +411,12 @@ fn backward_columns<T: Float>(
         #[inline(always)]
         |block| {
             let (first, width) = (block.first, block.width);
-            let sum = block.exp(data, classes, &lse[first..first + width], exps);
+            block.exp(data, classes, &known.maxima[first..first + width], exps);
             let (mut factor, mut off) = ([T::Acc::ZERO; COLUMNS], [T::Acc::ZERO; COLUMNS]);
             for c in 0..width {
                 if let Some(class) = loss.targets[first + c] {
-                    let (all, _, everywhere) = loss.factors(class, scale[first + c]);
-                    (factor[c], off[c]) = (all / sum[c], everywhere);
+                    let (all, _, everywhere) = loss.factors(class, known.scale[first + c]);
+                    (factor[c], off[c]) = (all / known.totals[first + c], everywhere);
                 }
             }
             for j in 0..classes {
@@ -397,14 +429,15 @@ fn backward_columns<T: Float>(
                 }
             }
             for c in 0..width {
-                match loss.targets[first + c] {
-                    None => (0..classes).for_each(|j| _ = block.row_mut(out, j)[c].write(T::default())),
-                    Some(class) => {
-                        let (_, at_target, everywhere) = loss.factors(class, scale[first + c]);
-                        let off = loss.smooth.map_or(T::Acc::ZERO, |weight| everywhere * weight[class]);
-                        let value = exps[class * width + c] * factor[c] - at_target - off;
-                        block.row_mut(out, class)[c].write(T::from_acc(value));
-                    }
+                let Some(class) = loss.targets[first + c] else {
+                    (0..classes).for_each(|j| _ = block.row_mut(out, j)[c].write(T::default()));
+                    continue;
+                };
+                if let Some(at) = loss.place(class) {
+                    let (_, at_target, everywhere) = loss.factors(class, known.scale[first + c]);
+                    let off = loss.smooth.map_or(T::Acc::ZERO, |weight| everywhere * weight[at]);
+                    let value = exps[at * width + c] * factor[c] - at_target - off;
+                    block.row_mut(out, at)[c].write(T::from_acc(value));
                 }
             }
         },

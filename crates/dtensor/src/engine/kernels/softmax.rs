@@ -11,6 +11,8 @@ use super::{fill_local, simd};
 use crate::engine::{Float, Local, Num, Real, with_float};
 use crate::{Element, Result};
 
+pub(crate) mod parts;
+
 /// `exp(x) / Σ exp(x)` along `dim`.
 pub(crate) fn softmax(x: &Local, dim: usize) -> Result<Local> {
     with_float!("softmax", x.dtype(), T => forward::<T, false>(x, dim))
@@ -136,24 +138,48 @@ fn backward_one<T: Float, const LOG: bool>(y: T, dy: T, sum: T::Acc) -> T {
     T::from_acc(if LOG { dy.acc() - y.acc().exp() * sum } else { y.acc() * (dy.acc() - sum) })
 }
 
+/// The sum over a row of what [`backward_one`] needs.
+#[inline(always)]
+fn backward_row_sum<T: Float, const LOG: bool>(y: &[T], dy: &[T]) -> T::Acc {
+    if LOG {
+        return sum_of(
+            dy,
+            #[inline(always)]
+            |dy| dy.acc(),
+        );
+    }
+    sums(
+        y,
+        dy,
+        dy,
+        #[inline(always)]
+        |y, dy, _| [backward_term::<T, LOG>(y, dy)],
+    )[0]
+}
+
+/// The sums over the columns of a block of what [`backward_one`] needs.
+#[inline(always)]
+fn backward_column_sums<T: Float, const LOG: bool>(
+    block: &Columns,
+    y: &[T],
+    dy: &[T],
+    size: usize,
+) -> [T::Acc; COLUMNS] {
+    block.sum(
+        size,
+        #[inline(always)]
+        |j, sums| {
+            for ((sum, &y), &dy) in sums.iter_mut().zip(block.row(y, j)).zip(block.row(dy, j)) {
+                *sum = *sum + backward_term::<T, LOG>(y, dy);
+            }
+        },
+    )
+}
+
 #[inline(always)]
 fn backward_rows<T: Float, const LOG: bool>(y: &[T], dy: &[T], size: usize, out: &mut [MaybeUninit<T>]) {
     for ((y, dy), out) in y.chunks_exact(size).zip(dy.chunks_exact(size)).zip(out.chunks_exact_mut(size)) {
-        let sum = if LOG {
-            sum_of(
-                dy,
-                #[inline(always)]
-                |dy| dy.acc(),
-            )
-        } else {
-            sums(
-                y,
-                dy,
-                dy,
-                #[inline(always)]
-                |y, dy, _| [backward_term::<T, LOG>(y, dy)],
-            )[0]
-        };
+        let sum = backward_row_sum::<T, LOG>(y, dy);
         for ((out, &y), &dy) in out.iter_mut().zip(y).zip(dy) {
             out.write(backward_one::<T, LOG>(y, dy, sum));
         }
@@ -175,15 +201,7 @@ fn backward_columns<T: Float, const LOG: bool>(
         inner,
         #[inline(always)]
         |block| {
-            let totals = block.sum(
-                size,
-                #[inline(always)]
-                |j, sums| {
-                    for ((sum, &y), &dy) in sums.iter_mut().zip(block.row(y, j)).zip(block.row(dy, j)) {
-                        *sum = *sum + backward_term::<T, LOG>(y, dy);
-                    }
-                },
-            );
+            let totals = backward_column_sums::<T, LOG>(&block, y, dy, size);
             for j in 0..size {
                 let ys = block.row(y, j).iter().zip(block.row(dy, j));
                 for ((out, (&y, &dy)), &sum) in block.row_mut(out, j).iter_mut().zip(ys).zip(&totals) {

@@ -6,6 +6,11 @@ use crate::DType;
 
 const IGNORE: i64 = -100;
 
+/// Against all of so many classes.
+fn goal<'a>(target: &'a Local, weight: Option<&'a Local>, classes: usize, label_smoothing: f64) -> Goal<'a> {
+    Goal { target, weight, first: 0, classes, ignore_index: IGNORE, label_smoothing }
+}
+
 /// Targets for `n` positions: every fifth one ignored.
 fn some_targets(n: usize, classes: usize) -> Vec<i64> {
     (0..n).map(|i| if i % 5 == 3 { IGNORE } else { ((i * 7 + 1) % classes) as i64 }).collect()
@@ -76,22 +81,53 @@ fn fused_loss_agrees_with_doubles() {
                     let (losses, weights, grad) =
                         naive(&values(&x), dims, &targets, &ws, smoothing, &values(&scale));
                     for (x, target) in [(x.clone(), target.clone()), (strided(&x), strided(&target))] {
-                        let (got, got_weights, lse) =
-                            cross_entropy_forward(&x, &target, weight, IGNORE, smoothing).unwrap();
+                        let goal = goal(&target, weight, classes, smoothing);
+                        let [got, got_weights, max, sum] = cross_entropy_forward(&x, &goal).unwrap();
                         assert_close(&got, &losses, tol);
                         assert_close(&got_weights, &weights, 0.0);
                         assert_eq!((got.dims(), got.dtype()), (&[n][..], dtype));
-                        assert_eq!(lse.dtype(), if dtype == DType::F64 { dtype } else { DType::F32 });
-                        let got =
-                            cross_entropy_backward(&x, &lse, &target, weight, &scale, IGNORE, smoothing)
-                                .unwrap();
+                        let wide = if dtype == DType::F64 { dtype } else { DType::F32 };
+                        assert_eq!((max.dtype(), sum.dtype()), (wide, wide));
+                        let got = cross_entropy_backward(&x, [&max, &sum], &scale, &goal).unwrap();
                         assert_close(&got, &grad, tol);
                         assert_eq!(got.dims(), &shape[..]);
+                        for cut in [0, 1, classes / 2, classes] {
+                            let (all, back) = in_parts(&x, cut.min(classes), &scale, &goal);
+                            assert_close(&all[0], &losses, tol);
+                            assert_close(&all[1], &weights, 0.0);
+                            assert_close(&all[2], &values(&max), 0.0);
+                            assert_close(&all[3], &values(&sum), 1e-6);
+                            assert_close(&back, &grad, tol);
+                        }
                     }
                 }
             }
         }
     }
+}
+
+/// The loss and the gradient with the classes before `cut` and those from there on in two arrays.
+fn in_parts(x: &Local, cut: usize, scale: &Local, goal: &Goal<'_>) -> ([Local; 4], Local) {
+    use super::super::reduce::{Reduce, reduce};
+    use super::super::{cat::cat, softmax::parts};
+    let cuts = [(0, cut), (cut, goal.classes - cut)]
+        .map(|(first, n)| (x.view_with(|t| t.narrow(1, first, n)).unwrap(), Goal { first, ..*goal }));
+    let all = |f: Reduce, of: &dyn Fn(&Local, &Goal<'_>) -> Result<Local>| {
+        let each = cuts.each_ref().map(|(x, goal)| {
+            of(x, goal).and_then(|y| y.contiguous()?.view_with(|t| t.unsqueeze(0))).unwrap()
+        });
+        reduce(f, &cat(&each.each_ref()[..], 0).unwrap(), &[0], false).unwrap()
+    };
+    let max = all(Reduce::Max, &|x, _| parts::maxima(x, 1));
+    let sum = all(Reduce::Sum, &|x, _| parts::exp_sums(x, &max, 1));
+    let picked = all(Reduce::Sum, &|x, goal| cross_entropy_picked(x, &max, goal));
+    let losses = cross_entropy_losses(x, [&max, &sum, &picked], goal).unwrap();
+    let back = |(x, goal): &(Local, Goal<'_>)| {
+        cross_entropy_backward(x, [&losses[2], &losses[3]], scale, goal).unwrap()
+    };
+    let back = cuts.each_ref().map(back);
+    let back = cat(&back.each_ref()[..], 1).unwrap();
+    (losses, back)
 }
 
 #[test]
@@ -113,13 +149,15 @@ fn likelihood_picks_the_target() {
                 (losses[p], weights[p], grad[at]) = (-ws[t] * xs[at], ws[t], -values(&scale)[p]);
             }
             for (logp, target) in [(logp.clone(), target.clone()), (strided(&logp), strided(&target))] {
-                let (got, got_weights) = nll_forward(&logp, &target, Some(&w), IGNORE).unwrap();
+                let (weighted, plain) =
+                    (goal(&target, Some(&w), classes, 0.0), goal(&target, None, classes, 0.0));
+                let (got, got_weights) = nll_forward(&logp, &weighted).unwrap();
                 assert_close(&got, &losses, tolerance(dtype));
                 assert_close(&got_weights, &weights, 0.0);
-                let (_, got_weights) = nll_forward(&logp, &target, None, IGNORE).unwrap();
+                let (_, got_weights) = nll_forward(&logp, &plain).unwrap();
                 let ones: Vec<f64> = targets.iter().map(|&t| f64::from(t != IGNORE)).collect();
                 assert_close(&got_weights, &ones, 0.0);
-                let got = nll_backward(&scale, &target, outer, classes, inner, IGNORE).unwrap();
+                let got = nll_backward(&scale, [outer, classes, inner], &plain).unwrap();
                 assert_close(&got, &grad, 0.0);
                 assert_eq!(got.dims(), [outer, classes, inner]);
             }
@@ -139,13 +177,17 @@ fn bad_targets_are_errors() {
                 "{error}"
             )
         };
-        is_bad(nll_forward(&x, &target, None, IGNORE).unwrap_err());
-        is_bad(nll_backward(&scale, &target, 2, 3, 1, IGNORE).unwrap_err());
-        is_bad(cross_entropy_forward(&x, &target, None, IGNORE, 0.0).unwrap_err());
-        is_bad(cross_entropy_backward(&x, &scale, &target, None, &scale, IGNORE, 0.0).unwrap_err());
+        let goal = goal(&target, None, 3, 0.0);
+        is_bad(nll_forward(&x, &goal).unwrap_err());
+        is_bad(nll_backward(&scale, [2, 3, 1], &goal).unwrap_err());
+        is_bad(cross_entropy_forward(&x, &goal).unwrap_err());
+        is_bad(cross_entropy_backward(&x, [&scale, &scale], &scale, &goal).unwrap_err());
+        is_bad(cross_entropy_picked(&x, &scale, &goal).unwrap_err());
     }
     // An ignored index need not be a class, and may be one.
-    assert_eq!(values(&nll_forward(&x, &ids(&[1, 1], &[2, 1]), None, 1).unwrap().0), [0.0, 0.0]);
+    let target = ids(&[1, 1], &[2, 1]);
+    let goal = Goal { ignore_index: 1, ..goal(&target, None, 3, 0.0) };
+    assert_eq!(values(&nll_forward(&x, &goal).unwrap().0), [0.0, 0.0]);
 }
 
 #[test]
@@ -159,19 +201,19 @@ fn infinities_and_nan_are_as_ieee_says() {
     let scale = local(DType::F32, &[1.0; 5], &[5]);
     let target = ids(&targets, &[5, 1]);
     let rows = local(DType::F32, &x, &[5, 2]);
-    let (got, _, lse) = cross_entropy_forward(&rows, &target, None, IGNORE, 0.0).unwrap();
-    assert_close(&got, &losses, 0.0);
-    assert_close(
-        &cross_entropy_backward(&rows, &lse, &target, None, &scale, IGNORE, 0.0).unwrap(),
-        &grad,
-        0.0,
-    );
+    let check = |x: &Local, target: &Local, grad: &[f64]| {
+        let goal = goal(target, None, 2, 0.0);
+        let [got, _, max, sum] = cross_entropy_forward(x, &goal).unwrap();
+        assert_close(&got, &losses, 0.0);
+        assert_close(&cross_entropy_backward(x, [&max, &sum], &scale, &goal).unwrap(), grad, 0.0);
+        let (got, back) = in_parts(x, 1, &scale, &goal);
+        assert_close(&got[0], &losses, 0.0);
+        assert_close(&back, grad, 0.0);
+    };
+    check(&rows, &target, &grad);
     let columns = local(DType::F32, &turn(&x), &[1, 2, 5]);
     let target = ids(&targets, &[1, 5]);
-    let (got, _, lse) = cross_entropy_forward(&columns, &target, None, IGNORE, 0.0).unwrap();
-    assert_close(&got, &losses, 0.0);
-    let got = cross_entropy_backward(&columns, &lse, &target, None, &scale, IGNORE, 0.0).unwrap();
-    assert_close(&got, &turn(&grad), 0.0);
+    check(&columns, &target, &turn(&grad));
 }
 
 #[test]
@@ -180,10 +222,11 @@ fn large_logits_cost_no_accuracy() {
     let x = local(DType::F32, &xs, &[3, 100]);
     let target = ids(&[5, 50, 99], &[3, 1]);
     let (losses, _, grad) = naive(&xs, (3, 100, 1), &[5, 50, 99], &[1.0; 100], 0.1, &[1.0; 3]);
-    let (got, _, lse) = cross_entropy_forward(&x, &target, None, IGNORE, 0.1).unwrap();
+    let goal = goal(&target, None, 100, 0.1);
+    let [got, _, max, sum] = cross_entropy_forward(&x, &goal).unwrap();
     assert_close(&got, &losses, 1e-6);
     let scale = local(DType::F32, &[1.0; 3], &[3]);
-    let got = values(&cross_entropy_backward(&x, &lse, &target, None, &scale, IGNORE, 0.1).unwrap());
+    let got = values(&cross_entropy_backward(&x, [&max, &sum], &scale, &goal).unwrap());
     for (got, want) in got.iter().zip(grad) {
         assert!((got - want).abs() <= 1e-5 * want.abs() + 1e-9, "{got} {want}");
     }

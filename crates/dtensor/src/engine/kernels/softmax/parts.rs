@@ -1,0 +1,235 @@
+//! Softmax where no array holds all of the dim: what each part adds, and each part's results from what all have added. What is
+//! summed is kept in the dtype of the arithmetic, with size 1 in the place of the dim.
+
+use super::*;
+
+/// The dims of one number per row.
+fn of_rows(dims: &[usize], dim: usize) -> Vec<usize> {
+    let mut dims = dims.to_vec();
+    if let Some(size) = dims.get_mut(dim) {
+        *size = 1;
+    }
+    dims
+}
+
+/// The largest element of each row; −∞ where there is none.
+pub(crate) fn maxima(x: &Local, dim: usize) -> Result<Local> {
+    with_float!("softmax", x.dtype(), T => maxima_of::<T>(x, dim))
+}
+
+fn maxima_of<T: Float<Acc: Element> + Element>(x: &Local, dim: usize) -> Result<Local> {
+    let (outer, size, inner) = split(x.dims(), dim);
+    let shape = of_rows(x.dims(), dim);
+    let x = x.contiguous()?;
+    let read = x.read::<T>()?;
+    let data = &read.data()[..x.numel()];
+    let mut out = vec![T::Acc::LOWEST; outer * inner];
+    simd::<T, _>(
+        #[inline(always)]
+        || {
+            if inner == 1 {
+                for (out, x) in out.iter_mut().zip(data.chunks_exact(size.max(1))) {
+                    *out = max_of(x);
+                }
+                return;
+            }
+            Columns::each(
+                outer,
+                size,
+                inner,
+                #[inline(always)]
+                |block| {
+                    let max = block.max(data, size);
+                    out[block.first..][..block.width].copy_from_slice(&max[..block.width]);
+                },
+            );
+        },
+    );
+    Local::from_vec(out, &shape)
+}
+
+/// The sum over each row of the exponentials of what elements are above its `maxima`.
+pub(crate) fn exp_sums(x: &Local, maxima: &Local, dim: usize) -> Result<Local> {
+    with_float!("softmax", x.dtype(), T => exp_sums_of::<T>(x, maxima, dim))
+}
+
+fn exp_sums_of<T: Float<Acc: Element> + Element>(x: &Local, maxima: &Local, dim: usize) -> Result<Local> {
+    let (outer, size, inner) = split(x.dims(), dim);
+    let x = x.contiguous()?;
+    let read = x.read::<T>()?;
+    let data = &read.data()[..x.numel()];
+    let max = maxima.to_vec::<T::Acc>()?;
+    let mut exps = vec![T::Acc::ZERO; size * inner.min(COLUMNS)];
+    let mut out = vec![T::Acc::ZERO; outer * inner];
+    simd::<T, _>(
+        #[inline(always)]
+        || {
+            if inner == 1 {
+                let rows = data.chunks_exact(size.max(1));
+                for ((out, x), &max) in out.iter_mut().zip(rows).zip(&max) {
+                    *out = exp_row(x, max, &mut exps);
+                }
+                return;
+            }
+            Columns::each(
+                outer,
+                size,
+                inner,
+                #[inline(always)]
+                |block| {
+                    let max = &max[block.first..][..block.width];
+                    let sum = block.exp(data, size, max, &mut exps);
+                    out[block.first..][..block.width].copy_from_slice(&sum[..block.width]);
+                },
+            );
+        },
+    );
+    Local::from_vec(out, maxima.dims())
+}
+
+/// The part of [`softmax`], or of its logarithm, that belongs to `x`.
+pub(crate) fn normalised(x: &Local, maxima: &Local, sums: &Local, dim: usize, log: bool) -> Result<Local> {
+    with_float!("softmax", x.dtype(), T => normalised_of::<T>(x, maxima, sums, dim, log))
+}
+
+fn normalised_of<T: Float<Acc: Element> + Element>(
+    x: &Local,
+    maxima: &Local,
+    sums: &Local,
+    dim: usize,
+    log: bool,
+) -> Result<Local> {
+    let (max, sum) = (maxima.to_vec::<T::Acc>()?, sums.to_vec::<T::Acc>()?);
+    if log {
+        let logs: Vec<T::Acc> = sum.into_iter().map(Real::ln).collect();
+        return finished::<T>(
+            x,
+            x,
+            &max,
+            &logs,
+            dim,
+            #[inline(always)]
+            |x, _, max, log| T::from_acc((x.acc() - max) - log),
+        );
+    }
+    let scales: Vec<T::Acc> = sum.into_iter().map(|sum| T::Acc::ONE / sum).collect();
+    finished::<T>(
+        x,
+        x,
+        &max,
+        &scales,
+        dim,
+        #[inline(always)]
+        |x, _, max, scale| T::from_acc((x.acc() - max).exp() * scale),
+    )
+}
+
+/// What the gradient needs summed over each row.
+pub(crate) fn backward_sums(y: &Local, dy: &Local, dim: usize, log: bool) -> Result<Local> {
+    with_float!("softmax", y.dtype(), T => {
+        if log { backward_totals::<T, true>(y, dy, dim) } else { backward_totals::<T, false>(y, dy, dim) }
+    })
+}
+
+fn backward_totals<T: Float<Acc: Element> + Element, const LOG: bool>(
+    y: &Local,
+    dy: &Local,
+    dim: usize,
+) -> Result<Local> {
+    let (outer, size, inner) = split(y.dims(), dim);
+    let shape = of_rows(y.dims(), dim);
+    let (y, dy) = (y.contiguous()?, dy.contiguous()?);
+    let (y_read, dy_read) = (y.read::<T>()?, dy.read::<T>()?);
+    let (y_data, dy_data) = (&y_read.data()[..y.numel()], &dy_read.data()[..y.numel()]);
+    let mut out = vec![T::Acc::ZERO; outer * inner];
+    simd::<T, _>(
+        #[inline(always)]
+        || {
+            if inner == 1 {
+                let rows = y_data.chunks_exact(size.max(1)).zip(dy_data.chunks_exact(size.max(1)));
+                for (out, (y, dy)) in out.iter_mut().zip(rows) {
+                    *out = backward_row_sum::<T, LOG>(y, dy);
+                }
+                return;
+            }
+            Columns::each(
+                outer,
+                size,
+                inner,
+                #[inline(always)]
+                |block| {
+                    let totals = backward_column_sums::<T, LOG>(&block, y_data, dy_data, size);
+                    out[block.first..][..block.width].copy_from_slice(&totals[..block.width]);
+                },
+            );
+        },
+    );
+    Local::from_vec(out, &shape)
+}
+
+/// The part of the gradient that belongs to `y` and `dy`.
+pub(crate) fn backward_with(y: &Local, dy: &Local, sums: &Local, dim: usize, log: bool) -> Result<Local> {
+    with_float!("softmax", y.dtype(), T => {
+        if log { backward_of::<T, true>(y, dy, sums, dim) } else { backward_of::<T, false>(y, dy, sums, dim) }
+    })
+}
+
+fn backward_of<T: Float<Acc: Element> + Element, const LOG: bool>(
+    y: &Local,
+    dy: &Local,
+    sums: &Local,
+    dim: usize,
+) -> Result<Local> {
+    let sums = sums.to_vec::<T::Acc>()?;
+    finished::<T>(
+        y,
+        dy,
+        &sums,
+        &sums,
+        dim,
+        #[inline(always)]
+        |y, dy, sum, _| backward_one::<T, LOG>(y, dy, sum),
+    )
+}
+
+/// `f` of the elements of two arrays and of two numbers of their row.
+fn finished<T: Float + Element>(
+    x: &Local,
+    y: &Local,
+    a: &[T::Acc],
+    b: &[T::Acc],
+    dim: usize,
+    f: impl Fn(T, T, T::Acc, T::Acc) -> T,
+) -> Result<Local> {
+    let (outer, size, inner) = split(x.dims(), dim);
+    let (x, y) = (x.contiguous()?, y.contiguous()?);
+    let (x_read, y_read) = (x.read::<T>()?, y.read::<T>()?);
+    let (xs, ys) = (&x_read.data()[..x.numel()], &y_read.data()[..x.numel()]);
+    let fill = |out: &mut [MaybeUninit<T>]| {
+        simd::<T, _>(
+            #[inline(always)]
+            || {
+                for o in 0..outer {
+                    let (a, b) = (&a[o * inner..][..inner], &b[o * inner..][..inner]);
+                    let rows = o * size * inner..(o + 1) * size * inner;
+                    let (xs, ys, out) = (&xs[rows.clone()], &ys[rows.clone()], &mut out[rows]);
+                    if let ([a], [b]) = (a, b) {
+                        for ((out, &x), &y) in out.iter_mut().zip(xs).zip(ys) {
+                            out.write(f(x, y, *a, *b));
+                        }
+                        continue;
+                    }
+                    for j in 0..size {
+                        let at = j * inner..(j + 1) * inner;
+                        let (xs, ys, out) = (&xs[at.clone()], &ys[at.clone()], &mut out[at]);
+                        for ((((out, &x), &y), &a), &b) in out.iter_mut().zip(xs).zip(ys).zip(a).zip(b) {
+                            out.write(f(x, y, a, b));
+                        }
+                    }
+                }
+            },
+        )
+    };
+    // SAFETY: every row of every outer index is written.
+    unsafe { fill_local(x.dims(), fill) }
+}
