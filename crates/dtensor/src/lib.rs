@@ -74,7 +74,7 @@ pub mod prelude {
     pub use crate::nn::{Module, forward};
     pub use crate::parallel::{
         ColwiseParallel, DistributeModule, ParallelStyle, PrepareModuleInput, PrepareModuleInputOutput,
-        PrepareModuleOutput, RowwiseParallel, SequenceParallel, distribute_module, loss_parallel,
+        PrepareModuleOutput, RowwiseParallel, SequenceParallel, distribute_module, local_map, loss_parallel,
         parallelize_module,
     };
     pub use crate::plan;

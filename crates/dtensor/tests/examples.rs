@@ -16,6 +16,7 @@ examples! {
     colwise_parallel: "../examples/colwise_parallel.rs";
     rowwise_parallel: "../examples/rowwise_parallel.rs";
     sequence_parallel: "../examples/sequence_parallel.rs";
+    local_map: "../examples/local_map.rs";
     prepare_module_input: "../examples/prepare_module_input.rs";
     prepare_module_output: "../examples/prepare_module_output.rs";
     prepare_module_input_output: "../examples/prepare_module_input_output.rs";

@@ -55,6 +55,8 @@
 //! These are all values of [`ParallelStyle`], which anybody may implement. [`distribute_module`] is for what is none of them:
 //! functions say what becomes of the parameters, the inputs and the outputs.
 //!
+//! [`local_map`] goes one level down: it runs a function of plain tensors on this rank's parts of distributed ones.
+//!
 //! Everything is checked before anything is changed, and what fails half-way is undone: after an error the model is what it was.
 //!
 //! This room knows modules, their hooks and the public functions of tensors. It communicates through these alone.
@@ -64,6 +66,7 @@ mod distribute;
 mod functions;
 mod hooks;
 mod layouts;
+mod local_map;
 mod loss_parallel;
 mod parallelize;
 mod path;
@@ -81,6 +84,9 @@ pub use colwise::ColwiseParallel;
 pub use distribute::distribute_module;
 pub use functions::{DistributeModule, NewInputs};
 pub use layouts::{Layouts, NamedLayouts};
+pub use local_map::{
+    Leaf, Leaves, LocalMap, MapFunction, MapValue, PassThrough, PerTensor, Plain, Tensors, local_map,
+};
 pub use loss_parallel::loss_parallel;
 pub use parallelize::{ParallelizeOptions, parallelize_module, parallelize_module_with};
 pub use plan::ParallelPlan;

@@ -144,15 +144,8 @@ pub struct Placements(Option<PlacementList>);
 impl Placements {
     /// The placements for a mesh and a tensor of so many dims, checked.
     pub(crate) fn checked(self, op: &'static str, mesh_dims: usize, rank: usize) -> Result<PlacementList> {
+        self.counted(op, mesh_dims)?;
         let Some(mut list) = self.0 else { return Ok(SmallVec::from_elem(Replicate, mesh_dims)) };
-        if list.len() != mesh_dims {
-            let message = format!(
-                "`placements` must have the same length as `device_mesh.ndim`: {} has {} for a mesh of {mesh_dims} dims",
-                shown(&list),
-                list.len(),
-            );
-            return Err(Error::argument(op, message));
-        }
         for placement in &mut list {
             *placement = placement.checked(op, rank)?;
         }
@@ -169,6 +162,28 @@ impl Placements {
             return Err(Error::argument(op, message));
         }
         Ok(list)
+    }
+}
+
+impl Placements {
+    /// That there is one for each dim of a mesh of so many, which can be told before there is a tensor.
+    pub(crate) fn counted(&self, op: &'static str, mesh_dims: usize) -> Result<()> {
+        match &self.0 {
+            Some(list) if list.len() != mesh_dims => {
+                let message = format!(
+                    "`placements` must have the same length as `device_mesh.ndim`: {} has {} for a mesh of {mesh_dims} dims",
+                    shown(list),
+                    list.len(),
+                );
+                Err(Error::argument(op, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether one of them cuts a dim.
+    pub(crate) fn cut(&self) -> bool {
+        self.0.iter().flatten().any(|placement| placement.dim().is_some())
     }
 }
 

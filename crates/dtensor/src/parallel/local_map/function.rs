@@ -1,0 +1,76 @@
+//! Functions of several arguments, called with a tuple.
+
+use super::MapValue;
+use crate::{Result, Tensor};
+
+/// A function that [`local_map`](super::local_map) can run with arguments of these types: one of up to eight arguments that
+/// returns a [`Result`] of a [`MapValue`].
+///
+/// ```
+/// use dtensor::parallel::{LocalMap, MapFunction};
+/// use dtensor::prelude::*;
+///
+/// /// With one tensor, whatever comes out.
+/// fn on_one<'a, F: MapFunction<&'a Tensor>>(map: &LocalMap<F>, x: &'a Tensor) -> Result<F::Output> {
+///     map.call(x)
+/// }
+///
+/// # fn main() -> Result<()> {
+/// let numel = local_map(|x: &Tensor| Ok(x.numel()));
+/// assert_eq!(on_one(&numel, &Tensor::ones([2, 3], DType::F32)?)?, 6);
+/// # Ok(())
+/// # }
+/// ```
+pub trait MapFunction<A: MapValue> {
+    /// What the caller gets.
+    type Output;
+    /// What the function returns.
+    type Returned: for<'h> MapValue<As<'h> = Self::Output>;
+
+    /// Runs it.
+    fn run(&self, arguments: A::As<'_>) -> Result<Self::Returned>;
+}
+
+/// One tensor needs no tuple.
+impl<Func, Ret, Out> MapFunction<&Tensor> for Func
+where
+    Func: for<'h> Fn(&'h Tensor) -> Result<Ret>,
+    Ret: for<'h> MapValue<As<'h> = Out>,
+{
+    type Output = Out;
+    type Returned = Ret;
+
+    fn run(&self, x: &Tensor) -> Result<Ret> {
+        self(x)
+    }
+}
+
+macro_rules! functions {
+    ($(($($part:ident $i:tt),*);)*) => {$(
+        impl<Func, Ret, Out, $($part: MapValue),*> MapFunction<($($part,)*)> for Func
+        where
+            Func: for<'h> Fn($($part::As<'h>),*) -> Result<Ret>,
+            Ret: for<'h> MapValue<As<'h> = Out>,
+        {
+            type Output = Out;
+            type Returned = Ret;
+
+            #[allow(unused_variables)]
+            fn run(&self, arguments: <($($part,)*) as MapValue>::As<'_>) -> Result<Ret> {
+                self($(arguments.$i),*)
+            }
+        }
+    )*};
+}
+
+functions! {
+    ();
+    (A 0);
+    (A 0, B 1);
+    (A 0, B 1, C 2);
+    (A 0, B 1, C 2, D 3);
+    (A 0, B 1, C 2, D 3, E 4);
+    (A 0, B 1, C 2, D 3, E 4, F 5);
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6);
+    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
+}

@@ -1,0 +1,173 @@
+//! Gradients are those of one device.
+
+use super::*;
+
+/// The gradients of a weighed sum of the output with respect to both inputs, here and on one device.
+struct Case {
+    x: Tensor,
+    w: Tensor,
+}
+
+impl Case {
+    fn new(n: usize, k: usize, m: usize) -> Result<Case> {
+        Ok(Case { x: numbers(1, [n, k])?, w: numbers(2, [k, m])? })
+    }
+
+    /// Runs `map` on both, laid in these ways, and compares the product and its gradients.
+    #[track_caller]
+    fn check(
+        &self,
+        mesh: &DeviceMesh,
+        x: impl Into<dtensor::Placements>,
+        w: impl Into<dtensor::Placements>,
+        map: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+    ) -> Result<()> {
+        let leaf = |x: &Tensor| x.detach().requires_grad_(true);
+        let (whole_x, whole_w) = (leaf(&self.x)?, leaf(&self.w)?);
+        let due = whole_x.matmul(&whole_w)?.sin()?;
+        let weights = numbers(3, due.shape())?;
+        due.mul(&weights)?.sum_all()?.backward()?;
+
+        let laid_x = distribute_tensor(&self.x, mesh, x)?.requires_grad_(true)?;
+        let laid_w = distribute_tensor(&self.w, mesh, w)?.requires_grad_(true)?;
+        let y = map(&laid_x, &laid_w)?;
+        close(&y, &due);
+        let weights = distribute_tensor(&weights, mesh, ())?;
+        y.mul(&weights)?.sum_all()?.backward()?;
+        let grad = |x: &Tensor| x.grad().expect("a leaf that was used has a gradient");
+        close(&grad(&laid_x), &grad(&whole_x));
+        close(&grad(&laid_w), &grad(&whole_w));
+        assert_eq!(grad(&laid_x).placements(), laid_x.placements());
+        Ok(())
+    }
+}
+
+#[test]
+fn of_products_cut_in_every_way() {
+    for ranks in 1..=4 {
+        spmd(ranks, |world| {
+            let mesh = line(&world)?;
+            for (n, k, m) in [(4, 4, 4), (5, 3, 2), (2, 5, 7), (1, 1, 1), (0, 2, 3), (3, 0, 2)] {
+                let case = Case::new(n, k, m)?;
+                let mm = local_map(|x: &Tensor, w: &Tensor| x.matmul(w)?.sin());
+                // Each rank uses all of w for its rows, and finds its share of w's gradient.
+                let rows = mm.clone().out_placements([Shard(0)]).in_grad_placements(([Shard(0)], [P]));
+                case.check(&mesh, [Shard(0)], [R], |x, w| rows.call((x, w)))?;
+                // All of x for its columns.
+                let columns = mm.clone().out_placements([Shard(1)]).in_grad_placements(([P], [Shard(1)]));
+                case.check(&mesh, [R], [Shard(1)], |x, w| columns.call((x, w)))?;
+                // All of both, and all ranks the same.
+                let all = mm.clone().out_placements([R]);
+                case.check(&mesh, [R], [R], |x, w| all.call((x, w)))?;
+                let all = all.in_grad_placements(([R], [R]));
+                case.check(&mesh, [R], [R], |x, w| all.call((x, w)))?;
+                // A share of a sum, which is summed afterwards.
+                let partial = local_map(|x: &Tensor, w: &Tensor| x.matmul(w)).out_placements([P]);
+                case.check(&mesh, [Shard(1)], [Shard(0)], |x, w| partial.call((x, w))?.sin())?;
+                // Or inside, so that all ranks have the same: their gradients are one together.
+                let group = mesh.group(0)?.clone();
+                let sum = move |x: &Tensor, w: &Tensor| group.all_reduce(&x.matmul(w)?, ReduceOp::Sum)?.sin();
+                let sum = local_map(sum).out_placements([R]).out_grad_placements([P]);
+                case.check(&mesh, [Shard(1)], [Shard(0)], |x, w| sum.call((x, w)))?;
+                // Brought there first, from anywhere.
+                let moving = rows.in_placements(([Shard(0)], [R])).redistribute_inputs(true);
+                for x in [R, Shard(0), Shard(1)] {
+                    for w in [R, Shard(0), Shard(1)] {
+                        case.check(&mesh, [x], [w], |x, w| moving.call((x, w)))?;
+                    }
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn on_a_square_of_ranks() {
+    spmd(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        for (n, k, m) in [(4, 4, 4), (5, 3, 3), (1, 2, 5), (0, 2, 3)] {
+            let case = Case::new(n, k, m)?;
+            // Rows along one dim, columns along the other: each input is used for parts along the one that it is whole on.
+            let mm = local_map(|x: &Tensor, w: &Tensor| x.matmul(w)?.sin())
+                .in_placements(([Shard(0), R], [R, Shard(1)]))
+                .out_placements([Shard(0), Shard(1)])
+                .in_grad_placements(([Shard(0), P], [P, Shard(1)]));
+            case.check(&mesh, [Shard(0), R], [R, Shard(1)], |x, w| mm.call((x, w)))?;
+            let moving = mm.redistribute_inputs(true);
+            case.check(&mesh, [R, Shard(1)], [Shard(0), Shard(0)], |x, w| moving.call((x, w)))?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn of_some_results_through_lists_and_options() {
+    spmd(3, |world| {
+        let mesh = line(&world)?;
+        let wholes = [numbers(0, [4, 2])?, numbers(1, [4, 2])?];
+        let leaves: Vec<Tensor> =
+            wholes.iter().map(|x| x.detach().requires_grad_(true)).collect::<Result<_>>()?;
+        let laid: Vec<Tensor> = wholes
+            .iter()
+            .map(|x| distribute_tensor(x, &mesh, [Shard(0)])?.requires_grad_(true))
+            .collect::<Result<_>>()?;
+        let function = |list: &[Tensor], scale: f64, other: Option<&Tensor>| {
+            let product = list[0].mul(&list[1])?.mul(scale)?;
+            let unused = list[0].exp()?;
+            Ok((product, true, vec![unused, other.map_or(Ok(list[1].clone()), |x| x.cos())?]))
+        };
+        let (product, _, list) = function(&leaves, 2.0, Some(&leaves[0]))?;
+        product.add(&list[1])?.sum_all()?.backward()?;
+        let map = local_map(function).out_placements(([Shard(0)], None, [Shard(0)], [Shard(0)]));
+        let (product, yes, list) = map.call((&laid, 2.0, Some(&laid[0])))?;
+        assert!(yes);
+        product.add(&list[1])?.sum_all()?.backward()?;
+        for (laid, leaf) in laid.iter().zip(&leaves) {
+            close(&laid.grad().expect("a leaf"), &leaf.grad().expect("a leaf"));
+        }
+        // One that does not require a gradient makes none.
+        let plain = distribute_tensor(&wholes[0], &mesh, [Shard(0)])?;
+        let y = local_map(Tensor::neg).out_placements([Shard(0)]).call(&plain)?;
+        assert!(!y.requires_grad());
+        let y = no_grad(|| local_map(Tensor::neg).out_placements([Shard(0)]).call(&laid[0]))?;
+        assert!(!y.requires_grad());
+        Ok(())
+    });
+}
+
+/// The gradient of a plain tensor beside distributed ones is this rank's own.
+#[test]
+fn of_plain_tensors_beside_distributed_ones() {
+    spmd(2, |world| {
+        let mesh = line(&world)?;
+        let x = distribute_tensor(&numbers(0, [3])?, &mesh, [Shard(0)])?.requires_grad_(true)?;
+        let plain = Tensor::full([1], 2.0, DType::F64)?.requires_grad_(true)?;
+        let y = local_map(|x: &Tensor, a: &Tensor| x.mul(a)).out_placements([Shard(0)]).call((&x, &plain))?;
+        y.sum_all()?.backward()?;
+        let mine = x.to_local()?.detach().sum_all()?.item::<f64>()?;
+        assert!((plain.grad().expect("a leaf").item::<f64>()? - mine).abs() < 1e-12);
+        assert_eq!(x.grad().expect("a leaf").full_tensor()?.to_f64_vec()?, [2.; 3]);
+        Ok(())
+    });
+}
+
+#[test]
+fn checkpoints_run_it_again() {
+    spmd(2, |world| {
+        let mesh = line(&world)?;
+        let case = Case::new(3, 5, 2)?;
+        let group = mesh.group(0)?.clone();
+        let sum = move |x: &Tensor, w: &Tensor| group.all_reduce(&x.matmul(w)?, ReduceOp::Sum)?.sin();
+        let sum = local_map(sum)
+            .out_placements([R])
+            .out_grad_placements([P])
+            .in_placements([[Shard(1)], [Shard(0)]]);
+        let sum = sum.redistribute_inputs(true);
+        let both = move |x: &Tensor, w: &Tensor| {
+            let (sum, w) = (sum.clone(), w.clone());
+            checkpoint(x, move |x: &Tensor| sum.call((x, &w)))
+        };
+        case.check(&mesh, [Shard(0)], [Shard(0)], both)
+    });
+}

@@ -1,0 +1,190 @@
+//! Results have their true sizes: even, uneven, smaller than the mesh, empty.
+
+use dtensor::FromLocal;
+
+use super::*;
+
+/// Lists of placements for a mesh of so many dims.
+fn lists(mesh_dims: usize, choices: &[Placement]) -> Vec<Vec<Placement>> {
+    (0..mesh_dims).fold(vec![Vec::new()], |lists, _| {
+        lists.iter().flat_map(|list| choices.iter().map(|&p| [&list[..], &[p]].concat())).collect()
+    })
+}
+
+/// That a result is what one device has, and that this rank has the part of it that the placements call for.
+#[track_caller]
+fn check(y: &Tensor, due: &Tensor, placements: &[Placement]) {
+    assert_eq!((y.dims(), y.placements()), (due.dims(), placements));
+    let layout = y.layout().expect("it is distributed");
+    assert_eq!(y.to_local().unwrap().shape(), *layout.local_shape());
+    close(y, due);
+}
+
+#[test]
+fn on_a_line_of_ranks() {
+    for ranks in 1..=4 {
+        spmd(ranks, |world| {
+            let mesh = line(&world)?;
+            for n in 0..=9 {
+                let (x, w) = (numbers(1, [n, 3])?, numbers(2, [3, n])?);
+                let rows = distribute_tensor(&x, &mesh, [Shard(0)])?;
+                let columns = distribute_tensor(&w, &mesh, [Shard(1)])?;
+                let whole = distribute_tensor(&x, &mesh, [R])?;
+
+                let scaled = local_map(|x: &Tensor| x.mul(2.0)?.add(1.0)).out_placements([Shard(0)]);
+                check(&scaled.call(&rows)?, &x.mul(2.0)?.add(1.0)?, &[Shard(0)]);
+                // Other shapes than the input's, cut along another dim.
+                let turned =
+                    local_map(|x: &Tensor| x.transpose(0, 1)?.cat_with(x)).out_placements([Shard(-1)]);
+                check(&turned.call(&rows)?, &x.transpose(0, 1)?.cat_with(&x)?, &[Shard(1)]);
+                // Rows by all, all by columns, columns by rows.
+                let mm = local_map(|a: &Tensor, b: &Tensor| a.matmul(b));
+                let all = w.matmul(&x)?;
+                let by_all = mm.clone().out_placements([Shard(0)]);
+                let replica = distribute_tensor(&w, &mesh, [R])?;
+                check(&by_all.call((&rows, &replica))?, &x.matmul(&w)?, &[Shard(0)]);
+                let by_columns = mm.clone().out_placements([Shard(1)]);
+                check(&by_columns.call((&whole, &columns))?, &x.matmul(&w)?, &[Shard(1)]);
+                check(&mm.out_placements([P]).call((&columns, &rows))?, &all, &[P]);
+                // Several at once, some of them cut.
+                let several = local_map(|x: &Tensor| Ok((x.neg()?, x.sum([0])?, x.dims()[0], x.clone())));
+                let several = several.out_placements(([Shard(0)], [P], None, [Shard(0)]));
+                let (neg, sum, mine, same) = several.call(&rows)?;
+                check(&neg, &x.neg()?, &[Shard(0)]);
+                check(&sum, &x.sum([0])?, &[P]);
+                check(&same, &x, &[Shard(0)]);
+                assert_eq!(mine, rows.to_local()?.dims()[0]);
+                // The shape is said.
+                let said = local_map(|x: &Tensor| x.neg()).out_placements([Shard(0)]).out_shapes([n, 3]);
+                let (y, calls) = record(|| said.call(&rows));
+                check(&y?, &x.neg()?, &[Shard(0)]);
+                assert!(calls.is_empty());
+                if n % ranks == 0 {
+                    let even = local_map(|x: &Tensor| x.neg()).out_placements([Shard(0)]).even_outputs(true);
+                    let (y, calls) = record(|| even.call(&rows));
+                    check(&y?, &x.neg()?, &[Shard(0)]);
+                    assert!(calls.is_empty());
+                }
+                // Brought there from anywhere.
+                for from in [R, Shard(0), Shard(1)] {
+                    let x_from = distribute_tensor(&x, &mesh, [from])?;
+                    for to in [R, P, Shard(0), Shard(1)] {
+                        let same =
+                            local_map(|x: &Tensor| Ok(x.clone())).in_placements([to]).out_placements([to]);
+                        check(&same.redistribute_inputs(true).call(&x_from)?, &x, &[to]);
+                    }
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Operators that a function puts together.
+trait Together {
+    fn cat_with(&self, other: &Tensor) -> Result<Tensor>;
+}
+
+impl Together for Tensor {
+    /// Under it, the columns of another.
+    fn cat_with(&self, other: &Tensor) -> Result<Tensor> {
+        Tensor::cat(&[self, &other.transpose(0, 1)?], 0)
+    }
+}
+
+#[test]
+fn on_a_square_of_ranks() {
+    spmd(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        for (n, m) in [(4, 4), (5, 3), (3, 5), (1, 7), (2, 1), (0, 3), (1, 1)] {
+            let x = numbers(3, [n, m])?;
+            for list in lists(2, &[R, Shard(0), Shard(1)]) {
+                let laid = distribute_tensor(&x, &mesh, &list[..])?;
+                let map =
+                    local_map(|x: &Tensor| x.mul(3.0)).in_placements(&list[..]).out_placements(&list[..]);
+                check(&map.call(&laid)?, &x.mul(3.0)?, &list);
+                // As it lies, with the dims turned.
+                let turn = |&p: &Placement| p.dim().map_or(p, |dim| Shard(1 - dim));
+                let turned: Vec<Placement> = list.iter().map(turn).collect();
+                let map = local_map(|x: &Tensor| x.transpose(0, 1)).out_placements(&turned[..]);
+                check(&map.call(&laid)?, &x.transpose(0, 1)?, &turned);
+            }
+            // Batches along one dim of the mesh, weights cut along the other.
+            let w = numbers(4, [m, 5])?;
+            let laid = distribute_tensor(&x, &mesh, [Shard(0), R])?;
+            let weight = distribute_tensor(&w, &mesh, [R, Shard(1)])?;
+            let mm = local_map(|x: &Tensor, w: &Tensor| x.matmul(w))
+                .in_placements(([Shard(0), R], [R, Shard(1)]))
+                .out_placements([Shard(0), Shard(1)]);
+            check(&mm.call((&laid, &weight))?, &x.matmul(&w)?, &[Shard(0), Shard(1)]);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn partial_values_come_as_they_are() {
+    spmd(3, |world| {
+        let mesh = line(&world)?;
+        // One, two and three, which are six together.
+        let mine = Tensor::full([4, 2], 1.0 + world.rank() as f64, DType::F64)?;
+        let sum = Tensor::from_local(&mine, &mesh, [P])?;
+        let twice = local_map(|x: &Tensor| x.mul(2.0)).in_placements([P]).out_placements([P]).call(&sum)?;
+        close(&twice, &Tensor::full([4, 2], 12.0, DType::F64)?);
+        // Reduced on the way in: all of it, or a part each.
+        for to in [R, Shard(0)] {
+            let square = local_map(|x: &Tensor| x.mul(x)).in_placements([to]).out_placements([to]);
+            let y = square.redistribute_inputs(true).call(&sum)?;
+            check(&y, &Tensor::full([4, 2], 36.0, DType::F64)?, &[to]);
+        }
+        Ok(())
+    });
+}
+
+/// Sizes that no tensor cut in this way has are an error on all ranks.
+#[test]
+fn parts_that_do_not_fit_together_are_refused_by_all() {
+    spmd(3, |world| {
+        let mesh = line(&world)?;
+        let x = distribute_tensor(&numbers(0, [3])?, &mesh, [Shard(0)])?;
+        let rank = world.rank();
+        let sized = |sizes: [usize; 3]| {
+            local_map(move |_: &Tensor| Tensor::ones([sizes[rank], 2], DType::F32)).out_placements([Shard(0)])
+        };
+        for sizes in [[2, 2, 1], [2, 2, 0], [1, 1, 0], [1, 0, 0], [0, 0, 0], [3, 3, 3]] {
+            assert_eq!(sized(sizes).call(&x)?.dims(), [sizes.iter().sum(), 2]);
+        }
+        for sizes in [[1, 2, 2], [3, 1, 1], [2, 1, 0], [0, 0, 1], [2, 0, 2]] {
+            let error = raises(sized(sizes).call(&x), "inconsistent tensor metadata").to_string();
+            assert!(error.starts_with("local_map: output 0: "), "{error}");
+        }
+        // Another number of dims, another dtype.
+        let dims = local_map(move |_: &Tensor| Tensor::ones(&[1, 2, 3][..1 + rank % 2], DType::F32));
+        raises(dims.out_placements([Shard(0)]).call(&x), "inconsistent tensor metadata");
+        let dtypes = [DType::F32, DType::F64, DType::F32];
+        let typed = local_map(move |_: &Tensor| Tensor::ones([1], dtypes[rank]));
+        raises(typed.out_placements([Shard(0)]).call(&x), "inconsistent tensor metadata");
+        // What the caller said of the shape is checked by each rank against its own part.
+        let said = sized([1, 1, 1]).out_shapes([5, 2]);
+        if rank == 2 {
+            assert_eq!(said.call(&x)?.dims(), [5, 2]);
+        } else {
+            raises(said.call(&x), "a part of shape [2, 2] on this rank, but the one given has shape [1, 2]");
+        }
+        // They can go on with each other.
+        assert_eq!(sized([1, 1, 1]).call(&x)?.full_tensor()?.to_f64_vec()?, [1.; 6]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_simulated_rank_needs_the_shape() -> Result<()> {
+    let mesh = DeviceMesh::new(&World::simulated(3, 2)?, [3], "tp")?;
+    let options = FromLocal { shape: Some([5, 2].into()), ..FromLocal::default() };
+    let x = Tensor::from_local_with(&Tensor::ones([1, 2], DType::F32)?, &mesh, [Shard(0)], options)?;
+    let neg = local_map(Tensor::neg).out_placements([Shard(0)]);
+    assert_eq!(neg.clone().out_shapes([5, 2]).call(&x)?.dims(), [5, 2]);
+    // Else the others are taken to have what this one has.
+    assert_eq!(neg.call(&x)?.dims(), [3, 2]);
+    Ok(())
+}
