@@ -27,6 +27,8 @@ Left out, because there the library decided otherwise than PyTorch:
   - a number that no half holds beside a tensor of halves: rounded to single precision here, to a half in PyTorch
     on some devices and for some operators;
   - reductions over an empty list of dims: nothing is reduced here, everything in PyTorch;
+  - quantiles between two infinities, or an infinity and a number, which are infinite here and NaN in PyTorch; and such as
+    the 0.8-quantile of six numbers of single precision, for which PyTorch rounds 0.8 and looks beyond the fifth;
   - index_select of a tensor without dims, and the legacy cat with a tensor of shape [0] whatever the other shapes:
     errors here;
 and, because PyTorch's own answer is chance or too far off:
@@ -888,8 +890,91 @@ def precisions():
             case("cos", torch.cos, n(5))
 
 
+# --- Windows, quantiles, replaced elements ----------------------------------------------------------------------------
+
+
+def windows():
+    images = (
+        ((2, 3, 5, 4), (4, 3, 3, 2), {}),
+        ((1, 2, 4, 5), (3, 2, 3, 3), dict(padding=[1, 1])),
+        ((2, 2, 6, 5), (2, 2, 2, 3), dict(stride=[2, 1], padding=[0, 2])),
+        ((1, 2, 6, 7), (2, 2, 2, 3), dict(dilation=[2, 3], padding=[1, 0])),
+        ((2, 4, 3, 4), (6, 2, 2, 2), dict(groups=2)),
+        ((2, 3, 4, 3), (3, 1, 3, 2), dict(groups=3, padding=[2, 1])),
+        ((1, 2, 4, 3), (2, 2, 2, 4), dict(padding="same")),
+        ((2, 3, 4, 3), (2, 3, 1, 1), {}),
+        ((2, 3, 5, 4), (2, 3, 1, 1), dict(stride=[2, 3])),
+        ((3, 4, 4), (2, 3, 2, 2), {}),
+        ((0, 2, 3, 3), (2, 2, 2, 2), {}),
+        ((1, 1, 1, 1), (1, 1, 3, 3), dict(padding=[1, 1])),
+    )
+    for x, weight, how in images:
+        function = lambda x, w, b=None: F.conv2d(x, w, b, **how)
+        case("conv2d", function, randn(*x), randn(*weight), **how)
+        case("conv2d", function, randn(*x), randn(*weight), randn(weight[0]), **how)
+    for x, weight, how in (
+        ((2, 3, 7), (4, 3, 3), {}),
+        ((1, 2, 8), (2, 2, 3), dict(stride=[3], padding=[2])),
+        ((2, 4, 6), (4, 2, 2), dict(groups=2, dilation=[2])),
+        ((3, 5), (2, 3, 4), dict(padding="same")),
+        ((2, 3, 4), (2, 3, 1), {}),
+        ((1, 1, 1), (1, 1, 1), {}),
+    ):
+        function = lambda x, w, b=None: F.conv1d(x, w, b, **how)
+        case("conv1d", function, randn(*x), randn(*weight), **how)
+        case("conv1d", function, randn(*x), randn(*weight), randn(weight[0]), **how)
+    case("conv2d", F.conv2d, f32([1.0, NAN, INF, 2.0, 0.0, 1.0], 1, 1, 2, 3), f32([1.0, 0.5], 1, 1, 1, 2), grad=False)
+    n = lambda *shape: randn(*shape, dtype=torch.float64)
+    case("conv2d", lambda x, w, b: F.conv2d(x, w, b, padding=1), n(2, 2, 4, 3), n(3, 2, 3, 3), n(3), padding=[1, 1])
+
+    # All different, so that it is clear whose the gradient is.
+    tied = f32([2.0, 1.0, 2.0, 1.0, 2.0])
+    for kind in ("linear", "lower", "higher", "nearest", "midpoint"):
+        for x, dim, keepdim in (
+            (distinct(7), 0, False), (distinct(3, 4), 1, True), (distinct(5, 2), 0, False), (distinct(2, 6, 2), -2, True),
+            (distinct(3, 1), 1, False), (randn(), 0, False), (tied, 0, False),
+            (f32([1.0, NAN, 2.0, 4.0, 3.0, 0.0], 2, 3), 1, False),
+        ):
+            for q in (0.5, 0.3, [0.0, 0.25, 0.75, 1.0]):
+                quantile = lambda x: torch.quantile(
+                    x, torch.tensor(q, dtype=x.dtype), dim=dim, keepdim=keepdim, interpolation=kind
+                )
+                case("quantile", quantile, x, q=q, dim=dim, keepdim=keepdim, interpolation=kind, grad=x is not tied)
+        case(
+            "quantile_all", lambda x: torch.quantile(x, 0.7, interpolation=kind), distinct(3, 4), q=0.7, interpolation=kind
+        )
+    case("quantile", lambda x: torch.quantile(x, 0.29, dim=0), n(101), q=0.29, dim=0, keepdim=False, interpolation="linear")
+    case("quantile_all", lambda x: torch.quantile(x, 0.5), randn(), q=0.5, interpolation="linear")
+    # Which of equal elements the median is PyTorch leaves open, so there are none.
+    for x, dim, keepdim in (
+        (distinct(7), 0, False), (distinct(3, 4), 1, True), (distinct(4, 3), 0, False), (randn(), 0, False),
+        (i64([2**60 + 1, 5, 2**60]), 0, False), (f32([1.0, NAN, 2.0]), 0, False),
+    ):
+        case("median", lambda x: tuple(torch.median(x, dim, keepdim)), x, dim=dim, keepdim=keepdim)
+    for x in (distinct(3, 4), distinct(5), randn(), i64([3, 1, 2, 7]), f32([1.0, NAN, 2.0])):
+        case("median_all", torch.median, x)
+
+    for shape, dim, start, end, step, source in (
+        ((5,), 0, 1, 4, 1, (3,)), ((3, 4), 1, 0, 4, 2, (3, 2)), ((3, 4), 0, -1, 99, 1, (1, 4)),
+        ((2, 3), -1, 2, 2, 1, (2, 0)), ((0, 3), 1, 0, 2, 1, (0, 2)), ((2, 5, 2), 1, 1, 5, 3, (2, 2, 2)),
+    ):
+        scatter = lambda x, s: torch.slice_scatter(x, s, dim, start, end, step)
+        case("slice_scatter", scatter, randn(*shape), randn(*source), dim=dim, start=start, end=end, step=step)
+    for shape, dim, index, source in (((5,), 0, 2, ()), ((3, 4), -1, -1, (3,)), ((2, 3, 2), 1, 0, (2, 2))):
+        scatter = lambda x, s: torch.select_scatter(x, s, dim, index)
+        case("select_scatter", scatter, randn(*shape), randn(*source), dim=dim, index=index)
+    for shape, dim, ids, source in (
+        ((5,), 0, [4, 1], (2,)), ((3, 4), -1, [2, 0, 3], (3, 3)), ((3, 2), 0, [], (0, 2)), ((4, 2), 0, [3, 2, 1, 0], (4, 2)),
+    ):
+        copy = lambda x, i, s: torch.index_copy(x, dim, i, s)
+        case("index_copy", copy, randn(*shape), i64(ids), randn(*source), dim=dim)
+    case(
+        "index_copy", lambda x, i, s: torch.index_copy(x, 0, i, s), i64([2**60 + 1, 2]), i64([1]), i64([2**60 + 3]), dim=0,
+    )
+
+
 if __name__ == "__main__":
-    for group in (elementwise, reductions, products, layers, indexing, views, precisions):
+    for group in (elementwise, reductions, products, layers, indexing, views, precisions, windows):
         group()
     text = "[\n" + ",\n".join(cases) + "\n]\n"
     json.loads(text)

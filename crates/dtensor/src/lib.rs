@@ -56,7 +56,8 @@ pub use engine::{Local, num_threads, set_num_threads, with_num_threads};
 pub use error::{Error, Result};
 pub use mesh::{DeviceMesh, MeshDim, MeshNames, init_device_mesh, use_mesh};
 pub use ops::{
-    Aside, Attention, Bits, CrossEntropy, Gelu, Here, Locals, Metas, Op, Precision, Reduction, Together,
+    Aside, Attention, Bits, Convolution, CrossEntropy, Gelu, Here, Interpolation, Locals, Metas, Op, Padding,
+    Precision, Quantiles, Reduction, Together,
 };
 pub use placement::Placement::{self, Partial, Replicate, Shard, StridedShard};
 pub use placement::{Layout, Placements};

@@ -5,7 +5,7 @@ mod converter;
 mod validate;
 
 pub use converter::DTensorConverter;
-pub use validate::{Validation, search, validate};
+pub use validate::{Validation, search, validate, validate_on};
 
 #[cfg(feature = "mpi")]
 use crate::comm::run_each;

@@ -3,202 +3,19 @@
 //! The cases are in `golden/operators.json`, written by `tools/golden.py`, where the format is described. Each is run
 //! with its inputs in several layouts in memory: what an operator computes must not depend on it.
 
+#[path = "golden/names.rs"]
+mod names;
+
 use std::collections::BTreeMap;
 
 use dtensor::{
-    Attention, BackwardOptions, CrossEntropy, DType, Error, Gelu, INFER, Operand, Reduction, Result, Scalar,
-    Shape, Tensor,
+    Attention, BackwardOptions, Convolution, CrossEntropy, DType, Error, Gelu, INFER, Interpolation, Operand,
+    Padding, Quantiles, Reduction, Result, Scalar, Shape, Tensor,
 };
 use half::{bf16, f16};
+use names::{EXACT, OPERATORS};
 use serde::Deserialize;
 use serde_json::{Map, Value};
-
-/// Every operator there is. One that loses its cases, or a case of none of these, fails.
-const OPERATORS: &[&str] = &[
-    // Element by element.
-    "abs",
-    "add",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "cos",
-    "div",
-    "eq",
-    "erf",
-    "exp",
-    "ge",
-    "gelu",
-    "gt",
-    "le",
-    "log",
-    "lt",
-    "masked_fill",
-    "maximum",
-    "minimum",
-    "mul",
-    "ne",
-    "neg",
-    "operator_add",
-    "operator_div",
-    "operator_mul",
-    "operator_neg",
-    "operator_sub",
-    "pow",
-    "rdiv",
-    "recip",
-    "relu",
-    "reversed_add",
-    "reversed_div",
-    "reversed_mul",
-    "reversed_sub",
-    "rsqrt",
-    "rsub",
-    "sigmoid",
-    "sign",
-    "silu",
-    "sin",
-    "sqrt",
-    "sub",
-    "tanh",
-    "tril",
-    "triu",
-    "where_",
-    // Reductions.
-    "argmax",
-    "argmax_all",
-    "argmin",
-    "argmin_all",
-    "cumsum",
-    "max",
-    "max_all",
-    "max_dim",
-    "max_keepdim",
-    "mean",
-    "mean_all",
-    "mean_keepdim",
-    "min",
-    "min_all",
-    "min_dim",
-    "min_keepdim",
-    "norm",
-    "norm_all",
-    "prod",
-    "prod_all",
-    "prod_keepdim",
-    "std",
-    "std_all",
-    "sum",
-    "sum_all",
-    "sum_keepdim",
-    "sum_to",
-    "var",
-    "var_all",
-    // Products, layers, losses.
-    "addmm",
-    "bmm",
-    "cross_entropy",
-    "layer_norm",
-    "linear",
-    "log_softmax",
-    "matmul",
-    "mm",
-    "mse_loss",
-    "nll_loss",
-    "rms_norm",
-    "scaled_dot_product_attention",
-    "softmax",
-    // Indices and order.
-    "embedding",
-    "gather",
-    "index_select",
-    "scatter_add",
-    "sort",
-    "topk",
-    // Views, joins, dtypes.
-    "cat",
-    "chunk",
-    "contiguous",
-    "expand",
-    "flatten",
-    "flatten_all",
-    "narrow",
-    "permute",
-    "reshape",
-    "select",
-    "slice",
-    "split",
-    "squeeze",
-    "squeeze_all",
-    "stack",
-    "t",
-    "to_dtype",
-    "transpose",
-    "unbind",
-    "unsqueeze",
-    "view",
-    // From nothing.
-    "arange",
-    "eye",
-    "full",
-    "linspace",
-];
-
-/// Those that only move, choose or convert elements, or do arithmetic whose rounding is laid down: their results must
-/// be the very numbers.
-const EXACT: &[&str] = &[
-    "abs",
-    "add",
-    "cat",
-    "chunk",
-    "clamp",
-    "clamp_max",
-    "clamp_min",
-    "contiguous",
-    "embedding",
-    "expand",
-    "eye",
-    "flatten",
-    "flatten_all",
-    "full",
-    "gather",
-    "index_select",
-    "masked_fill",
-    "max",
-    "max_all",
-    "max_dim",
-    "max_keepdim",
-    "maximum",
-    "min",
-    "min_all",
-    "min_dim",
-    "min_keepdim",
-    "minimum",
-    "mul",
-    "narrow",
-    "neg",
-    "permute",
-    "relu",
-    "reshape",
-    "select",
-    "sign",
-    "slice",
-    "sort",
-    "split",
-    "squeeze",
-    "squeeze_all",
-    "stack",
-    "sub",
-    "t",
-    "to_dtype",
-    "topk",
-    "transpose",
-    "tril",
-    "triu",
-    "unbind",
-    "unsqueeze",
-    "view",
-    "where_",
-];
 
 #[derive(Deserialize)]
 struct Case {
@@ -341,6 +158,34 @@ impl Attrs {
             other => panic!("no reduction {other}"),
         }
     }
+    fn convolution<const N: usize>(&self) -> Convolution<N> {
+        let each = |name: &str, default: usize| {
+            if self.has(name) { self.sizes(name).try_into().expect("one for each dim") } else { [default; N] }
+        };
+        let same = self.0.get("padding").and_then(Value::as_str) == Some("same");
+        Convolution {
+            stride: each("stride", 1),
+            padding: if same { Padding::Same } else { each("padding", 0).into() },
+            dilation: each("dilation", 1),
+            groups: if self.has("groups") { self.size("groups") } else { 1 },
+        }
+    }
+    fn quantiles(&self) -> Quantiles {
+        match self.get("q").as_array() {
+            Some(several) => several.iter().map(float).collect::<Vec<_>>()[..].into(),
+            None => self.float("q").into(),
+        }
+    }
+    fn interpolation(&self) -> Interpolation {
+        match self.text("interpolation") {
+            "linear" => Interpolation::Linear,
+            "lower" => Interpolation::Lower,
+            "higher" => Interpolation::Higher,
+            "nearest" => Interpolation::Nearest,
+            "midpoint" => Interpolation::Midpoint,
+            other => panic!("no interpolation {other}"),
+        }
+    }
 }
 
 /// Runs one case's operator.
@@ -478,6 +323,15 @@ fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
         "nll_loss" => class_loss(&|target, options| x[0].nll_loss(target, options)),
         "mse_loss" => x[0].mse_loss(&x[1], a.reduction()),
 
+        "conv1d" => x[0].conv1d(&x[1], x.get(2), a.convolution()),
+        "conv2d" => x[0].conv2d(&x[1], x.get(2), a.convolution()),
+        "quantile" => x[0].quantile(a.quantiles(), dim(), keepdim(), a.interpolation()),
+        "quantile_all" => x[0].quantile_all(a.quantiles(), a.interpolation()),
+        "median_all" => x[0].median_all(),
+        "slice_scatter" => x[0].slice_scatter(&x[1], dim(), a.int("start"), a.int("end"), a.size("step")),
+        "select_scatter" => x[0].select_scatter(&x[1], dim(), a.int("index")),
+        "index_copy" => x[0].index_copy(dim(), &x[1], &x[2]),
+
         "index_select" => x[0].index_select(dim(), &x[1]),
         "embedding" => x[0].embedding(&x[1], a.has("padding").then(|| a.int("padding") as i64)),
         "gather" => x[0].gather(dim(), &x[1]),
@@ -513,6 +367,7 @@ fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
         "unbind" => return x[0].unbind(dim()),
         "sort" => return x[0].sort(dim(), a.flag("descending")).map(|(v, i)| vec![v, i]),
         "topk" => return x[0].topk(a.size("k"), dim(), a.flag("largest")).map(|(v, i)| vec![v, i]),
+        "median" => return x[0].median(dim(), keepdim()).map(|(v, i)| vec![v, i]),
         "max_dim" => return x[0].max_dim(dim(), keepdim()).map(|(v, i)| vec![v, i]),
         "min_dim" => return x[0].min_dim(dim(), keepdim()).map(|(v, i)| vec![v, i]),
         unknown => return Err(Error::argument("golden", format!("unknown operator {unknown}"))),

@@ -116,7 +116,7 @@ fn decide(mesh: &DeviceMesh, op: &dyn Op, inputs: &[&Tensor]) -> Result<Arc<Deci
             all_meta(op, &metas)?;
             outputs.iter_mut().for_each(|meta| meta.device = Device::Meta);
         }
-        choose(op.name(), &op.rule(&metas, &outputs)?, mesh, metas, outputs, &layouts)
+        choose(op.name(), &mesh.rule_of(op, &metas, &outputs)?, mesh, metas, outputs, &layouts)
     })
 }
 

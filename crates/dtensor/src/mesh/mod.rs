@@ -2,18 +2,20 @@
 
 mod argument;
 mod cache;
+mod overrides;
 mod scope;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Index;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 pub use argument::{MeshDim, MeshNames};
 use cache::Cache;
+use overrides::Overrides;
 pub use scope::use_mesh;
 pub(crate) use scope::{active_mesh, chosen, with_active_mesh};
 
@@ -86,6 +88,10 @@ struct Shared {
     dims: Mutex<Vec<Arc<str>>>,
     /// The names given to several dims taken as one.
     flattened: Mutex<Vec<(Arc<str>, Names)>>,
+    /// Sharding rules that stand for those of operators.
+    overrides: Mutex<Overrides>,
+    /// All meshes that share this, and remember decisions made by these rules.
+    meshes: Mutex<Vec<Weak<Core>>>,
 }
 
 impl Shared {
@@ -185,8 +191,14 @@ impl DeviceMesh {
         }
         let names = names.into().checked(OP, shape.len())?;
         let dims = Mutex::new(names.iter().flat_map(|names| names.iter().cloned()).collect());
-        let shared =
-            Shared { world: world.clone(), groups: Mutex::default(), dims, flattened: Mutex::default() };
+        let shared = Shared {
+            world: world.clone(),
+            groups: Mutex::default(),
+            dims,
+            flattened: Mutex::default(),
+            overrides: Mutex::default(),
+            meshes: Mutex::default(),
+        };
         DeviceMesh::assemble(Arc::new(shared), ranks.to_vec(), shape[..].into(), names, CostModel::default())
     }
 
@@ -217,7 +229,12 @@ impl DeviceMesh {
         let (taken, cache, decisions) = (Mutex::default(), Mutex::default(), Mutex::default());
         let core =
             Core { shared, ranks, shape, names, coordinate, groups, lines, taken, cost, cache, decisions };
-        Ok(DeviceMesh(Arc::new(core)))
+        let core = Arc::new(core);
+        let mut meshes = core.shared.meshes.lock();
+        meshes.retain(|mesh| mesh.strong_count() > 0);
+        meshes.push(Arc::downgrade(&core));
+        drop(meshes);
+        Ok(DeviceMesh(core))
     }
 
     /// The same mesh with another idea of what communication costs along its dims.
@@ -517,11 +534,18 @@ impl DeviceMesh {
         decide: impl FnOnce() -> Result<Decision>,
     ) -> Result<Arc<Decision>> {
         let digest = digest(op, inputs);
-        if let Some(decision) = self.0.decisions.lock().find(digest, op, inputs) {
+        let mut known = self.0.decisions.lock();
+        if let Some(decision) = known.find(digest, op, inputs) {
             return Ok(decision);
         }
+        let epoch = known.epoch();
+        drop(known);
         let decision = Arc::new(decide()?);
-        self.0.decisions.lock().keep(digest, op, inputs, decision.clone());
+        let mut known = self.0.decisions.lock();
+        // Rules may have changed meanwhile, on another thread.
+        if known.epoch() == epoch {
+            known.keep(digest, op, inputs, decision.clone());
+        }
         Ok(decision)
     }
 

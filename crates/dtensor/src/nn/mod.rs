@@ -39,6 +39,7 @@ mod base;
 mod buffer;
 mod call;
 mod containers;
+mod conv;
 mod copy;
 mod dropout;
 mod embedding;
@@ -60,6 +61,7 @@ pub use base::{Base, Hook, HookHandle, PreHook};
 pub use buffer::Buffer;
 pub(crate) use containers::LIST;
 pub use containers::ModuleList;
+pub use conv::{Conv1d, Conv2d};
 pub use copy::deep_copy;
 pub use dropout::Dropout;
 /// ```

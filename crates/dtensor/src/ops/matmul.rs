@@ -34,8 +34,8 @@ fn transposed(x: &Local) -> Result<Local> {
 
 /// `a · b (+ bias)`: `[…, m, k] · […, k, n] → […, m, n]`, the leading dims broadcast.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Matmul {
-    op: &'static str,
+pub(super) struct Matmul {
+    pub(super) op: &'static str,
 }
 
 impl Op for Matmul {

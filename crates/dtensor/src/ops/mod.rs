@@ -6,6 +6,7 @@
 mod arithmetic;
 mod attention;
 mod compare;
+mod conv;
 mod dropout;
 mod dynamic;
 mod here;
@@ -16,6 +17,7 @@ mod mask;
 mod matmul;
 mod normalise;
 mod overload;
+mod quantile;
 mod reduce;
 mod scalar;
 mod softmax;
@@ -23,13 +25,16 @@ mod sort;
 mod together;
 mod unary;
 mod view;
+mod write;
 
 use smallvec::SmallVec;
 
 pub use attention::Attention;
+pub use conv::{Convolution, Padding};
 pub(crate) use dropout::probability;
 pub use here::Here;
 pub use loss::{CrossEntropy, Reduction};
+pub use quantile::{Interpolation, Quantiles};
 pub use together::Together;
 pub use unary::Gelu;
 

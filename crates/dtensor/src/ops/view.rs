@@ -208,17 +208,17 @@ fn taken_rule(dim: usize, len: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> 
 }
 
 /// Which of the indices `start`, `start + step`, … a part of a dim has.
-struct Mine {
+pub(super) struct Mine {
     /// How many others come before.
-    before: usize,
+    pub(super) before: usize,
     /// Where in the part the first of them is.
-    first: usize,
-    len: usize,
+    pub(super) first: usize,
+    pub(super) len: usize,
 }
 
 impl Mine {
     /// In the part that has `size` indices from `offset` on, of `len` indices.
-    fn of(offset: usize, size: usize, start: usize, len: usize, step: usize) -> Mine {
+    pub(super) fn of(offset: usize, size: usize, start: usize, len: usize, step: usize) -> Mine {
         let before = |index: usize| index.saturating_sub(start).div_ceil(step).min(len);
         let (from, to) = (before(offset), before(offset + size));
         if from == to {
@@ -278,11 +278,11 @@ fn spread_rule(dim: usize, onto: &[Placement], x: &[Meta], out: &[Meta]) -> Resu
 
 /// Every `step`-th element of one dim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Stride {
-    dim: usize,
-    start: usize,
-    len: usize,
-    step: usize,
+pub(super) struct Stride {
+    pub(super) dim: usize,
+    pub(super) start: usize,
+    pub(super) len: usize,
+    pub(super) step: usize,
 }
 
 impl Op for Stride {
@@ -614,38 +614,57 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn slice(&self, dim: impl Into<Dim>, start: isize, end: isize, step: usize) -> Result<Tensor> {
-        let dim = self.dim("slice", dim)?;
+        let stride = self.stride("slice", dim.into(), start, end, step)?;
+        if stride.step == 1 {
+            let Stride { dim, start, len, .. } = stride;
+            return apply(Narrow { dim, start, len }, &[self]);
+        }
+        apply(stride, &[self])
+    }
+
+    /// Which indices of a dim a slice takes.
+    pub(super) fn stride(
+        &self,
+        op: &'static str,
+        dim: Dim,
+        start: isize,
+        end: isize,
+        step: usize,
+    ) -> Result<Stride> {
+        let dim = self.dim(op, dim)?;
         let Some(&size) = self.dims().get(dim) else {
-            return Err(Error::argument("slice", "a tensor without dims has nothing to slice"));
+            return Err(Error::argument(op, "a tensor without dims has nothing to slice"));
         };
         if step == 0 {
-            return Err(Error::argument("slice", "step must be greater than zero"));
+            return Err(Error::argument(op, "step must be greater than zero"));
         }
         // A step beyond the end takes the first element alone, as one of the dim's size does.
         let step = step.min(size.max(1));
         let clip =
             |p: isize| if p < 0 { size.saturating_sub(p.unsigned_abs()) } else { size.min(p as usize) };
         let (start, end) = (clip(start), clip(end));
-        let span = end.saturating_sub(start);
-        if step == 1 {
-            return apply(Narrow { dim, start, len: span }, &[self]);
-        }
-        apply(Stride { dim, start, len: span.div_ceil(step), step }, &[self])
+        Ok(Stride { dim, start, len: end.saturating_sub(start).div_ceil(step), step })
     }
 
     /// One index of one dim, which goes. Negative indices count from the back.
     #[track_caller]
     pub fn select(&self, dim: impl Into<Dim>, index: isize) -> Result<Tensor> {
-        let dim = self.dim("select", dim)?;
+        let (dim, start) = self.index("select", dim.into(), index)?;
+        let part = apply(Narrow { dim, start, len: 1 }, &[self])?;
+        apply(Reshape { op: "select", shape: self.shape().without_dim(dim), strict: false }, &[&part])
+    }
+
+    /// A dim and an index of it, counted from the front.
+    pub(super) fn index(&self, op: &'static str, dim: Dim, index: isize) -> Result<(usize, usize)> {
+        let dim = self.dim(op, dim)?;
         let Some(&size) = self.dims().get(dim) else {
-            return Err(Error::argument("select", "a tensor without dims has nothing to select from"));
+            return Err(Error::argument(op, "a tensor without dims has nothing to select from"));
         };
         let from_front = if index < 0 { index + size as isize } else { index };
         if from_front < 0 || from_front as usize >= size {
-            return Err(Error::IndexOutOfBounds { op: "select", index: index as i64, dim, size });
+            return Err(Error::IndexOutOfBounds { op, index: index as i64, dim, size });
         }
-        let part = apply(Narrow { dim, start: from_front as usize, len: 1 }, &[self])?;
-        apply(Reshape { op: "select", shape: self.shape().without_dim(dim), strict: false }, &[&part])
+        Ok((dim, from_front as usize))
     }
 
     /// The same numbers in another dtype: rounded to nearest among floats, toward zero to integers.

@@ -65,6 +65,8 @@ pub(crate) struct Decisions {
     /// By the digest of operator and inputs.
     entries: FxHashMap<u64, SmallVec<[Entry; 1]>>,
     stats: CacheStats,
+    /// How often all have been forgotten because rules changed.
+    epoch: u64,
 }
 
 /// What makes an input, but for its values: layout and shape, dtype, and whether it is a meta tensor. Inputs lie on the mesh
@@ -113,12 +115,27 @@ impl Decisions {
         decision: Arc<Decision>,
     ) {
         if self.stats.entries >= LIMIT {
-            self.entries.clear();
-            self.stats.entries = 0;
+            self.clear();
         }
         let inputs = inputs.iter().map(|x| seen(x)).collect();
         self.entries.entry(digest).or_default().push(Entry { op: op.kept(), inputs, decision });
         self.stats.entries += 1;
+    }
+
+    fn clear(&mut self) {
+        self.entries.clear();
+        self.stats.entries = 0;
+    }
+
+    /// Forgets everything: decisions were made by rules that are no longer those that count.
+    pub(crate) fn revise(&mut self) {
+        self.clear();
+        self.epoch += 1;
+    }
+
+    /// Between two that are equal, no rule has changed.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     pub(crate) fn stats(&self) -> CacheStats {

@@ -122,7 +122,7 @@ pub(crate) fn choose(
 }
 
 /// A rule for other tensors than there are would be read out of bounds.
-fn check(op: &'static str, rule: &Rule, inputs: &[Meta], outputs: &[Meta]) -> Result<()> {
+pub(crate) fn check(op: &'static str, rule: &Rule, inputs: &[Meta], outputs: &[Meta]) -> Result<()> {
     let fits = |carried: &[Carried], metas: &[Meta]| {
         carried.len() == metas.len() && carried.iter().zip(metas).all(|(c, m)| c.len() == m.shape.rank())
     };

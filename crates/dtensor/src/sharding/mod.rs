@@ -6,6 +6,6 @@ mod rule;
 
 pub use cache::{Attributes, CacheStats};
 pub(crate) use cache::{Decisions, digest};
-pub(crate) use choose::{Candidate, Decision, candidates, choose};
+pub(crate) use choose::{Candidate, Decision, candidates, check, choose};
 pub use rule::Rule;
 pub(crate) use rule::{around, named};

@@ -361,6 +361,28 @@ impl Rule {
         Ok(self)
     }
 
+    /// `n c … -> n (c inside) …`: the second dim of the output holds `inside` elements of each channel of the input's, and further
+    /// dims of both are whole. With `back`, the other way round.
+    pub(crate) fn channels(inside: usize, x: &Meta, out: &Meta, back: bool) -> Rule {
+        let mut rule = Rule::default();
+        let planes = if back { out } else { x };
+        let batch = rule.factor(planes.shape[0], Kind::Passing);
+        let channels = rule.factor(planes.shape[1], Kind::Passing);
+        let inside = (inside != 1).then(|| rule.factor(inside, Kind::Whole));
+        let carried = |meta: &Meta, second: Factors| {
+            let mut dims = Carried::from_elem(Factors::new(), meta.shape.rank());
+            dims[0].push(batch);
+            dims[1] = second;
+            dims
+        };
+        let (plain, wide): (Factors, Factors) =
+            ([channels].into_iter().collect(), [channels].into_iter().chain(inside).collect());
+        let (first, last) = if back { (wide, plain) } else { (plain, wide) };
+        rule.inputs.push(carried(x, first));
+        rule.outputs.push(carried(out, last));
+        rule
+    }
+
     /// The same elements in row-by-row order under another shape.
     pub(crate) fn reshape(x: &Shape, out: &Shape) -> Rule {
         let mut rule = Rule::default();

@@ -69,6 +69,8 @@ impl Validation {
 
 thread_local! {
     static FOUND: RefCell<Validation> = RefCell::default();
+    /// The mesh whose rules are tried; if there is none, operators' own.
+    static RULES: RefCell<Option<DeviceMesh>> = const { RefCell::new(None) };
 }
 
 /// Runs `body`, and with every operator that it applies to plain tensors, forward or backward, all rows that the operator's rule
@@ -89,7 +91,28 @@ thread_local! {
 /// # }
 /// ```
 pub fn validate<R>(body: impl FnOnce() -> R) -> (R, Validation) {
-    noting(|applied| note(applied, false), body)
+    noting(None, |applied| note(applied, false), body)
+}
+
+/// As [`validate`], with the rules that operators have on a mesh: where one was
+/// [registered](DeviceMesh::register_sharding), that one. Of the mesh nothing else is used.
+///
+/// ```
+/// use dtensor::comm::World;
+/// use dtensor::testing::validate_on;
+/// use dtensor::{DType, DeviceMesh, Tensor};
+/// # fn main() -> dtensor::Result<()> {
+/// let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], ())?;
+/// // As if a square were linear.
+/// mesh.register_sharding("pow", |op, x, out| op.rule(x, out)?.linear(&[0]).map(Some))?;
+/// let (y, validation) = validate_on(&mesh, || Tensor::arange(0, 8, 1, DType::F64)?.pow(2));
+/// y?;
+/// assert!(validation.unsound.iter().all(|row| row.contains("P(")) && !validation.unsound.is_empty());
+/// # Ok(())
+/// # }
+/// ```
+pub fn validate_on<R>(mesh: &DeviceMesh, body: impl FnOnce() -> R) -> (R, Validation) {
+    noting(Some(mesh.clone()), |applied| note(applied, false), body)
 }
 
 /// As [`validate`], and tries what the rules of forward operators do not offer, too: for more examples, [`Validation::missed`]
@@ -108,18 +131,19 @@ pub fn validate<R>(body: impl FnOnce() -> R) -> (R, Validation) {
 /// # }
 /// ```
 pub fn search<R>(body: impl FnOnce() -> R) -> (R, Validation) {
-    noting(|applied| note(applied, true), body)
+    noting(None, |applied| note(applied, true), body)
 }
 
 /// Runs `body`, and collects what the observer finds out.
-fn noting<R>(observer: Observer, body: impl FnOnce() -> R) -> (R, Validation) {
-    struct Outer(Validation);
+fn noting<R>(rules: Option<DeviceMesh>, observer: Observer, body: impl FnOnce() -> R) -> (R, Validation) {
+    struct Outer(Validation, Option<DeviceMesh>);
     impl Drop for Outer {
         fn drop(&mut self) {
             FOUND.set(std::mem::take(&mut self.0));
+            RULES.set(self.1.take());
         }
     }
-    let outer = Outer(FOUND.take());
+    let outer = Outer(FOUND.take(), RULES.replace(rules));
     let result = observed(Some(observer), body);
     let found = FOUND.take();
     drop(outer);
@@ -141,7 +165,10 @@ fn try_all(
     &Applied { op, inputs, metas, outputs, values }: &Applied<'_>,
     search: bool,
 ) -> Result<Validation> {
-    let rule = op.rule(metas, outputs)?;
+    let rule = match RULES.with_borrow(Clone::clone) {
+        Some(mesh) => mesh.rule_of(op, metas, outputs)?,
+        None => op.rule(metas, outputs)?,
+    };
     let inputs = inputs.iter().map(|x| Array::of(x.part(op.name())?)).collect::<Result<Vec<_>>>()?;
     let expected = values.iter().map(Array::of).collect::<Result<Vec<_>>>()?;
     let all = || inputs.iter().chain(&expected);

@@ -2,6 +2,8 @@
 //! tensors are checked.
 #![allow(dead_code)] // each test binary uses a part
 
+mod windows;
+
 use dtensor::{Attention, CrossEntropy, DType, Gelu, Reduction, Result, Shape, Tensor, manual_seed};
 
 /// What a gradient of the gradient is expected to be.
@@ -657,6 +659,9 @@ pub(crate) fn cases() -> Vec<Case> {
     for part in [unary, binary, products, reductions, normalisations, indexing, shapes, attention, losses] {
         part(&mut all);
     }
+    for part in [windows::windows, windows::quantiles, windows::writes] {
+        part(&mut all);
+    }
     all
 }
 
@@ -664,14 +669,16 @@ pub(crate) fn cases() -> Vec<Case> {
 #[rustfmt::skip]
 pub(crate) const OPERATORS: &[&str] = &[
     "abs", "add", "addmm", "argmax", "argmax_all", "argmin", "argmin_all", "bmm", "cat", "chunk", "clamp",
-    "clamp_max", "clamp_min", "contiguous", "cos", "cross_entropy", "cumsum", "div", "dropout", "embedding",
+    "clamp_max", "clamp_min", "contiguous", "conv1d", "conv2d", "cos", "cross_entropy", "cumsum", "div", "dropout", "embedding",
     "eq", "erf", "exp", "expand", "flatten", "flatten_all", "full_like", "gather", "ge", "gelu", "gt",
-    "index_select", "layer_norm", "le", "linear", "log", "log_softmax", "lt", "masked_fill", "matmul", "max",
-    "max_all", "max_dim", "max_keepdim", "maximum", "mean", "mean_all", "mean_keepdim", "min", "min_all",
+    "index_copy", "index_select", "layer_norm", "le", "linear", "log", "log_softmax", "lt", "masked_fill", "matmul", "max",
+    "max_all", "max_dim", "max_keepdim", "maximum", "mean", "mean_all", "mean_keepdim", "median", "median_all", "min", "min_all",
     "min_dim", "min_keepdim", "minimum", "mm", "mse_loss", "mul", "narrow", "ne", "neg", "nll_loss", "norm",
-    "norm_all", "ones_like", "permute", "pow", "prod", "prod_all", "prod_keepdim", "rdiv", "recip", "relu",
-    "reshape", "rms_norm", "rsqrt", "rsub", "scaled_dot_product_attention", "scatter_add", "select", "sigmoid",
-    "sign", "silu", "sin", "slice", "softmax", "sort", "split", "sqrt", "squeeze", "squeeze_all", "stack",
+    "norm_all", "ones_like", "permute", "pow", "prod", "prod_all", "prod_keepdim", "quantile",
+    "quantile_all", "rdiv", "recip", "relu",
+    "reshape", "rms_norm", "rsqrt", "rsub", "scaled_dot_product_attention", "scatter_add", "select",
+    "select_scatter", "sigmoid",
+    "sign", "silu", "sin", "slice", "slice_scatter", "softmax", "sort", "split", "sqrt", "squeeze", "squeeze_all", "stack",
     "std", "std_all", "sub", "sum", "sum_all", "sum_keepdim", "sum_to", "t", "tanh", "to_dtype", "topk",
     "transpose", "tril", "triu", "unbind", "unsqueeze", "var", "var_all", "view", "where_", "zeros_like",
 ];

@@ -150,6 +150,32 @@ pub(crate) fn compare(f: Compare, a: &Local, b: &Local) -> Result<Local> {
     })
 }
 
+/// `a + weight · (b − a)` for a weight between 0 and 1: never beyond either, and right where the difference is infinite.
+pub(crate) fn between(a: &Local, b: &Local, weight: f64) -> Result<Local> {
+    with_float!("between", a.dtype(), T => {
+        type Acc = <T as crate::engine::Elem>::Acc;
+        let (w, rest) = (Acc::from_f64(weight), Acc::from_f64(1.0 - weight));
+        zip::<T, T>(
+            a,
+            b,
+            #[inline(always)]
+            move |a, b| {
+                let difference = b - a;
+                // From the nearer end.
+                let near = if w + w < Acc::ONE { a + w * difference } else { b - rest * difference };
+                let finite = difference * Acc::ZERO == Acc::ZERO;
+                if a == b {
+                    a
+                } else if finite {
+                    near
+                } else {
+                    rest * a + w * b
+                }
+            },
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};
@@ -330,5 +356,23 @@ mod tests {
         let b = array(&[2], DType::F32, 0);
         assert!(matches!(binary(Binary::Add, &a, &b), Err(Error::DTypeMismatch { .. })));
         assert!(matches!(compare(Compare::Eq, &a, &b), Err(Error::DTypeMismatch { .. })));
+    }
+
+    #[test]
+    fn between_two_numbers_there_is_nothing_else() {
+        use crate::engine::kernels::testing::{FLOATS, assert_close, local, tolerance, values};
+        let inf = f64::INFINITY;
+        for dtype in FLOATS {
+            let a = local(dtype, &[1.0, 2.0, -inf, 1.0, inf, -inf, -inf, f64::NAN, 1.0], &[9]);
+            let b = local(dtype, &[3.0, 2.0, 1.0, inf, inf, -inf, inf, 1.0, f64::NAN], &[9]);
+            for w in [0.25, 0.5, 0.75] {
+                let want = [1.0 + 2.0 * w, 2.0, -inf, inf, inf, -inf, f64::NAN, f64::NAN, f64::NAN];
+                assert_close(&between(&a, &b, w).unwrap(), &want, tolerance(dtype));
+            }
+        }
+        // A difference that is too large, and numbers that are equal.
+        let (low, high) = (local(DType::F32, &[-3e38, 0.1], &[2]), local(DType::F32, &[3e38, 0.1], &[2]));
+        assert_eq!(values(&between(&low, &high, 0.5).unwrap()), [0.0, f64::from(0.1f32)]);
+        assert_eq!(values(&between(&low, &high, 0.3).unwrap())[1], f64::from(0.1f32));
     }
 }

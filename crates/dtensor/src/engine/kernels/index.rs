@@ -48,7 +48,13 @@ impl Stretch {
 }
 
 /// The indices laid out row by row, each found to lie in `0..size`; `skip` need not.
-fn checked(op: &'static str, ids: &Local, dim: usize, size: usize, skip: Option<i64>) -> Result<Local> {
+pub(super) fn checked(
+    op: &'static str,
+    ids: &Local,
+    dim: usize,
+    size: usize,
+    skip: Option<i64>,
+) -> Result<Local> {
     let ids = ids.contiguous()?;
     let read = ids.read::<i64>()?;
     let all = &read.data()[..ids.numel()];

@@ -38,7 +38,9 @@ pub(crate) mod sort;
 #[cfg(test)]
 mod testing;
 pub(crate) mod unary;
+pub(crate) mod unfold;
 pub(crate) mod window;
+pub(crate) mod write;
 
 /// Runs a loop over elements of type `T`, compiled for the vector unit of this machine. The closure itself,
 /// `simd::<T, _>(#[inline(always)] || …)`, and what it calls must be `#[inline(always)]`, or they are compiled for

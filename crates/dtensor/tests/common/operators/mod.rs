@@ -14,6 +14,8 @@ mod losses;
 mod products;
 mod reductions;
 mod shapes;
+mod windows;
+mod writes;
 
 use dtensor::{DType, Result, Tensor};
 
@@ -114,6 +116,8 @@ pub(crate) fn operators() -> Vec<Operator> {
         indexing::operators(),
         shapes::operators(),
         losses::operators(),
+        windows::operators(),
+        writes::operators(),
     ];
     parts.into_iter().flatten().collect()
 }

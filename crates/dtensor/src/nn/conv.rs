@@ -1,0 +1,125 @@
+//! Layers that look at their input through a window.
+
+use super::{Base, Module, Parameter, forward};
+use crate::{Convolution, Error, Result, Shape, Tensor};
+
+/// Weight and bias, uniform within ±1/√(numbers that one output is made of).
+fn drawn(
+    op: &'static str,
+    inputs: usize,
+    outputs: usize,
+    kernel: &[usize],
+    groups: usize,
+    bias: bool,
+) -> Result<(Parameter, Option<Parameter>)> {
+    for (what, n) in [("inputs", inputs), ("outputs", outputs)] {
+        if groups == 0 || !n.is_multiple_of(groups) {
+            return Err(Error::argument(
+                op,
+                format!("{n} {what} must be divisible by the number of groups, {groups}"),
+            ));
+        }
+    }
+    let shape: Shape = [outputs, inputs / groups].into_iter().chain(kernel.iter().copied()).collect();
+    let seen = shape[1..].iter().product::<usize>();
+    let bound = if seen > 0 { 1.0 / (seen as f64).sqrt() } else { 0.0 };
+    let uniform = move |like: &Tensor| like.rand_like()?.mul(2.0 * bound)?.sub(bound);
+    let weight = Parameter::drawn(shape, uniform)?;
+    Ok((weight, if bias { Some(Parameter::drawn([outputs], uniform)?) } else { None }))
+}
+
+/// The [convolution](Tensor::conv1d) of `[batch, inputs, length]`.
+///
+/// ```
+/// use dtensor::nn::Conv1d;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let layer = Conv1d::new(3, 8, [5], true, Default::default())?;
+/// assert_eq!(layer.forward(&Tensor::zeros([2, 3, 16], DType::F32)?)?.dims(), [2, 8, 12]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Module)]
+pub struct Conv1d {
+    /// `[outputs, inputs / groups, kernel]`.
+    pub weight: Parameter,
+    /// `[outputs]`, if there is one.
+    pub bias: Option<Parameter>,
+    options: Convolution<1>,
+    base: Base,
+}
+
+#[forward]
+impl Conv1d {
+    /// A layer with weights and biases uniform within ±1/√(inputs / groups · kernel), drawn from this thread's generator.
+    pub fn new(
+        inputs: usize,
+        outputs: usize,
+        kernel: [usize; 1],
+        bias: bool,
+        options: Convolution<1>,
+    ) -> Result<Self> {
+        let (weight, bias) = drawn("Conv1d", inputs, outputs, &kernel, options.groups, bias)?;
+        Ok(Conv1d { weight, bias, options, base: Base::new() })
+    }
+
+    /// How it is done.
+    pub fn options(&self) -> Convolution<1> {
+        self.options
+    }
+
+    /// Applies the layer.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.conv1d(&self.weight.get(), self.bias.as_ref().map(Parameter::get).as_ref(), self.options)
+    }
+}
+
+/// The [convolution](Tensor::conv2d) of `[batch, inputs, height, width]`.
+///
+/// ```
+/// use dtensor::nn::Conv2d;
+/// use dtensor::prelude::*;
+/// use dtensor::{Convolution, Padding};
+/// # fn main() -> Result<()> {
+/// let layer = Conv2d::new(3, 8, [3, 3], true, Convolution { padding: Padding::Same, ..Default::default() })?;
+/// assert_eq!(layer.forward(&Tensor::zeros([2, 3, 16, 9], DType::F32)?)?.dims(), [2, 8, 16, 9]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Module)]
+pub struct Conv2d {
+    /// `[outputs, inputs / groups, height of the kernel, width of the kernel]`.
+    pub weight: Parameter,
+    /// `[outputs]`, if there is one.
+    pub bias: Option<Parameter>,
+    options: Convolution<2>,
+    base: Base,
+}
+
+#[forward]
+impl Conv2d {
+    /// A layer with weights and biases uniform within ±1/√(inputs / groups · elements of the kernel), drawn from this thread's
+    /// generator.
+    pub fn new(
+        inputs: usize,
+        outputs: usize,
+        kernel: [usize; 2],
+        bias: bool,
+        options: Convolution<2>,
+    ) -> Result<Self> {
+        let (weight, bias) = drawn("Conv2d", inputs, outputs, &kernel, options.groups, bias)?;
+        Ok(Conv2d { weight, bias, options, base: Base::new() })
+    }
+
+    /// How it is done.
+    pub fn options(&self) -> Convolution<2> {
+        self.options
+    }
+
+    /// Applies the layer.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.conv2d(&self.weight.get(), self.bias.as_ref().map(Parameter::get).as_ref(), self.options)
+    }
+}

@@ -1,0 +1,255 @@
+//! Quantiles and medians: from the elements in order.
+
+use super::{Aside, Here, Locals, Metas, Op, grads, need_float, one, same_dtype};
+use crate::autograd::{Backward, Grads};
+use crate::engine::Local;
+use crate::engine::kernels::binary as kernel;
+use crate::sharding::Rule;
+use crate::tensor::{DType, Dim, Meta, Shape};
+use crate::{Error, Result, Tensor, apply};
+
+/// What a quantile is that falls between two elements.
+///
+/// ```
+/// use dtensor::{Interpolation, Tensor};
+/// # fn main() -> dtensor::Result<()> {
+/// let x = Tensor::from_slice(&[0f64, 10.], [2])?;
+/// let quarter = |between| x.quantile_all(0.25, between)?.item::<f64>();
+/// assert_eq!((quarter(Interpolation::Linear)?, quarter(Interpolation::Midpoint)?), (2.5, 5.0));
+/// assert_eq!((quarter(Interpolation::Lower)?, quarter(Interpolation::Higher)?), (0.0, 10.0));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interpolation {
+    /// As far between them as the quantile is.
+    #[default]
+    Linear,
+    /// The smaller one.
+    Lower,
+    /// The larger one.
+    Higher,
+    /// The one that is nearer; of two that are equally near, that with the even position.
+    Nearest,
+    /// The mean of both.
+    Midpoint,
+}
+
+/// Which quantiles: one, or several, along a new first dim of the result.
+///
+/// ```
+/// use dtensor::{Interpolation, Tensor};
+/// # fn main() -> dtensor::Result<()> {
+/// let x = Tensor::from_slice(&[3f32, 1., 2., 5., 4.], [5])?;
+/// assert_eq!(x.quantile_all(0.5, Interpolation::Linear)?.to_vec::<f32>()?, [3.]);
+/// assert_eq!(x.quantile_all([0.0, 0.25], Interpolation::Linear)?.to_vec::<f32>()?, [1., 2.]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantiles {
+    all: Vec<f64>,
+    several: bool,
+}
+
+impl From<f64> for Quantiles {
+    fn from(q: f64) -> Self {
+        Quantiles { all: vec![q], several: false }
+    }
+}
+
+impl<const N: usize> From<[f64; N]> for Quantiles {
+    fn from(all: [f64; N]) -> Self {
+        Quantiles { all: all.into(), several: true }
+    }
+}
+
+impl From<&[f64]> for Quantiles {
+    fn from(all: &[f64]) -> Self {
+        Quantiles { all: all.into(), several: true }
+    }
+}
+
+/// `a + weight · (b − a)`, with a weight between 0 and 1, also where the difference is infinite.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Between {
+    op: &'static str,
+    weight: Aside<f64>,
+}
+
+impl Op for Between {
+    fn name(&self) -> &'static str {
+        self.op
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        need_float(self.op, same_dtype(self.op, x)?)?;
+        Ok(one(x[0].clone()))
+    }
+
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)?.linear(&[0, 1])
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        Ok(one(kernel::between(x[0], x[1], self.weight.0)?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let (weight, dy) = (self.weight.0, cx.dy()?);
+        Ok(grads![cx.when(0, || dy.mul(1.0 - weight))?, cx.when(1, || dy.mul(weight))?])
+    }
+}
+
+impl Tensor {
+    /// The element along one dim, or what lies between two of them, that a part `q` of all are below: 0 gives the smallest, 1 the
+    /// largest. Where one of them is NaN, so is the result.
+    ///
+    /// ```
+    /// use dtensor::{Interpolation, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[4f32, 1., 3., 2., 20., 10.], [2, 3])?;
+    /// assert_eq!(x.quantile(0.5, 1, false, Interpolation::Linear)?.to_vec::<f32>()?, [3., 10.]);
+    /// assert_eq!(x.quantile([0.25, 1.0], 0, true, Interpolation::Linear)?.dims(), [2, 1, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn quantile(
+        &self,
+        q: impl Into<Quantiles>,
+        dim: impl Into<Dim>,
+        keepdim: bool,
+        interpolation: Interpolation,
+    ) -> Result<Tensor> {
+        const OP: &str = "quantile";
+        let (q, dim) = (q.into(), self.dim(OP, dim)?);
+        need_float(OP, self.dtype())?;
+        let refuse = |message: String| Err(Error::argument(OP, message));
+        if self.numel() == 0 {
+            return refuse(format!("input tensor must be non-empty, but its shape is {}", self.shape()));
+        }
+        if q.all.is_empty() {
+            return refuse("there is no q in the list".into());
+        }
+        if let Some(q) = q.all.iter().find(|q| !(0.0..=1.0).contains(*q)) {
+            return refuse(format!("q values must be in the range [0, 1], but one is {q}"));
+        }
+        if self.rank() == 0 {
+            let y = self.unsqueeze(0)?.quantile_of(&q, 0, interpolation)?;
+            return if q.several { y.reshape([q.all.len()]) } else { y.reshape(Shape::scalar()) };
+        }
+        let y = self.quantile_of(&q, dim, interpolation)?;
+        match (q.several, keepdim) {
+            (true, true) => Ok(y),
+            (true, false) => y.squeeze(dim + 1),
+            (false, true) => y.squeeze(0),
+            (false, false) => y.squeeze(0)?.squeeze(dim),
+        }
+    }
+
+    /// The [`quantile`](Tensor::quantile) of all elements.
+    ///
+    /// ```
+    /// use dtensor::{Interpolation, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[4f32, 1., 3., 2.], [2, 2])?;
+    /// assert_eq!(x.quantile_all(0.5, Interpolation::Linear)?.item::<f32>()?, 2.5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn quantile_all(&self, q: impl Into<Quantiles>, interpolation: Interpolation) -> Result<Tensor> {
+        self.flatten_all()?.quantile(q, 0, false, interpolation)
+    }
+
+    /// All quantiles along a new first dim, with `dim` of size 1 after it.
+    #[track_caller]
+    fn quantile_of(&self, q: &Quantiles, dim: usize, interpolation: Interpolation) -> Result<Tensor> {
+        const OP: &str = "quantile";
+        let n = self.dims()[dim];
+        // Halves have no numbers between neighbours to speak of.
+        let half = self.dtype().size() == 2;
+        let x = if half { &self.to_dtype(DType::F32)? } else { self };
+        let (sorted, _) = x.sort(dim, false)?;
+        // NaN comes last: if there is one, it is there.
+        let last = sorted.narrow(dim, n - 1, 1)?;
+        let lost = last.ne(&last)?;
+        let mut all = Vec::with_capacity(q.all.len());
+        // A loop, not a closure: what is moved is moved for the line that called this.
+        for &q in &q.all {
+            // In double precision, whatever the elements are of: 0.8 of the way to the sixth is the fifth.
+            let at = q * (n - 1) as f64;
+            let (low, high) = (at.floor(), at.ceil());
+            let weight = match interpolation {
+                Interpolation::Linear => at - low,
+                Interpolation::Midpoint if low < high => 0.5,
+                Interpolation::Higher => high - low,
+                Interpolation::Nearest => at.round_ties_even() - low,
+                Interpolation::Lower | Interpolation::Midpoint => 0.0,
+            };
+            let y = if weight == 0.0 {
+                sorted.narrow(dim, low as usize, 1)?
+            } else if weight == 1.0 {
+                sorted.narrow(dim, high as usize, 1)?
+            } else {
+                let both = sorted.narrow(dim, low as usize, 2)?;
+                let (low, high) = (both.narrow(dim, 0, 1)?, both.narrow(dim, 1, 1)?);
+                apply(Between { op: OP, weight: Aside(weight) }, &[&low, &high])?
+            };
+            let y = lost.where_(&last, &y)?;
+            all.push(if half { y.to_dtype(self.dtype())? } else { y });
+        }
+        if let [only] = &all[..] {
+            return only.unsqueeze(0);
+        }
+        Tensor::stack(&all.iter().collect::<Vec<_>>(), 0)
+    }
+
+    /// The middle element along one dim, of an even number the smaller of both in the middle, and the index it has. NaN, if there is
+    /// one, is taken to be the middle.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[7f32, 1., 5., 3.], [4])?;
+    /// let (value, index) = x.median(0, false)?;
+    /// assert_eq!((value.item::<f32>()?, index.item::<i64>()?), (3., 3));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn median(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        const OP: &str = "median";
+        let dim = self.dim(OP, dim)?;
+        if self.rank() == 0 {
+            return Ok((self.clone(), self.zeros_like()?.to_dtype(DType::I64)?));
+        }
+        let n = self.dims()[dim];
+        if n == 0 {
+            let message =
+                format!("dim {dim} of a tensor of shape {} has no elements, and so no median", self.shape());
+            return Err(Error::argument(OP, message));
+        }
+        let (sorted, order) = self.sort(dim, false)?;
+        let (last, middle) = (sorted.narrow(dim, n - 1, 1)?, (n - 1) / 2);
+        let lost = last.ne(&last)?;
+        let value = lost.where_(&last, &sorted.narrow(dim, middle, 1)?)?;
+        let index = lost.where_(&order.narrow(dim, n - 1, 1)?, &order.narrow(dim, middle, 1)?)?;
+        if keepdim { Ok((value, index)) } else { Ok((value.squeeze(dim)?, index.squeeze(dim)?)) }
+    }
+
+    /// The [`median`](Tensor::median) of all elements.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::from_slice(&[7i64, 1, 5, 3], [2, 2])?.median_all()?.item::<i64>()?, 3);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn median_all(&self) -> Result<Tensor> {
+        Ok(self.flatten_all()?.median(0, false)?.0)
+    }
+}

@@ -1,0 +1,106 @@
+use dtensor::testing::spmd;
+use dtensor::{Convolution, Interpolation, Padding, Result, Shard, Tensor, distribute_tensor};
+
+use super::{line, lists, numbers, plane, same, same_everywhere, whole_or_cut};
+
+/// PyTorch: with a sharded weight, or with the last dim sharded and padded, the result has wrong shape and values, and is called
+/// replicated.
+#[test]
+fn item_02_convolution_of_sharded_weights_and_padded_images() {
+    let conv = |options: Convolution<2>| {
+        move |x: &[Tensor]| -> Result<Tensor> { x[0].conv2d(&x[1], Some(&x[2]), options) }
+    };
+    let plain = Convolution::<2>::default();
+    let padded = Convolution { padding: [1, 2].into(), ..plain };
+    let strided = Convolution { stride: [2, 1], padding: Padding::Each([2, 1]), dilation: [1, 2], ..plain };
+    let grouped = Convolution { groups: 2, padding: [1, 1].into(), ..plain };
+    // Even, uneven and smaller than the mesh.
+    let cases: [(&[usize], &[usize], Convolution<2>); 5] = [
+        (&[4, 4, 4, 8], &[8, 4, 3, 3], padded),
+        (&[5, 3, 3, 7], &[6, 3, 2, 3], padded),
+        (&[2, 2, 5, 5], &[3, 2, 3, 2], strided),
+        (&[1, 4, 3, 4], &[4, 2, 2, 2], grouped),
+        (&[0, 2, 3, 3], &[2, 2, 2, 2], plain),
+    ];
+    spmd(4, |world| {
+        let mesh = line(&world)?;
+        for (x, weight, options) in cases {
+            let inputs = [numbers(x), numbers(weight), numbers(&weight[..1])];
+            // Batch, channels, height and width of the image; outputs, inputs and window of the weight.
+            for a in lists(&mesh, &whole_or_cut(4)) {
+                for b in lists(&mesh, &whole_or_cut(4)) {
+                    let bias = if b == [Shard(0)] { b.clone() } else { vec![dtensor::Replicate] };
+                    same_everywhere(&mesh, &inputs, &[a.clone(), b, bias], conv(options))?;
+                }
+            }
+        }
+        let mesh = plane(&world)?;
+        let (x, weight, options) = cases[1];
+        let inputs = [numbers(x), numbers(weight), numbers(&weight[..1])];
+        for (i, a) in lists(&mesh, &whole_or_cut(4)).into_iter().enumerate() {
+            // A few of all combinations.
+            let b = lists(&mesh, &whole_or_cut(4)).swap_remove(i * 7 % 25);
+            let bias = lists(&mesh, &whole_or_cut(1)).swap_remove(i % 4);
+            same_everywhere(&mesh, &inputs, &[a, b, bias], conv(options))?;
+        }
+        Ok(())
+    });
+}
+
+/// PyTorch: the same for sequences.
+#[test]
+fn item_02_convolution_of_sequences() {
+    spmd(3, |world| {
+        let mesh = line(&world)?;
+        let options = Convolution { padding: Padding::Same, ..Convolution::<1>::default() };
+        let inputs = [numbers(&[2, 4, 7]), numbers(&[5, 4, 4]), numbers(&[5])];
+        for a in lists(&mesh, &whole_or_cut(3)) {
+            for b in lists(&mesh, &whole_or_cut(3)) {
+                same_everywhere(&mesh, &inputs, &[a.clone(), b, vec![Shard(0)]], |x| {
+                    x[0].conv1d(&x[1], Some(&x[2]), options)
+                })?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// PyTorch: the result says one shape, and its parts have another.
+#[test]
+fn item_03_quantile_of_sharded_dims() {
+    spmd(4, |world| {
+        let kinds = [
+            Interpolation::Linear,
+            Interpolation::Lower,
+            Interpolation::Higher,
+            Interpolation::Nearest,
+            Interpolation::Midpoint,
+        ];
+        for mesh in [line(&world)?, plane(&world)?] {
+            for (i, shape) in [&[8, 4][..], &[5, 3], &[2, 3], &[1, 7]].into_iter().enumerate() {
+                let x = [numbers(shape)];
+                let between = kinds[i];
+                for list in lists(&mesh, &whole_or_cut(2)) {
+                    for dim in 0..2 {
+                        same_everywhere(&mesh, &x, &[list.clone()], |x| {
+                            x[0].quantile(0.25, dim, false, between)
+                        })?;
+                        same_everywhere(&mesh, &x, &[list.clone()], |x| {
+                            x[0].quantile([0.0, 0.5, 1.0], dim, true, kinds[4 - i])
+                        })?;
+                        same_everywhere(&mesh, &x, &[list.clone()], |x| Ok(x[0].median(dim, false)?.0))?;
+                    }
+                    same_everywhere(&mesh, &x, &[list], |x| x[0].quantile_all(0.5, between))?;
+                }
+            }
+            // One NaN anywhere is seen everywhere.
+            let x = Tensor::from_slice(&[1., f64::NAN, 3., 4., 5., 6.], [3, 2])?;
+            let expected = x.quantile(0.0, 0, false, Interpolation::Linear)?;
+            for list in lists(&mesh, &whole_or_cut(2)) {
+                let laid = distribute_tensor(&x, &mesh, list)?;
+                same(&laid.quantile(0.0, 0, false, Interpolation::Linear)?, &expected)?;
+            }
+        }
+        Ok(())
+    });
+}

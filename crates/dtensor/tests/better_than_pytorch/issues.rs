@@ -1,0 +1,208 @@
+use dtensor::comm::record;
+use dtensor::nn::{LayerNorm, Linear, Module, Parameter};
+use dtensor::optim::Sgd;
+use dtensor::parallel::SequenceParallel;
+use dtensor::testing::spmd;
+use dtensor::{
+    DType, FromLocal, Replicate, Shard, StridedShard, Tensor, distribute_tensor, manual_seed, parallel, plan,
+};
+
+use super::{P, line, lists, numbers, plane, refused, same, same_everywhere, whole_or_cut};
+
+/// PyTorch: the mean over parts of different sizes was the mean of their means; now the tensor is gathered for it.
+#[test]
+fn issue_163241_mean_of_uneven_shards() {
+    spmd(4, |world| {
+        for mesh in [line(&world)?, plane(&world)?] {
+            for shape in [[8, 4], [5, 3], [2, 6], [9, 1]] {
+                let x = numbers(&shape);
+                for list in lists(&mesh, &whole_or_cut(2)) {
+                    let laid = distribute_tensor(&x, &mesh, list)?;
+                    let (means, calls) = record(|| [laid.mean_all(), laid.mean(0), laid.mean_keepdim(1)]);
+                    assert!(calls.is_empty(), "{calls:?}");
+                    let alone = [x.mean_all()?, x.mean(0)?, x.mean_keepdim(1)?];
+                    for (got, expected) in means.into_iter().zip(alone) {
+                        let (got, expected) = (got?.full_tensor()?.to_f64_vec()?, expected.to_f64_vec()?);
+                        assert!(
+                            got.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-14),
+                            "{got:?} {expected:?}"
+                        );
+                    }
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
+/// PyTorch: parts of strided shards of uneven sizes were put together in the wrong order.
+#[test]
+fn issue_168134_strided_shards_of_uneven_sizes_are_put_together() {
+    spmd(4, |world| {
+        let mesh = plane(&world)?;
+        let strided = StridedShard { dim: 0, split_factor: 2 };
+        for rows in 0..12 {
+            let x = numbers(&[rows, 3]);
+            for list in [[strided, Shard(0)], [strided, Replicate], [Shard(0), strided], [strided, Shard(1)]]
+            {
+                let laid = distribute_tensor(&x, &mesh, list)?;
+                same(&laid, &x)?;
+                same(&laid.add(&laid)?, &x.add(&x)?)?;
+                same(&laid.sum(0)?, &x.sum(0)?)?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// PyTorch: the strides of a whole are guessed from those of a part, and are wrong where the part lies otherwise in memory.
+#[test]
+fn issue_118836_parts_may_lie_in_memory_in_any_way() {
+    spmd(4, |world| {
+        let mesh = line(&world)?;
+        for shape in [[8, 6], [5, 3], [3, 7]] {
+            let turned = numbers(&[shape[1], shape[0]]).t()?;
+            let plain = turned.contiguous()?;
+            for list in lists(&mesh, &whole_or_cut(2)) {
+                let laid = distribute_tensor(&turned, &mesh, list.clone())?;
+                same(&laid, &plain)?;
+                // A part that was turned on this rank alone.
+                let part = laid.to_local()?.t()?.contiguous()?.t()?;
+                let options = FromLocal { shape: Some(shape.into()), ..Default::default() };
+                let joined = Tensor::from_local_with(&part, &mesh, list, options)?;
+                same(&joined, &plain)?;
+                same(&joined.flatten_all()?, &plain.flatten_all()?)?;
+                same(
+                    &joined.t()?.reshape([shape[0], shape[1]])?,
+                    &plain.t()?.reshape([shape[0], shape[1]])?,
+                )?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// PyTorch: parts that were cut by another rule are taken as they are, and `full_tensor` is scrambled.
+#[test]
+fn issue_144109_parts_that_were_cut_by_another_rule_are_refused() {
+    spmd(4, |world| {
+        let mesh = line(&world)?;
+        // 10 rows as 3, 3, 2 and 2, and not as 3, 3, 3 and 1.
+        let part = numbers(&[[3, 3, 2, 2][world.rank()], 2]);
+        let asked = FromLocal { uneven: true, ..Default::default() };
+        refused(Tensor::from_local_with(&part, &mesh, [Shard(0)], asked.clone()), &["from_local"]);
+        let part = numbers(&[[3, 3, 3, 1][world.rank()], 2]);
+        assert_eq!(Tensor::from_local_with(&part, &mesh, [Shard(0)], asked)?.dims(), [10, 2]);
+        Ok(())
+    });
+}
+
+/// PyTorch: an all-reduce for every norm's parameter, three of them with Adam, in the optimizer, every step.
+#[test]
+fn issue_121669_an_optimizer_moves_nothing() {
+    spmd(4, |world| {
+        let mesh = line(&world)?;
+        let norm =
+            parallel::parallelize_module(LayerNorm::new(6)?, &mesh, plan! { "" => SequenceParallel::new() })?;
+        let x = numbers(&[2, 8, 6]).to_dtype(DType::F32)?;
+        let laid = distribute_tensor(&x, &mesh, [Shard(1)])?;
+        norm.forward(&laid)?.mul(&laid)?.sum_all()?.backward()?;
+        let optimizer = Sgd::new(norm.parameters(), 0.5)?;
+        let (done, calls) = record(|| optimizer.step());
+        done?;
+        assert!(calls.is_empty(), "{calls:?}");
+        // And every rank has what one device has.
+        let alone = LayerNorm::new(6)?;
+        alone.forward(&x)?.mul(&x)?.sum_all()?.backward()?;
+        Sgd::new(alone.parameters(), 0.5)?.step()?;
+        for (a, b) in norm.parameters().iter().zip(alone.parameters()) {
+            let (a, b) = (a.get().full_tensor()?.to_f64_vec()?, b.get().to_f64_vec()?);
+            assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-4), "{a:?} {b:?}");
+        }
+        Ok(())
+    });
+}
+
+/// PyTorch: "got mixed torch.Tensor and DTensor" where some parameters are on a mesh and others are not.
+#[test]
+fn issue_121020_parameters_on_a_mesh_and_off_it_in_one_optimizer() {
+    spmd(4, |world| {
+        let mesh = line(&world)?;
+        let (x, y) = (numbers(&[5, 3]), numbers(&[4]));
+        let parameters = vec![
+            Parameter::new(&distribute_tensor(&x, &mesh, [Shard(0)])?)?,
+            Parameter::new(&y)?,
+            Parameter::new(&distribute_tensor(&y, &mesh, [Replicate])?)?,
+        ];
+        for parameter in &parameters {
+            parameter.get().pow(2)?.sum_all()?.backward()?;
+        }
+        Sgd::new(parameters.clone(), 0.25)?.step()?;
+        for (parameter, before) in parameters.iter().zip([&x, &y, &y]) {
+            same(&parameter.get(), &before.mul(0.5)?)?;
+        }
+        Ok(())
+    });
+}
+
+/// PyTorch: a decision for partial values was found again for others.
+#[test]
+fn issue_147180_decisions_for_partial_values_are_their_own() {
+    spmd(4, |world| {
+        let mesh = line(&world)?;
+        let x = numbers(&[4, 4]);
+        let partial = Tensor::from_local(&x, &mesh, [P])?;
+        let whole = distribute_tensor(&x, &mesh, [Replicate])?;
+        for _ in 0..2 {
+            same(&partial.mul(&whole)?, &x.mul(4.0)?.mul(&x)?)?;
+            same(&whole.mul(&whole)?, &x.mul(&x)?)?;
+            same(&partial.relu()?, &x.mul(4.0)?.relu()?)?;
+            same(&whole.relu()?, &x.relu()?)?;
+        }
+        Ok(())
+    });
+}
+
+/// PyTorch: with the same seed, other numbers than on one device unless all is replicated.
+#[test]
+fn issue_168375_a_seed_gives_the_numbers_of_one_device() {
+    spmd(4, |world| {
+        for mesh in [line(&world)?, plane(&world)?] {
+            manual_seed(11);
+            let alone = Linear::new(5, 7, true)?;
+            for list in lists(&mesh, &whole_or_cut(2)) {
+                let weight = Parameter::drawn([7, 5], |like| {
+                    let bound = 1.0 / 5f64.sqrt();
+                    like.rand_like()?.mul(2.0 * bound)?.sub(bound)
+                })?;
+                weight.replace(&distribute_tensor(&weight.get().detach(), &mesh, list)?)?;
+                manual_seed(11);
+                weight.reset_parameters()?;
+                same(&weight.get(), &alone.weight.get())?;
+            }
+        }
+        Ok(())
+    });
+}
+
+/// PyTorch: views of sharded tensors had wrong values or were refused where nothing needs to move.
+#[test]
+fn issue_179502_views_have_the_values_of_one_device() {
+    spmd(4, |world| {
+        for mesh in [line(&world)?, plane(&world)?] {
+            let shapes: [(&[usize], &'static [usize]); 5] = [
+                (&[8, 4], &[32]),
+                (&[5, 4], &[20]),
+                (&[4, 6], &[2, 2, 6]),
+                (&[6, 4], &[4, 6]),
+                (&[3, 5], &[5, 3]),
+            ];
+            for (from, to) in shapes {
+                for list in lists(&mesh, &whole_or_cut(2)) {
+                    same_everywhere(&mesh, &[numbers(from)], &[list], |x| x[0].reshape(to))?;
+                }
+            }
+        }
+        Ok(())
+    });
+}
