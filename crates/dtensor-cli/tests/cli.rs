@@ -54,7 +54,7 @@ fn a_rate_that_diverges_is_said_in_one_line() {
 
 #[test]
 fn kernels_prints_a_json_line_for_every_case() {
-    const CASES: [&str; 24] = [
+    const CASES: [&str; 33] = [
         "add",
         "mul",
         "relu",
@@ -77,6 +77,15 @@ fn kernels_prints_a_json_line_for_every_case() {
         "mm1024",
         "linear_bias",
         "bmm_32x128x64",
+        "rand",
+        "randn",
+        "uniform",
+        "normal",
+        "trunc_normal",
+        "randint",
+        "bernoulli",
+        "bernoulli_each",
+        "dropout",
         "tiny_add",
         "tiny_mm",
     ];

@@ -61,7 +61,9 @@ pub use ops::{
 };
 pub use placement::Placement::{self, Partial, Replicate, Shard, StridedShard};
 pub use placement::{Layout, Placements};
-pub use random::{Generator, manual_seed};
+pub use random::{
+    Generator, GeneratorState, manual_seed, rng_state, set_rng_state, synchronize_rng, with_generator,
+};
 pub use redistribute::{CostModel, Link, Plan, Step};
 pub use sharding::{Attributes, CacheStats, Rule};
 pub use tensor::{

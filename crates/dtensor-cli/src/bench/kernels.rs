@@ -108,6 +108,17 @@ fn cases() -> Result<Vec<Case>> {
     let (lx, lw, lb) = (normal([256, 1024])?, normal([1024, 1024])?, normal([1024])?);
     cases.push(case("linear_bias", move || lx.linear(&lw, Some(&lb))));
     cases.push(case("bmm_32x128x64", on(|a, b| a.bmm(b), &normal([32, 128, 64])?, &normal([32, 64, 128])?)));
+    const MILLION: usize = 1 << 20;
+    cases.push(case("rand", || Tensor::rand(MILLION, DType::F32)));
+    cases.push(case("randn", || Tensor::randn(MILLION, DType::F32)));
+    cases.push(case("uniform", || Tensor::uniform(-1.0, 1.0, MILLION, DType::F32)));
+    cases.push(case("normal", || Tensor::normal(1.0, 0.5, MILLION, DType::F32)));
+    cases.push(case("trunc_normal", || Tensor::trunc_normal(0.0, 1.0, -2.0, 2.0, MILLION, DType::F32)));
+    cases.push(case("randint", || Tensor::randint(0, 1024, MILLION)));
+    cases.push(case("bernoulli", || Tensor::bernoulli(0.3, MILLION, DType::F32)));
+    let probabilities = Tensor::rand(MILLION, DType::F32)?;
+    cases.push(case("bernoulli_each", move || probabilities.bernoulli_each()));
+    cases.push(case("dropout", on(|a, _| a.dropout(0.1), &x, &y)));
     let (a, b) = (Tensor::ones([4, 8], DType::F32)?, Tensor::ones([8, 8], DType::F32)?);
     let small = Tensor::ones([4, 4], DType::F32)?;
     cases.push(tiny("tiny_add", on(|a, b| a.add(b), &small, &small)));

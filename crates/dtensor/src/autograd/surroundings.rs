@@ -6,7 +6,7 @@ use crate::comm::{Running, on_behalf_of, origin, running_module, within_module};
 use crate::dispatch::Modes;
 use crate::engine::{num_threads, with_num_threads};
 use crate::mesh::{DeviceMesh, active_mesh, with_active_mesh};
-use crate::random::{Generator, with_default_generator, with_generator};
+use crate::random::{Generator, rng_state, with_generator};
 use crate::tensor::{Device, default_device, on_device};
 
 /// The state of a thread at one moment. Whether operators are recorded is not part of it.
@@ -27,7 +27,7 @@ impl Surroundings {
             modes: Modes::now(),
             device: default_device(),
             mesh: active_mesh(),
-            generator: with_default_generator(|generator| generator.clone()),
+            generator: Generator::from_state(rng_state()),
             module: running_module(),
             line: origin(),
             threads: num_threads(),
@@ -36,7 +36,8 @@ impl Surroundings {
 
     /// Runs `body` in this state, and leaves that of the thread as it was.
     pub(super) fn restored<R>(&self, body: impl FnOnce() -> R) -> R {
-        let body = || with_generator(self.generator.clone(), || with_num_threads(self.threads, body));
+        let mut generator = self.generator.clone();
+        let body = || with_generator(&mut generator, || with_num_threads(self.threads, body));
         let body = || within_module(self.module, || on_behalf_of(self.line, body));
         let body = || with_active_mesh(self.mesh.clone(), || on_device(self.device, body));
         self.modes.restored(body)

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::drawn::Drawn;
 use super::running::running_module;
 use crate::engine::kernels::reduce::Reduce;
 use crate::tensor::{DType, Meta, Shape};
@@ -422,6 +423,8 @@ pub struct Call {
     pub meta: Meta,
     /// Whether a gradient will come back through it. If it will for one rank, it must for all: they meet again then.
     pub grad: bool,
+    /// What this rank has drawn of tensors that it has together with the group.
+    pub drawn: Drawn,
     /// The line that called it.
     pub at: Site,
 }
@@ -436,7 +439,9 @@ impl Call {
         for (i, call) in rest.iter().enumerate() {
             let me = i + 1;
             for (they, other) in calls[..if pairwise { me } else { 1 }].iter().enumerate() {
-                let alike = other.grad == call.grad && other.meta.device == call.meta.device;
+                let alike = other.grad == call.grad
+                    && other.meta.device == call.meta.device
+                    && other.drawn == call.drawn;
                 if !alike || !other.collective.agrees(they, &other.meta, me, (&call.collective, &call.meta)) {
                     return Some((they, me));
                 }
@@ -458,7 +463,7 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Call { collective, group, sequence, meta, grad, at } = self;
+        let Call { collective, group, sequence, meta, grad, at, .. } = self;
         write!(f, "{collective} #{sequence} on `{group}` (")?;
         if !matches!(collective, Collective::Barrier | Collective::Join | Collective::Recv { .. }) {
             write!(f, "{} {}, ", meta.dtype, meta.shape)?;

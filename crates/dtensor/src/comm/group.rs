@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::call::{Call, Collective, PerRank, ReduceOp, Site, nothing};
+use super::drawn::Drawn;
 use super::functional::Pending;
 use super::transport::{Channel, Flight, Joining, only};
 use super::world::{Presence, WorldKind};
@@ -34,6 +37,8 @@ struct Inner {
     sequence: AtomicU64,
     /// The number of the next message. Not all members send one, so they are counted by themselves.
     messages: AtomicU64,
+    /// What this rank has drawn of tensors on meshes with this group along a dim.
+    drawn: Mutex<Drawn>,
     /// The rank is there as long as one of its groups is.
     presence: Arc<Presence>,
 }
@@ -55,6 +60,7 @@ impl Group {
             channel,
             sequence: AtomicU64::new(0),
             messages: AtomicU64::new(0),
+            drawn: Mutex::default(),
             presence,
         };
         Group { inner: Arc::new(inner), timeout }
@@ -97,7 +103,14 @@ impl Group {
             _ => sequence,
         };
         let sequence = counter.fetch_add(1, Ordering::Relaxed);
-        Call { collective, group: name.clone(), sequence, meta, grad, at }
+        let drawn = *self.inner.drawn.lock();
+        Call { collective, group: name.clone(), sequence, meta, grad, drawn, at }
+    }
+
+    /// Notes that this rank has drawn of a tensor that it has together with the others.
+    pub(crate) fn note_draw(&self, seed: u64, draw: u64) {
+        let mut drawn = self.inner.drawn.lock();
+        *drawn = drawn.and(seed, draw);
     }
 
     /// Begins a collective on local values. `meta` is what is compared, and `grad` whether its gradient will come back.

@@ -35,6 +35,7 @@
 //! in every kind of world.
 
 mod call;
+mod drawn;
 mod functional;
 mod group;
 #[cfg(feature = "mpi")]
@@ -51,6 +52,7 @@ mod world;
 
 pub use call::{Call, Collective, PerRank, ReduceOp, Site};
 pub(crate) use call::{asked_by, on_behalf_of, origin};
+pub use drawn::Drawn;
 pub use functional::Pending;
 pub use group::Group;
 #[cfg(feature = "mpi")]

@@ -118,6 +118,16 @@ impl fmt::Display for Fault {
             }
             Cause::Transport { rank, message } => write!(f, ": rank {rank}: {message}")?,
         }
+        if let Cause::Mismatch { one, other } = &**cause
+            && one.1.drawn != other.1.drawn
+        {
+            write!(
+                f,
+                ": the ranks' generators have come apart: of tensors on a mesh, rank {} has drawn {} and rank {} {}; all must \
+                 draw alike, from the same state (`manual_seed`, `synchronize_rng`)",
+                one.0, one.1.drawn, other.0, other.1.drawn
+            )?;
+        }
         if !self.recent.is_empty() {
             write!(f, "\nlast collectives of rank {rank}, newest first:")?;
             for call in &self.recent {

@@ -1,138 +1,220 @@
 //! Tensors made on a mesh: every rank makes its own part, and nothing else.
 //!
-//! What a tensor holds does not depend on how it lies: partial values, too, make up what is asked for.
+//! What a tensor holds does not depend on how it lies: partial values, too, make up what is asked for. Every function takes what its
+//! namesake of [`Tensor`] takes, and then the mesh (or `None` inside [`use_mesh`](crate::use_mesh)) and one placement for each of its
+//! dims.
+//!
+//! The random ones make the elements that a single device would, whatever the mesh and the placements. For that, the generators of all
+//! ranks of the mesh must be in the same state, as they are if all do the same from the start; else
+//! [`synchronize_rng`](crate::synchronize_rng) brings them there. Ranks that draw differently get an error from the next collective along a
+//! dim of the mesh: it costs nothing to find out then.
 
 use crate::engine::kernels::window::Window;
 use crate::mesh::{DeviceMesh, chosen};
 use crate::placement::{Layout, Placements};
-use crate::random::with_default_generator;
+use crate::random::{Distribution, distributions, with_generator};
 use crate::tensor::default_device;
 use crate::tensor::{Meta, Scalar, Shape};
 use crate::{DType, Error, Generator, Result, Tensor};
 
-/// Zeros.
+/// Declares functions that make a tensor on a mesh. Their arguments are those that are written, the mesh and the placements; the
+/// bodies are the shape of the tensor, and what makes it in a layout without partial values.
+macro_rules! factories {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) { $shape:expr, $make:expr })*) => {$(
+        $(#[$doc])*
+        #[track_caller]
+        #[allow(clippy::too_many_arguments, reason = "those of its namesake, and where it is to lie")]
+        pub fn $name<'a>(
+            $($arg: $type,)*
+            mesh: impl Into<Option<&'a DeviceMesh>>,
+            placements: impl Into<Placements>,
+        ) -> Result<Tensor> {
+            made(stringify!($name), $shape.into(), mesh.into(), placements.into(), $make)
+        }
+    )*};
+}
+
+factories! {
+    /// Zeros.
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(4, 3)?, [4], "tp")?;
+    /// let x = sharded::zeros([10, 2], DType::F32, &mesh, [Shard(0)])?;
+    /// assert_eq!((x.dims(), x.to_local()?.dims()), (&[10, 2][..], &[1, 2][..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    zeros(shape: impl Into<Shape>, dtype: DType) { shape, |layout| full_laid(layout, 0, dtype) }
+
+    /// Ones.
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], "tp")?;
+    /// let x = sharded::ones([3], DType::F32, &mesh, [Shard(-1)])?;
+    /// assert_eq!(x.to_local()?.to_vec::<f32>()?, [1., 1.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ones(shape: impl Into<Shape>, dtype: DType) { shape, |layout| full_laid(layout, 1, dtype) }
+
+    /// One number everywhere.
+    ///
+    /// ```
+    /// use dtensor::comm::{ReduceOp, World};
+    /// use dtensor::{DType, DeviceMesh, Partial, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// // Partial sums add up to the number.
+    /// let mesh = DeviceMesh::new(&World::simulated(2, 1)?, [2], "tp")?;
+    /// let x = sharded::full([2], 7, DType::F32, &mesh, [Partial(ReduceOp::Sum)])?;
+    /// assert_eq!(x.to_local()?.to_vec::<f32>()?, [0., 0.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    full(shape: impl Into<Shape>, value: impl Into<Scalar>, dtype: DType) {
+        shape, |layout| full_laid(layout, value, dtype)
+    }
+
+    /// A tensor for somebody to put values in; until then they are zeros.
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [2, 2], ["dp", "tp"])?;
+    /// let x = sharded::empty([8, 6], DType::F32, &mesh, [Shard(0), Shard(1)])?;
+    /// assert_eq!(x.to_local()?.dims(), [4, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    empty(shape: impl Into<Shape>, dtype: DType) { shape, |layout| full_laid(layout, 0, dtype) }
+
+    /// `steps` numbers evenly spaced from `start` to `end`, both included: the elements of [`Tensor::linspace`].
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(2, 1)?, [2], "tp")?;
+    /// let x = sharded::linspace(0.0, 1.0, 5, DType::F32, &mesh, [Shard(0)])?;
+    /// assert_eq!(x.to_local()?.to_vec::<f32>()?, [0.75, 1.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    linspace(start: f64, end: f64, steps: usize, dtype: DType) {
+        steps, |layout| parts(layout, |window| Tensor::linspace_window(start, end, dtype, window))
+    }
+
+    /// `steps` powers of `base`, their exponents evenly spaced from `start` to `end`, both included: the elements of
+    /// [`Tensor::logspace`].
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(2, 1)?, [2], "tp")?;
+    /// let x = sharded::logspace(0.0, 3.0, 4, 10.0, DType::F32, &mesh, [Shard(0)])?;
+    /// assert_eq!(x.to_local()?.to_vec::<f32>()?, [100., 1000.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    logspace(start: f64, end: f64, steps: usize, base: f64, dtype: DType) {
+        steps, |layout| parts(layout, |window| Tensor::logspace_window(start, end, base, dtype, window))
+    }
+}
+
+/// Declares the random ones.
+macro_rules! random_factories {
+    ($(
+        #[doc = $what:literal]
+        $draw:ident, $with:ident, $like:ident($($arg:ident: $type:ty),*) $example:literal $dtype:ident
+            => $distribution:expr;
+    )*) => {$(
+        factories! {
+            #[doc = concat!($what, ", from this thread's generator: the elements of [`Tensor::", stringify!($draw), "`].")]
+            ///
+            /// ```
+            /// use dtensor::comm::launch;
+            /// use dtensor::{DType, DeviceMesh, Shard, Tensor, manual_seed, sharded};
+            /// # fn main() -> dtensor::Result<()> {
+            /// launch(3, |world| {
+            ///     let mesh = DeviceMesh::new(&world, [3], "tp")?;
+            ///     manual_seed(1);
+            #[doc = concat!(
+                "    let parts = sharded::", stringify!($draw), "(", $example, "[4, 5], DType::", stringify!($dtype),
+                ", &mesh, [Shard(1)])?;"
+            )]
+            ///     manual_seed(1);
+            #[doc = concat!(
+                "    let whole = Tensor::", stringify!($draw), "(", $example, "[4, 5], DType::", stringify!($dtype), ")?;"
+            )]
+            ///     assert!(parts.full_tensor()?.eq(&whole)?.to_vec::<u8>()?.iter().all(|&same| same == 1));
+            ///     Ok(())
+            /// })?;
+            /// # Ok(())
+            /// # }
+            /// ```
+            $draw($($arg: $type,)* shape: impl Into<Shape>, dtype: DType) {
+                shape, |layout| parts(layout, |window| Tensor::drawn(stringify!($draw), $distribution, window, dtype, Some(layout.mesh())))
+            }
+        }
+
+        #[doc = concat!("As [`", stringify!($draw), "`], from a given generator.")]
+        #[track_caller]
+        #[allow(clippy::too_many_arguments, reason = "those of its namesake, where it is to lie, and what from")]
+        pub fn $with<'a>(
+            $($arg: $type,)*
+            shape: impl Into<Shape>,
+            dtype: DType,
+            mesh: impl Into<Option<&'a DeviceMesh>>,
+            placements: impl Into<Placements>,
+            generator: &mut Generator,
+        ) -> Result<Tensor> {
+            with_generator(generator, || $draw($($arg,)* shape, dtype, mesh, placements))
+        }
+    )*};
+}
+distributions!(random_factories);
+
+/// Whole numbers (`i64`) uniform on `low..high`, from this thread's generator: the elements of [`Tensor::randint`].
 ///
 /// ```
 /// use dtensor::comm::World;
-/// use dtensor::{DType, DeviceMesh, Shard, sharded};
+/// use dtensor::{DeviceMesh, Shard, sharded};
 /// # fn main() -> dtensor::Result<()> {
-/// let mesh = DeviceMesh::new(&World::simulated(4, 3)?, [4], "tp")?;
-/// let x = sharded::zeros([10, 2], DType::F32, &mesh, [Shard(0)])?;
-/// assert_eq!((x.dims(), x.to_local()?.dims()), (&[10, 2][..], &[1, 2][..]));
+/// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [4], "dp")?;
+/// let tokens = sharded::randint(0, 50, [8, 16], &mesh, [Shard(0)])?;
+/// assert_eq!(tokens.to_local()?.dims(), [2, 16]);
 /// # Ok(())
 /// # }
 /// ```
 #[track_caller]
-pub fn zeros<'a>(
+pub fn randint<'a>(
+    low: i64,
+    high: i64,
     shape: impl Into<Shape>,
-    dtype: DType,
     mesh: impl Into<Option<&'a DeviceMesh>>,
     placements: impl Into<Placements>,
 ) -> Result<Tensor> {
-    full_of("zeros", shape.into(), 0.into(), dtype, mesh.into(), placements.into())
+    randint_as(low, high, shape, DType::I64, mesh, placements)
 }
 
-/// Ones.
+/// As [`randint`], from a given generator.
 #[track_caller]
-pub fn ones<'a>(
+pub fn randint_with<'a>(
+    low: i64,
+    high: i64,
     shape: impl Into<Shape>,
-    dtype: DType,
-    mesh: impl Into<Option<&'a DeviceMesh>>,
-    placements: impl Into<Placements>,
-) -> Result<Tensor> {
-    full_of("ones", shape.into(), 1.into(), dtype, mesh.into(), placements.into())
-}
-
-/// One number everywhere.
-#[track_caller]
-pub fn full<'a>(
-    shape: impl Into<Shape>,
-    value: impl Into<Scalar>,
-    dtype: DType,
-    mesh: impl Into<Option<&'a DeviceMesh>>,
-    placements: impl Into<Placements>,
-) -> Result<Tensor> {
-    full_of("full", shape.into(), value.into(), dtype, mesh.into(), placements.into())
-}
-
-/// A tensor for somebody to put values in; until then they are zeros.
-#[track_caller]
-pub fn empty<'a>(
-    shape: impl Into<Shape>,
-    dtype: DType,
-    mesh: impl Into<Option<&'a DeviceMesh>>,
-    placements: impl Into<Placements>,
-) -> Result<Tensor> {
-    full_of("empty", shape.into(), 0.into(), dtype, mesh.into(), placements.into())
-}
-
-/// Uniform on [0, 1), from this thread's generator: the elements of [`Tensor::rand`], whatever the mesh. The generators of all
-/// ranks must be in the same state.
-///
-/// ```
-/// use dtensor::comm::launch;
-/// use dtensor::{DType, DeviceMesh, Shard, Tensor, manual_seed, sharded};
-/// # fn main() -> dtensor::Result<()> {
-/// launch(3, |world| {
-///     let mesh = DeviceMesh::new(&world, [3], "tp")?;
-///     manual_seed(1);
-///     let parts = sharded::rand([4, 5], DType::F32, &mesh, [Shard(1)])?;
-///     manual_seed(1);
-///     let whole = Tensor::rand([4, 5], DType::F32)?;
-///     assert_eq!(parts.full_tensor()?.to_vec::<f32>()?, whole.to_vec::<f32>()?);
-///     Ok(())
-/// })?;
-/// # Ok(())
-/// # }
-/// ```
-#[track_caller]
-pub fn rand<'a>(
-    shape: impl Into<Shape>,
-    dtype: DType,
-    mesh: impl Into<Option<&'a DeviceMesh>>,
-    placements: impl Into<Placements>,
-) -> Result<Tensor> {
-    with_default_generator(|generator| rand_with(shape, dtype, mesh, placements, generator))
-}
-
-/// As [`rand`], from a given generator.
-#[track_caller]
-pub fn rand_with<'a>(
-    shape: impl Into<Shape>,
-    dtype: DType,
     mesh: impl Into<Option<&'a DeviceMesh>>,
     placements: impl Into<Placements>,
     generator: &mut Generator,
 ) -> Result<Tensor> {
-    made("rand", shape.into(), mesh.into(), placements.into(), |layout| {
-        parts(layout, |window| Tensor::rand_window(window, dtype, generator))
-    })
-}
-
-/// Normal with mean 0 and variance 1, from this thread's generator: the elements of [`Tensor::randn`], whatever the mesh. The
-/// generators of all ranks must be in the same state.
-#[track_caller]
-pub fn randn<'a>(
-    shape: impl Into<Shape>,
-    dtype: DType,
-    mesh: impl Into<Option<&'a DeviceMesh>>,
-    placements: impl Into<Placements>,
-) -> Result<Tensor> {
-    with_default_generator(|generator| randn_with(shape, dtype, mesh, placements, generator))
-}
-
-/// As [`randn`], from a given generator.
-#[track_caller]
-pub fn randn_with<'a>(
-    shape: impl Into<Shape>,
-    dtype: DType,
-    mesh: impl Into<Option<&'a DeviceMesh>>,
-    placements: impl Into<Placements>,
-    generator: &mut Generator,
-) -> Result<Tensor> {
-    made("randn", shape.into(), mesh.into(), placements.into(), |layout| {
-        parts(layout, |window| Tensor::randn_window(window, dtype, generator))
-    })
+    randint_as_with(low, high, shape, DType::I64, mesh, placements, generator)
 }
 
 /// `start`, `start + step`, … up to but without `end`: the elements of [`Tensor::arange`].
@@ -159,21 +241,6 @@ pub fn arange<'a>(
     Tensor::laid(part.value().part.clone(), layout.without_partials()).relaid(&layout)
 }
 
-/// `steps` numbers evenly spaced from `start` to `end`, both included: the elements of [`Tensor::linspace`].
-#[track_caller]
-pub fn linspace<'a>(
-    start: f64,
-    end: f64,
-    steps: usize,
-    dtype: DType,
-    mesh: impl Into<Option<&'a DeviceMesh>>,
-    placements: impl Into<Placements>,
-) -> Result<Tensor> {
-    made("linspace", steps.into(), mesh.into(), placements.into(), |layout| {
-        parts(layout, |window| Tensor::linspace_window(start, end, dtype, window))
-    })
-}
-
 /// Which elements of a tensor in a layout this rank has.
 fn window(layout: &Layout) -> Result<Window> {
     match layout.mesh().coordinate() {
@@ -188,19 +255,10 @@ pub(crate) fn parts(layout: &Layout, make: impl FnOnce(&Window) -> Result<Tensor
     Ok(Tensor::laid(make(&window(layout)?)?.value().part.clone(), layout.clone()))
 }
 
-#[track_caller]
-fn full_of(
-    op: &'static str,
-    shape: Shape,
-    value: Scalar,
-    dtype: DType,
-    mesh: Option<&DeviceMesh>,
-    placements: Placements,
-) -> Result<Tensor> {
-    made(op, shape, mesh, placements, |layout| {
-        let meta = Meta { shape: layout.shape().clone(), dtype, device: default_device() };
-        Tensor::full_laid(layout, &meta, value)
-    })
+/// One number everywhere in a tensor that lies so.
+fn full_laid(layout: &Layout, value: impl Into<Scalar>, dtype: DType) -> Result<Tensor> {
+    let meta = Meta { shape: layout.shape().clone(), dtype, device: default_device() };
+    Tensor::full_laid(layout, &meta, value)
 }
 
 /// A tensor that `make` makes where no value is partial.

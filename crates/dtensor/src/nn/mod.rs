@@ -43,6 +43,7 @@ mod conv;
 mod copy;
 mod dropout;
 mod embedding;
+pub mod init;
 mod layer;
 mod linear;
 mod module;

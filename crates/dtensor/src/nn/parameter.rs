@@ -120,6 +120,14 @@ impl Parameter {
         Ok(())
     }
 
+    /// Puts a first value in its place, brought to how `like` lies: that is what is there or, where that has no value, what is to be
+    /// there.
+    #[track_caller]
+    pub(super) fn begin(&self, like: &Tensor, value: &Tensor) -> Result<()> {
+        let value = fitting(like, "a parameter keeps its shape", value)?;
+        if self.get().device() == value.device() { self.set(&value) } else { self.replace(&value) }
+    }
+
     /// Puts another tensor, of any shape, dtype, device and layout, in its place, and forgets the gradient. A gradient is wanted
     /// if it was before; then the dtype has to be a floating-point one.
     pub fn replace(&self, value: &Tensor) -> Result<()> {

@@ -9,7 +9,7 @@ use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
 use crate::engine::kernels::attention::{self as kernel, AttentionOptions};
 use crate::engine::kernels::window::Window;
-use crate::random::{Draw, with_default_generator};
+use crate::random::{Draw, next_draw};
 use crate::sharding::Rule;
 use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result, Tensor, apply_all};
@@ -204,7 +204,7 @@ impl Tensor {
         }
         let size = self.dims().last().copied().unwrap_or(1).max(1);
         let dropout = probability(OP, options.dropout)?;
-        let draw = if dropout > 0.0 { with_default_generator(|g| g.next_draw()) } else { Draw::default() };
+        let draw = if dropout > 0.0 { next_draw(self.mesh()) } else { Draw::default() };
         let op = Sdpa {
             causal: options.causal,
             mask: options.mask.is_some(),

@@ -4,7 +4,7 @@ use super::{Aside, Bits, Here, Locals, Metas, Op, grads, need_float, one};
 use crate::autograd::{Backward, Grads};
 use crate::engine::Local;
 use crate::engine::kernels::random as kernel;
-use crate::random::{Draw, with_default_generator};
+use crate::random::{Draw, next_draw};
 use crate::sharding::Rule;
 use crate::tensor::Meta;
 use crate::{Error, Result, Tensor, apply};
@@ -68,6 +68,6 @@ impl Tensor {
     #[track_caller]
     pub fn dropout(&self, p: f64) -> Result<Tensor> {
         let p = Bits::new(probability("dropout", p)?);
-        apply(Dropout { p, draw: Aside(with_default_generator(|g| g.next_draw())) }, &[self])
+        apply(Dropout { p, draw: Aside(next_draw(self.mesh())) }, &[self])
     }
 }

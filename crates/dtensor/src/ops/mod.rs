@@ -5,6 +5,7 @@
 
 mod arithmetic;
 mod attention;
+mod bernoulli;
 mod compare;
 mod conv;
 mod dropout;

@@ -209,14 +209,53 @@ impl Tensor {
 
     /// The part of a [`linspace`](Tensor::linspace) that a window shows; the whole has as many steps as elements.
     pub(crate) fn linspace_window(start: f64, end: f64, dtype: DType, window: &Window) -> Result<Tensor> {
-        const OP: &str = "linspace";
-        let steps = checked_numel(OP, window.whole_shape())?;
+        Tensor::spaced("linspace", start, end, dtype, window, |x| x)
+    }
+
+    /// `steps` powers of `base`, their exponents evenly spaced from `start` to `end`, both included.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::logspace(0.0, 3.0, 4, 10.0, DType::F32)?.to_vec::<f32>()?, [1., 10., 100., 1000.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn logspace(start: f64, end: f64, steps: usize, base: f64, dtype: DType) -> Result<Tensor> {
+        Tensor::logspace_window(start, end, base, dtype, &Window::whole(&[steps]))
+    }
+
+    /// The part of a [`logspace`](Tensor::logspace) that a window shows; the whole has as many steps as elements.
+    pub(crate) fn logspace_window(
+        start: f64,
+        end: f64,
+        base: f64,
+        dtype: DType,
+        window: &Window,
+    ) -> Result<Tensor> {
+        Tensor::spaced("logspace", start, end, dtype, window, move |exponent| base.powf(exponent))
+    }
+
+    /// What `f` makes of numbers evenly spaced from `start` to `end`, as far as a window shows them.
+    fn spaced(
+        op: &'static str,
+        start: f64,
+        end: f64,
+        dtype: DType,
+        window: &Window,
+        f: impl Fn(f64) -> f64 + Copy,
+    ) -> Result<Tensor> {
+        let steps = checked_numel(op, window.whole_shape())?;
         let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
         // Counted from the nearer end, so that both ends are exact.
         let at = move |i: usize| {
-            if i < steps.div_ceil(2) { start + step * i as f64 } else { end - step * (steps - 1 - i) as f64 }
+            f(if i < steps.div_ceil(2) {
+                start + step * i as f64
+            } else {
+                end - step * (steps - 1 - i) as f64
+            })
         };
-        Tensor::fresh(OP, window.shape(), DType::F64, || copy::tabulate(window, at))?.to_dtype(dtype)
+        Tensor::fresh(op, window.shape(), DType::F64, || copy::tabulate(window, at))?.to_dtype(dtype)
     }
 
     /// The identity matrix of `n` rows.

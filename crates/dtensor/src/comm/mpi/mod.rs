@@ -28,6 +28,7 @@ use self::raw::Comm;
 use self::seat::{Chair, Seat};
 
 use super::call::{Call, Collective, nothing};
+use super::drawn::Drawn;
 use super::transport::{Channel, Joining, Key, Transport, deadline};
 use super::watch::{Cause, Departure};
 use crate::{Error, Result};
@@ -182,6 +183,7 @@ impl Process {
             sequence: joining.key.number,
             meta: nothing(),
             grad: false,
+            drawn: Drawn::default(),
             at: joining.at.clone(),
         };
         self.control.ring.fault(self.rank, &call, cause, false)

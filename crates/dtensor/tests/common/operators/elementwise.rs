@@ -222,7 +222,7 @@ fn casts() -> Vec<Operator> {
 
 /// Whose results depend on nothing but their inputs' shapes, and dropout. Every rank has the same generator.
 fn likes() -> Vec<Operator> {
-    let functions: [(&'static str, &str, Unary); 8] = [
+    let functions: [(&'static str, &str, Unary); 10] = [
         ("zeros_like", "", |x| x.zeros_like()),
         ("ones_like", "", |x| x.ones_like()),
         ("full_like", "2.5", |x| x.full_like(2.5)),
@@ -233,6 +233,14 @@ fn likes() -> Vec<Operator> {
         ("randn_like", "", |x| {
             manual_seed(4);
             x.randn_like()
+        }),
+        ("normal_like", "2, 0.5", |x| {
+            manual_seed(8);
+            x.normal_like(2.0, 0.5)
+        }),
+        ("bernoulli_each", "", |x| {
+            manual_seed(9);
+            x.clamp(0.0, 1.0)?.bernoulli_each()
         }),
         ("dropout", "0.4", |x| {
             manual_seed(5);

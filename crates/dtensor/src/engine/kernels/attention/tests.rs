@@ -8,7 +8,14 @@ use crate::engine::kernels::testing::{bits, values};
 use crate::engine::kernels::window::Window;
 
 fn sample(dtype: DType, shape: &[usize], seed: u64) -> Local {
-    random::normal(dtype, &Window::whole(shape), seed, 0, 0.0, 1.0).unwrap()
+    let normal = random::Distribution::Normal { mean: 0.0, std: 1.0 };
+    random::draw(normal, dtype, &Window::whole(shape), random::Draw { seed, stream: 0 }).unwrap()
+}
+
+/// 1 with probability 0.7, else 0.
+fn flips(shape: &[usize]) -> Local {
+    let draw = random::Draw { seed: 4, stream: 0 };
+    random::draw(random::Distribution::Bernoulli { p: 0.7 }, DType::U8, &Window::whole(shape), draw).unwrap()
 }
 
 /// A view of shape `[B, H, L, D]` of an array `[B, L, H, D]`.
@@ -222,7 +229,7 @@ fn masks() {
         let shapes: [&[usize]; 8] =
             [&[lq, lk], &[b, 1, lq, lk], &[h, 1, 1], &[1, lk], &[lk], &[b, h, lq, 1], &[b, h, lq, lk], &[]];
         for shape in shapes {
-            let bytes = random::bernoulli(DType::U8, &Window::whole(shape), 4, 0, 0.7).unwrap();
+            let bytes = flips(shape);
             let added = sample(dtype, shape, 5);
             for mask in [&bytes, &added] {
                 for causal in [false, true] {
@@ -231,7 +238,7 @@ fn masks() {
                 }
             }
         }
-        let turned = random::bernoulli(DType::U8, &Window::whole(&[lk, lq]), 4, 0, 0.7).unwrap();
+        let turned = flips(&[lk, lq]);
         let turned = turned.view_with(|x| x.t()).unwrap();
         Case { q: &q, k: &k, v: &v, mask: Some(&turned), options: plain(0.5) }.check();
     }

@@ -2,17 +2,19 @@ use ::half::{bf16, f16};
 
 use super::*;
 use crate::Shape;
-use crate::engine::kernels::random;
+use crate::engine::kernels::copy;
+use crate::engine::kernels::random::{self, Distribution, Draw};
 use crate::engine::kernels::testing::values;
 use crate::engine::kernels::window::Window;
 use crate::engine::{Float, with_num_threads};
 
 /// Some numbers; small whole ones for the integers, so that every dtype holds them.
 fn sample(dtype: DType, shape: &[usize], seed: u64) -> Local {
-    match dtype {
-        DType::I64 => random::integers(&Window::whole(shape), seed, 0, -9, 10).unwrap(),
-        _ => random::uniform(dtype, &Window::whole(shape), seed, 0, -1.0, 1.0).unwrap(),
-    }
+    let distribution = match dtype {
+        DType::I64 => Distribution::Integers { low: -9, high: 10 },
+        _ => Distribution::Uniform { low: -1.0, high: 1.0 },
+    };
+    random::draw(distribution, dtype, &Window::whole(shape), Draw { seed, stream: 0 }).unwrap()
 }
 
 /// `a × b + bias` in double precision, by definition.
@@ -227,7 +229,7 @@ fn not_a_number_passes_through() {
 fn half_precision_is_rounded_once() {
     // 4096 products of 1 × 1 would stop at 2048 in f16 and at 256 in bf16.
     for dtype in [DType::F16, DType::BF16] {
-        let ones = |shape: &[usize]| random::uniform(dtype, &Window::whole(shape), 0, 0, 1.0, 1.0).unwrap();
+        let ones = |shape: &[usize]| copy::full(dtype, shape, 1.0).unwrap();
         let out = matmul(&ones(&[3, 4096]), &ones(&[4096, 5]), None).unwrap();
         assert_eq!(values(&out), vec![4096.0; 15]);
     }

@@ -35,6 +35,11 @@ pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 }
 
 impl Draw {
+    /// The `n`-th of its words of 64 bits.
+    pub(crate) fn word(self, n: u64) -> u64 {
+        self.pairs(n / 2)[(n % 2) as usize]
+    }
+
     /// The words of blocks `first` to `first + LANES`, two by two: the first and second, the third and fourth.
     #[inline(always)]
     fn blocks(self, first: u64) -> [[u64; LANES]; 2] {

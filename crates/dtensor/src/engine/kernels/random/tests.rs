@@ -2,7 +2,39 @@ use half::{bf16, f16};
 
 use super::super::testing::{FLOATS, bits, local, noise, pick, strided, windows};
 use super::philox::philox;
+use super::real::{Sample, neighbour, normal_source, uniform_source};
+use super::truncated::truncated_source;
+use super::whole::{Choice, threshold};
 use super::*;
+use crate::DType;
+use crate::engine::{Elem, Float, Num};
+
+fn checked(
+    distribution: Distribution,
+    dtype: DType,
+    window: &Window,
+    seed: u64,
+    stream: u64,
+) -> Result<Local> {
+    distribution.check("test", dtype)?;
+    draw(distribution, dtype, window, Draw { seed, stream })
+}
+
+fn uniform(dtype: DType, window: &Window, seed: u64, stream: u64, low: f64, high: f64) -> Result<Local> {
+    checked(Distribution::Uniform { low, high }, dtype, window, seed, stream)
+}
+
+fn normal(dtype: DType, window: &Window, seed: u64, stream: u64, mean: f64, std: f64) -> Result<Local> {
+    checked(Distribution::Normal { mean, std }, dtype, window, seed, stream)
+}
+
+fn integers(window: &Window, seed: u64, stream: u64, low: i64, high: i64) -> Result<Local> {
+    checked(Distribution::Integers { low, high }, DType::I64, window, seed, stream)
+}
+
+fn bernoulli(dtype: DType, window: &Window, seed: u64, stream: u64, p: f64) -> Result<Local> {
+    checked(Distribution::Bernoulli { p }, dtype, window, seed, stream)
+}
 
 fn run<T: Elem>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
     // SAFETY: the fills under test write every element.
@@ -15,14 +47,17 @@ fn an_element_depends_on_its_index_alone() {
         let draw = Draw { seed: 7, stream: 3 };
         let uniform = uniform_source::<T>(draw, -1.0, 2.0);
         let normal = normal_source::<T>(draw, 0.0, 1.0);
+        let truncated = truncated_source::<T>(draw, 0.5, 2.0, [-1.0, 2.0]).unwrap();
         let choice = Choice { draw, threshold: threshold(0.3), less: 1u8, not: 0 };
         let uniforms = run::<T>(400, |out| fill(&uniform, 0, out));
         let normals = run::<T>(400, |out| fill(&normal, 0, out));
+        let truncateds = run::<T>(400, |out| fill(&truncated, 0, out));
         let choices = run::<u8>(400, |out| fill(&choice, 0, out));
         for (a, b) in [(0, 1), (1, 2), (3, 70), (5, 5), (63, 200), (66, 400), (129, 131)] {
             let first = a as u64;
             assert!(run::<T>(b - a, |out| fill(&uniform, first, out)) == uniforms[a..b], "uniform {a}..{b}");
             assert!(run::<T>(b - a, |out| fill(&normal, first, out)) == normals[a..b], "normal {a}..{b}");
+            assert!(run::<T>(b - a, |out| fill(&truncated, first, out)) == truncateds[a..b], "{a}..{b}");
             assert_eq!(run::<u8>(b - a, |out| fill(&choice, first, out)), choices[a..b]);
         }
     }
@@ -45,6 +80,8 @@ fn a_part_has_the_bits_of_the_whole() {
         for dtype in FLOATS {
             check("uniform", &|window| uniform(dtype, window, seed, stream, -1.0, 2.0));
             check("normal", &|window| normal(dtype, window, seed, stream, 0.5, 2.0));
+            let truncated = Distribution::Truncated { mean: 0.5, std: 2.0, low: -1.0, high: 2.0 };
+            check("truncated", &|window| checked(truncated, dtype, window, seed, stream));
             let n = window.whole_shape().numel();
             let values = noise(n, seed);
             let x = local(dtype, &values, window.whole_shape());
@@ -54,9 +91,19 @@ fn a_part_has_the_bits_of_the_whole() {
                 let part = dropout(&part_of_x, &window, 0.4, seed, stream).unwrap();
                 assert_eq!(bits(&part), pick(&bits(&whole), &indices), "dropout {dtype} {window:?}");
             }
+            let values: Vec<f64> = values.iter().map(|x| x.abs() / 2.0).collect();
+            let p = local(dtype, &values, window.whole_shape());
+            let part_of_p = local(dtype, &pick(&values, &indices), window.shape());
+            let whole = bernoulli_each(&p, &Window::whole(p.dims()), Draw { seed, stream }).unwrap();
+            for part_of_p in [strided(&part_of_p), part_of_p] {
+                let part = bernoulli_each(&part_of_p, &window, Draw { seed, stream }).unwrap();
+                assert_eq!(bits(&part), pick(&bits(&whole), &indices), "bernoulli_each {dtype} {window:?}");
+            }
         }
         for dtype in DType::ALL {
             check("bernoulli", &|window| bernoulli(dtype, window, seed, stream, 0.3));
+            let integers = Distribution::Integers { low: 3, high: 200 };
+            check("integers", &|window| checked(integers, dtype, window, seed, stream));
         }
         check("integers", &|window| integers(window, seed, stream, -1000, 1000));
         check("integers", &|window| integers(window, seed, stream, i64::MIN, i64::MAX));
@@ -244,4 +291,113 @@ fn coins() {
             .iter()
             .all(|&x| x == 1.0)
     );
+}
+
+#[test]
+fn coins_of_their_own() {
+    // One probability everywhere is what a draw with that probability makes.
+    for p in [0.0, 0.25, 0.3, 0.999, 1.0] {
+        for dtype in FLOATS {
+            let each = local(dtype, &[p; 999], &[999]);
+            let rounded = super::super::testing::values(&each)[0];
+            let whole = Window::whole(&[999]);
+            let got = bernoulli_each(&each, &whole, Draw { seed: 2, stream: 3 }).unwrap();
+            assert_eq!(bits(&got), bits(&bernoulli(dtype, &whole, 2, 3, rounded).unwrap()), "{dtype} {p}");
+        }
+    }
+    for p in [-0.1, 1.1, f64::NAN] {
+        let p = local(DType::F32, &[0.5, p], &[2]);
+        assert!(bernoulli_each(&p, &Window::whole(&[2]), Draw::default()).is_err());
+    }
+}
+
+#[test]
+fn whole_numbers_of_any_dtype() {
+    let whole = Window::whole(&[500]);
+    let wide = integers(&whole, 7, 8, 3, 200).unwrap().to_vec::<i64>().unwrap();
+    for dtype in DType::ALL {
+        let got = checked(Distribution::Integers { low: 3, high: 200 }, dtype, &whole, 7, 8).unwrap();
+        let wide: Vec<f64> = wide.iter().map(|&x| x as f64).collect();
+        assert_eq!(super::super::testing::values(&got), wide);
+    }
+    for (dtype, low, high, fits) in [
+        (DType::U8, 0, 256, true),
+        (DType::U8, 0, 257, false),
+        (DType::U8, -1, 2, false),
+        (DType::BF16, -256, 257, true),
+        (DType::BF16, 0, 258, false),
+        (DType::F16, -2048, 2049, true),
+        (DType::F16, -2049, 0, false),
+        (DType::F32, 0, (1 << 24) + 1, true),
+        (DType::F32, 0, (1 << 24) + 2, false),
+        (DType::F64, i64::MIN, 0, false),
+        (DType::I64, i64::MIN, i64::MAX, true),
+    ] {
+        let distribution = Distribution::Integers { low, high };
+        assert_eq!(distribution.check("test", dtype).is_ok(), fits, "{dtype} {low} {high}");
+    }
+}
+
+#[test]
+fn bounds_of_a_dtype() {
+    // Beyond what half precision holds.
+    assert!(uniform(DType::F16, &Window::whole(&[1]), 0, 0, -1e5, 0.0).is_err());
+    assert!(uniform(DType::F32, &Window::whole(&[1]), 0, 0, -3e38, 3e38).is_err());
+    assert!(uniform(DType::F16, &Window::whole(&[9]), 0, 0, -65504.0, 65504.0).is_ok());
+    assert_eq!(neighbour::<f16>(f64::INFINITY, false), 65504.0);
+    assert_eq!(neighbour::<f32>(f64::NEG_INFINITY, true), -f64::from(f32::MAX));
+    assert_eq!(neighbour::<f64>(f64::INFINITY, false), f64::MAX);
+}
+
+#[test]
+fn truncated_normal_numbers() {
+    let between = |dtype, mean, std, low: f64, high: f64| {
+        let x =
+            checked(Distribution::Truncated { mean, std, low, high }, dtype, &Window::whole(&[40_000]), 3, 4);
+        let x = super::super::testing::values(&x.unwrap());
+        assert!(x.iter().all(|&x| low <= x && x <= high), "{dtype} {mean} {std} {low} {high}");
+        x
+    };
+    let inf = f64::INFINITY;
+    for dtype in FLOATS {
+        for (mean, std, low, high) in [
+            (0.0, 1.0, -2.0, 2.0),
+            (0.0, 0.02, -0.04, 0.04),
+            (0.0, 1.0, 3.0, 4.0),
+            (0.0, 1.0, -4.0, -3.0),
+            (1.0, 0.5, -inf, 1.25),
+            (0.0, 1.0, 10.0, inf),
+            (0.0, 1.0, -1e300, 1e300),
+            (0.0, 1.0, 0.1, 0.11),
+        ] {
+            let x = between(dtype, mean, std, low, high);
+            // Against the distribution function of what is between the bounds, at its middle.
+            let q = |x: f64| 0.5 * libm::erfc((x - mean) / std / 2f64.sqrt());
+            let middle = {
+                let mut x = x.clone();
+                x.sort_by(f64::total_cmp);
+                x[x.len() / 2]
+            };
+            let share = (q(low) - q(middle)) / (q(low) - q(high));
+            // Steps of a coarse dtype are wide.
+            let limit = if dtype == DType::BF16 || dtype == DType::F16 { 0.3 } else { 0.01 };
+            assert!((share - 0.5).abs() < limit, "{dtype} {mean} {std} {low} {high}: {share}");
+        }
+        // Nothing to choose from, or nothing likely: the nearest to the mean.
+        assert_eq!(between(dtype, 0.0, 1.0, 0.5, 0.5), vec![0.5; 40_000]);
+        assert_eq!(between(dtype, 0.0, 0.0, -1.0, 1.0), vec![0.0; 40_000]);
+        assert_eq!(between(dtype, 0.0, 0.0, 1.0, 2.0), vec![1.0; 40_000]);
+        assert_eq!(between(dtype, 0.0, 1.0, 50.0, 60.0), vec![50.0; 40_000]);
+        assert_eq!(between(dtype, 0.0, 1.0, -60.0, -50.0), vec![-50.0; 40_000]);
+    }
+    // Half precision does not have all that is between.
+    let narrow = Distribution::Truncated { mean: 0.0, std: 1.0, low: 1.0001, high: 1.0002 };
+    assert!(narrow.check("test", DType::BF16).is_err() && narrow.check("test", DType::F32).is_ok());
+    let far = Distribution::Truncated { mean: 0.0, std: 1.0, low: 1e5, high: 1e6 };
+    assert!(far.check("test", DType::F16).is_err());
+    for (mean, std, low, high) in
+        [(0.0, -1.0, 0.0, 1.0), (0.0, 1.0, 1.0, 0.0), (f64::NAN, 1.0, 0.0, 1.0), (0.0, 1.0, f64::NAN, 1.0)]
+    {
+        assert!(Distribution::Truncated { mean, std, low, high }.check("test", DType::F32).is_err());
+    }
 }

@@ -1,0 +1,140 @@
+//! Random tensors on one device, and such as are like another.
+
+use super::{Distribution, Generator, distributions, next_draw, with_generator};
+use crate::engine::kernels::random as kernel;
+use crate::engine::kernels::window::Window;
+use crate::tensor::{DType, Shape, checked_numel};
+use crate::{DeviceMesh, Result, Tensor, sharded};
+
+macro_rules! functions {
+    ($(
+        #[doc = $what:literal]
+        $draw:ident, $with:ident, $like:ident($($arg:ident: $type:ty),*) $example:literal $dtype:ident
+            => $distribution:expr;
+    )*) => {
+        impl Tensor {$(
+            #[doc = concat!($what, ", from this thread's generator.")]
+            ///
+            /// ```
+            /// # use dtensor::{DType, Tensor};
+            /// # fn main() -> dtensor::Result<()> {
+            #[doc = concat!("let x = Tensor::", stringify!($draw), "(", $example, "[2, 3], DType::", stringify!($dtype), ")?;")]
+            #[doc = concat!("assert_eq!((x.dims(), x.dtype()), (&[2, 3][..], DType::", stringify!($dtype), "));")]
+            /// # Ok(())
+            /// # }
+            /// ```
+            pub fn $draw($($arg: $type,)* shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
+                Tensor::drawn(stringify!($draw), $distribution, &Window::whole(&shape.into()), dtype, None)
+            }
+
+            #[doc = concat!($what, ", from a given generator.")]
+            pub fn $with(
+                $($arg: $type,)*
+                shape: impl Into<Shape>,
+                dtype: DType,
+                generator: &mut Generator,
+            ) -> Result<Tensor> {
+                with_generator(generator, || Tensor::$draw($($arg,)* shape, dtype))
+            }
+
+            #[doc = concat!($what, ", with this tensor's shape and dtype and on its mesh, from this thread's generator.")]
+            pub fn $like(&self, $($arg: $type),*) -> Result<Tensor> {
+                self.drawn_like(stringify!($like), $distribution)
+            }
+        )*}
+    };
+}
+distributions!(functions);
+
+impl Tensor {
+    /// Whole numbers (`i64`) uniform on `low..high`, from this thread's generator. [`randint_as`](Tensor::randint_as) makes the same
+    /// numbers in another dtype.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::randint(-2, 3, [100])?;
+    /// assert!(x.to_vec::<i64>()?.iter().all(|v| (-2..3).contains(v)));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn randint(low: i64, high: i64, shape: impl Into<Shape>) -> Result<Tensor> {
+        Tensor::randint_as(low, high, shape, DType::I64)
+    }
+
+    /// Whole numbers (`i64`) uniform on `low..high`, from a given generator.
+    pub fn randint_with(
+        low: i64,
+        high: i64,
+        shape: impl Into<Shape>,
+        generator: &mut Generator,
+    ) -> Result<Tensor> {
+        Tensor::randint_as_with(low, high, shape, DType::I64, generator)
+    }
+
+    /// The part of a random tensor, on a mesh if one is given, that a window shows. The draw is used up before anything that one rank may fail at and another
+    /// not, so that the generators of ranks stay together.
+    pub(crate) fn drawn(
+        op: &'static str,
+        distribution: Distribution,
+        window: &Window,
+        dtype: DType,
+        mesh: Option<&DeviceMesh>,
+    ) -> Result<Tensor> {
+        distribution.check(op, dtype)?;
+        checked_numel(op, window.whole_shape())?;
+        let draw = next_draw(mesh);
+        Tensor::fresh(op, window.shape(), dtype, || kernel::draw(distribution, dtype, window, draw))
+    }
+
+    /// A random tensor like this one: of its shape and dtype, and on its mesh. A meta tensor is drawn as if it had values.
+    fn drawn_like(&self, op: &'static str, distribution: Distribution) -> Result<Tensor> {
+        let draw = |window: &Window| Tensor::drawn(op, distribution, window, self.dtype(), self.mesh());
+        match self.layout() {
+            None => draw(&Window::whole(self.dims())),
+            // What partial values would make up is on every rank.
+            Some(layout) => sharded::parts(&layout.without_partials(), draw),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{manual_seed, rng_state};
+    use super::*;
+
+    #[test]
+    fn any_part_uses_up_one_draw() {
+        // A part, an empty one, and one of a whole that no memory would hold.
+        let windows = [
+            Window::new(&[7, 5], [[1..3, 6..7], [2..4, 4..5]]).unwrap(),
+            Window::new(&[7, 5], [[3..3, 7..7], [0..2, 3..4]]).unwrap(),
+            Window::new(&[1 << 58], [[0..0, 9..12]]).unwrap(),
+        ];
+        let good = [
+            (Distribution::Uniform { low: 0.0, high: 1.0 }, DType::F32),
+            (Distribution::Normal { mean: 0.0, std: 1.0 }, DType::BF16),
+            (Distribution::Truncated { mean: 0.0, std: 1.0, low: -1.0, high: 1.0 }, DType::F64),
+            (Distribution::Bernoulli { p: 0.5 }, DType::U8),
+            (Distribution::Integers { low: -3, high: 3 }, DType::I64),
+        ];
+        let bad = [
+            (Distribution::Uniform { low: 0.0, high: 1.0 }, DType::I64),
+            (Distribution::Bernoulli { p: 2.0 }, DType::F32),
+            (Distribution::Integers { low: 3, high: 3 }, DType::I64),
+        ];
+        for window in windows {
+            manual_seed(5);
+            for (draws, (distribution, dtype)) in good.into_iter().enumerate() {
+                assert_eq!(rng_state().draws, draws as u64);
+                let drawn = Tensor::drawn("test", distribution, &window, dtype, None).unwrap();
+                assert_eq!(drawn.dims(), &window.shape()[..]);
+            }
+            // What is refused whatever the part uses up none.
+            for (distribution, dtype) in bad {
+                assert!(Tensor::drawn("test", distribution, &window, dtype, None).is_err());
+            }
+            assert_eq!(rng_state().draws, good.len() as u64);
+        }
+    }
+}

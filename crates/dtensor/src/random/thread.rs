@@ -1,0 +1,131 @@
+//! This thread's generator: what is drawn from where none is given.
+
+use std::cell::RefCell;
+
+use super::{Generator, GeneratorState};
+use crate::engine::kernels::random::Draw;
+use crate::{DeviceMesh, Result};
+
+thread_local! {
+    static DEFAULT: RefCell<Generator> = RefCell::new(Generator::new(0));
+}
+
+/// Starts this thread's generator anew. Every thread begins with seed 0, so ranks that are threads and do the same
+/// draw the same.
+///
+/// ```
+/// use dtensor::{DType, Tensor, manual_seed};
+/// # fn main() -> dtensor::Result<()> {
+/// manual_seed(7);
+/// let first = Tensor::rand([3], DType::F32)?;
+/// manual_seed(7);
+/// assert_eq!(Tensor::rand([3], DType::F32)?.to_vec::<f32>()?, first.to_vec::<f32>()?);
+/// # Ok(())
+/// # }
+/// ```
+pub fn manual_seed(seed: u64) {
+    DEFAULT.set(Generator::new(seed));
+}
+
+/// Where this thread's generator is.
+///
+/// ```
+/// use dtensor::{DType, Tensor, rng_state, set_rng_state};
+/// # fn main() -> dtensor::Result<()> {
+/// let before = rng_state();
+/// let first = Tensor::randn([3], DType::F32)?;
+/// set_rng_state(before);
+/// assert_eq!(Tensor::randn([3], DType::F32)?.to_vec::<f32>()?, first.to_vec::<f32>()?);
+/// # Ok(())
+/// # }
+/// ```
+pub fn rng_state() -> GeneratorState {
+    DEFAULT.with_borrow(Generator::state)
+}
+
+/// Puts this thread's generator where one was before, as [`rng_state`] said.
+///
+/// ```
+/// use dtensor::{GeneratorState, manual_seed, rng_state, set_rng_state};
+/// set_rng_state(GeneratorState { seed: 7, draws: 0 });
+/// let set = rng_state();
+/// manual_seed(7);
+/// assert_eq!(rng_state(), set);
+/// ```
+pub fn set_rng_state(state: GeneratorState) {
+    DEFAULT.set(Generator::from_state(state));
+}
+
+/// Runs `body` with another generator in the place of this thread's, which stays as it is. Whatever is drawn in there, and be it by a
+/// layer, comes from the one that is given, and moves it on.
+///
+/// ```
+/// use dtensor::nn::Linear;
+/// use dtensor::{DType, Generator, Tensor, rng_state, with_generator};
+/// # fn main() -> dtensor::Result<()> {
+/// let before = rng_state();
+/// let mut generator = Generator::new(7);
+/// let layer = with_generator(&mut generator, || Linear::new(4, 4, true))?;
+/// assert_eq!(generator.state().draws, 2);
+/// assert_eq!(rng_state(), before);
+/// # Ok(())
+/// # }
+/// ```
+pub fn with_generator<R>(generator: &mut Generator, body: impl FnOnce() -> R) -> R {
+    struct Swapped<'a>(&'a mut Generator);
+    impl Swapped<'_> {
+        fn swap(&mut self) {
+            DEFAULT.with_borrow_mut(|default| std::mem::swap(default, self.0));
+        }
+    }
+    impl Drop for Swapped<'_> {
+        fn drop(&mut self) {
+            self.swap();
+        }
+    }
+    let mut swapped = Swapped(generator);
+    swapped.swap();
+    body()
+}
+
+/// The name of the next draw from this thread's generator, which is then used up. If it is for a tensor on a mesh, the others of the mesh
+/// will find out whether theirs was the same.
+pub(crate) fn next_draw(mesh: Option<&DeviceMesh>) -> Draw {
+    let draw = DEFAULT.with_borrow_mut(Generator::next_draw);
+    for group in mesh.map_or(&[][..], DeviceMesh::groups) {
+        group.note_draw(draw.seed, draw.stream);
+    }
+    draw
+}
+
+/// Puts this thread's generator, on all ranks of a mesh, where that of the first of them is. All of them must call this; for ranks outside
+/// the mesh, nothing happens.
+///
+/// Ranks that have drawn different things before draw different numbers. What they draw of a distributed tensor then does not fit together:
+/// their next collective along a dim of its mesh is an error, which says so. To call this before puts it right; that all
+/// [seed](manual_seed) alike and draw alike does so, too, and needs no communication.
+///
+/// ```
+/// use dtensor::comm::launch;
+/// use dtensor::{DeviceMesh, manual_seed, rng_state, synchronize_rng};
+/// # fn main() -> dtensor::Result<()> {
+/// launch(2, |world| {
+///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
+///     manual_seed(5 + world.rank() as u64);
+///     synchronize_rng(&mesh)?;
+///     assert_eq!(rng_state().seed, 5);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[track_caller]
+pub fn synchronize_rng(mesh: &DeviceMesh) -> Result<()> {
+    let mut state = rng_state();
+    // Dim by dim, those at position 0 hand on what they have.
+    for group in mesh.groups().iter().filter(|group| group.size() > 1) {
+        state = group.broadcast_object((group.rank() == 0).then_some(&state), 0)?;
+    }
+    set_rng_state(state);
+    Ok(())
+}

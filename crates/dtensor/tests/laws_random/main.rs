@@ -1,0 +1,17 @@
+//! Law: random numbers are those of a single device, bit for bit, whatever the mesh and the placements; and they are random.
+//!
+//! The generator's own known answers are in `engine::kernels::random::philox::tests::known_answers`.
+
+#[path = "../common/layouts.rs"]
+mod layouts;
+#[path = "../common/ranks.rs"]
+mod ranks;
+
+mod bits;
+mod distributions;
+mod dropout;
+mod factories;
+mod generators;
+mod initialisers;
+mod same_bits;
+mod statistics;
