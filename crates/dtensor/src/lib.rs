@@ -60,7 +60,7 @@ pub use ops::{
     Precision, Quantiles, Reduction, Together,
 };
 pub use placement::Placement::{self, Partial, Replicate, Shard, StridedShard};
-pub use placement::{Layout, Placements};
+pub use placement::{Chunk, Layout, Placements};
 pub use random::{
     Generator, GeneratorState, manual_seed, rng_state, set_rng_state, synchronize_rng, with_generator,
 };
@@ -93,3 +93,8 @@ pub mod prelude {
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// So do those of the map from PyTorch's names.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/api-map.md")]
+struct ApiMap;

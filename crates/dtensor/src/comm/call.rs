@@ -5,9 +5,11 @@
 use std::borrow::Cow;
 use std::cell::Cell;
 use std::fmt;
+use std::hash::Hasher;
 use std::panic::Location;
 use std::sync::Arc;
 
+use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -421,12 +423,49 @@ pub struct Call {
     pub sequence: u64,
     /// Shape and dtype of this rank's value.
     pub meta: Meta,
+    /// Of which values this rank's was put together, where it was of several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bundle: Option<Bundle>,
     /// Whether a gradient will come back through it. If it will for one rank, it must for all: they meet again then.
     pub grad: bool,
     /// What this rank has drawn of tensors that it has together with the group.
     pub drawn: Drawn,
     /// The line that called it.
     pub at: Site,
+}
+
+/// Several values in one, by which ranks find out whether they put the same together.
+///
+/// ```
+/// use dtensor::comm::{Bundle, ReduceOp, World, record};
+/// use dtensor::{DType, Tensor};
+/// # fn main() -> dtensor::Result<()> {
+/// let (world, x) = (World::simulated(2, 0)?, Tensor::ones([2, 3], DType::F32)?);
+/// let (sums, calls) = record(|| world.group().all_reduce_coalesced(&[&x, &x], ReduceOp::Sum));
+/// assert_eq!(sums?.len(), 2);
+/// let bundle: Bundle = calls[0].bundle.unwrap();
+/// assert_eq!(bundle.values, 2);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Bundle {
+    /// How many there are.
+    pub values: usize,
+    /// A number that their shapes, in their order, come to: other shapes almost surely come to another one.
+    pub shapes: u64,
+}
+
+impl Bundle {
+    pub(super) fn of<'a>(shapes: impl ExactSizeIterator<Item = &'a Shape>) -> Self {
+        let (values, mut hasher) = (shapes.len(), FxHasher::default());
+        for shape in shapes {
+            hasher.write_usize(shape.rank());
+            shape.iter().for_each(|&size| hasher.write_usize(size));
+        }
+        Bundle { values, shapes: hasher.finish() }
+    }
 }
 
 impl Call {
@@ -441,7 +480,8 @@ impl Call {
             for (they, other) in calls[..if pairwise { me } else { 1 }].iter().enumerate() {
                 let alike = other.grad == call.grad
                     && other.meta.device == call.meta.device
-                    && other.drawn == call.drawn;
+                    && other.drawn == call.drawn
+                    && other.bundle == call.bundle;
                 if !alike || !other.collective.agrees(they, &other.meta, me, (&call.collective, &call.meta)) {
                     return Some((they, me));
                 }
@@ -463,13 +503,16 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Call { collective, group, sequence, meta, grad, at, .. } = self;
+        let Call { collective, group, sequence, meta, bundle, grad, at, .. } = self;
         write!(f, "{collective} #{sequence} on `{group}` (")?;
         if !matches!(collective, Collective::Barrier | Collective::Join | Collective::Recv { .. }) {
             write!(f, "{} {}, ", meta.dtype, meta.shape)?;
         }
         if meta.device == Device::Meta {
             write!(f, "meta, ")?;
+        }
+        if let Some(Bundle { values, shapes }) = bundle {
+            write!(f, "put together of {values} of shapes #{shapes:x}, ")?;
         }
         if *grad {
             write!(f, "requires grad, ")?;

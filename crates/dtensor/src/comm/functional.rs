@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
-use super::call::{Collective, PerRank, ReduceOp, Site, asked_by, on_behalf_of};
+use super::call::{Bundle, Collective, PerRank, ReduceOp, Site, asked_by, on_behalf_of};
 use super::group::Group;
 use super::running::{running_module, within_module};
 use super::transport::Flight;
@@ -29,6 +29,15 @@ impl<T> Pending<T> {
         finish: impl FnOnce(Locals) -> Result<T> + Send + 'static,
     ) -> Self {
         Pending { flight, finish: Box::new(finish) }
+    }
+
+    /// What `further` makes of the result.
+    pub(super) fn and_then<U>(self, further: impl FnOnce(T) -> Result<U> + Send + 'static) -> Pending<U>
+    where
+        T: 'static,
+    {
+        let Pending { flight, finish } = self;
+        Pending::new(flight, move |values| further(finish(values)?))
     }
 
     /// Whether [`wait`](Pending::wait) would return at once.
@@ -60,8 +69,20 @@ impl Group {
     /// Begins a collective that gives one value and passes gradients on.
     #[track_caller]
     pub(super) fn begin(&self, collective: Collective, x: &Tensor, at: Site) -> Result<Pending> {
+        self.begin_bundle(collective, x, None, at)
+    }
+
+    /// As [`begin`](Group::begin), where the value may be several put together.
+    #[track_caller]
+    pub(super) fn begin_bundle(
+        &self,
+        collective: Collective,
+        x: &Tensor,
+        bundle: Option<Bundle>,
+        at: Site,
+    ) -> Result<Pending> {
         let op = Communicated { group: self.clone(), collective: collective.clone(), at: at.clone() };
-        let flight = self.start_on(collective.clone(), x, at.clone())?;
+        let flight = self.start_on(collective.clone(), x, bundle, at.clone())?;
         // All ranks begin collectives in one order, but may wait for them in another: what counts on the way back is
         // when this one began, where, and in which module.
         let (x, moment) = (x.clone(), Moment::now());

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::call::{Call, Collective, PerRank, ReduceOp, Site, nothing};
+use super::call::{Bundle, Call, Collective, PerRank, ReduceOp, Site, nothing};
 use super::drawn::Drawn;
 use super::functional::Pending;
 use super::transport::{Channel, Flight, Joining, only};
@@ -104,7 +104,7 @@ impl Group {
         };
         let sequence = counter.fetch_add(1, Ordering::Relaxed);
         let drawn = *self.inner.drawn.lock();
-        Call { collective, group: name.clone(), sequence, meta, grad, drawn, at }
+        Call { collective, group: name.clone(), sequence, meta, bundle: None, grad, drawn, at }
     }
 
     /// Notes that this rank has drawn of a tensor that it has together with the others.
@@ -122,20 +122,39 @@ impl Group {
         grad: bool,
         at: Site,
     ) -> Result<Box<dyn Flight>> {
+        self.start_bundle(collective, meta, None, values, grad, at)
+    }
+
+    /// As [`start`](Group::start), where the value may be several put together.
+    fn start_bundle(
+        &self,
+        collective: Collective,
+        meta: Meta,
+        bundle: Option<Bundle>,
+        values: Locals,
+        grad: bool,
+        at: Site,
+    ) -> Result<Box<dyn Flight>> {
         collective.check(&meta, self.size())?;
-        let call = self.call(collective, meta, grad, at);
+        let call = Call { bundle, ..self.call(collective, meta, grad, at) };
         self.inner.channel.start(call, values, self.timeout)
     }
 
     /// Begins a collective on a tensor's value, if it has one: those of meta tensors meet, but move nothing.
-    pub(super) fn start_on(&self, collective: Collective, x: &Tensor, at: Site) -> Result<Box<dyn Flight>> {
+    pub(super) fn start_on(
+        &self,
+        collective: Collective,
+        x: &Tensor,
+        bundle: Option<Bundle>,
+        at: Site,
+    ) -> Result<Box<dyn Flight>> {
         x.not_distributed(collective.name())?;
         let values = if x.is_meta() {
             Locals::new()
         } else {
             Locals::from_elem(x.local(collective.name())?.clone(), 1)
         };
-        self.start(collective, x.meta(), values, x.requires_grad() && grad_enabled(), at)
+        self.start_bundle(collective, x.meta(), bundle, values, x.requires_grad() && grad_enabled(), at)
     }
 
     /// A collective on a value that is no tensor of its own, such as a part of one; `grad` says whether a gradient will come
@@ -149,6 +168,11 @@ impl Group {
     ) -> Result<Local> {
         let name = collective.name();
         only(name, self.start(collective, x.meta(), Locals::from_elem(x, 1), grad, at)?.wait()?)
+    }
+
+    /// Whether this rank is the one that the other handle is of.
+    pub(super) fn is_of(&self, presence: &Arc<Presence>) -> bool {
+        Arc::ptr_eq(&self.inner.presence, presence)
     }
 
     /// Whether the other ranks are not there.
@@ -190,6 +214,12 @@ impl Group {
     #[track_caller]
     pub fn all_gather_tensor(&self, x: &Tensor, dim: impl Into<Dim>) -> Result<Tensor> {
         self.all_gather_tensor_async(x, dim)?.wait()
+    }
+
+    /// [`all_gather_tensor`](Group::all_gather_tensor), under PyTorch's newer name.
+    #[track_caller]
+    pub fn all_gather_single(&self, x: &Tensor, dim: impl Into<Dim>) -> Result<Tensor> {
+        self.all_gather_tensor(x, dim)
     }
 
     /// Begins an [`all_gather_tensor`](Group::all_gather_tensor).
@@ -243,6 +273,12 @@ impl Group {
     #[track_caller]
     pub fn reduce_scatter_tensor(&self, x: &Tensor, op: ReduceOp, dim: impl Into<Dim>) -> Result<Tensor> {
         self.reduce_scatter_tensor_async(x, op, dim)?.wait()
+    }
+
+    /// [`reduce_scatter_tensor`](Group::reduce_scatter_tensor), under PyTorch's newer name.
+    #[track_caller]
+    pub fn reduce_scatter_single(&self, x: &Tensor, op: ReduceOp, dim: impl Into<Dim>) -> Result<Tensor> {
+        self.reduce_scatter_tensor(x, op, dim)
     }
 
     /// Begins a [`reduce_scatter_tensor`](Group::reduce_scatter_tensor).
@@ -447,7 +483,7 @@ impl Group {
     #[track_caller]
     pub fn gather_async(&self, x: &Tensor, dst: usize) -> Result<Pending<Option<Vec<Tensor>>>> {
         let flight =
-            self.start_on(Collective::Gather { dst }, without_gradient("gather", x)?, Site::caller())?;
+            self.start_on(Collective::Gather { dst }, without_gradient("gather", x)?, None, Site::caller())?;
         let (n, mine) = (self.size(), self.rank() == dst);
         let meta = x.is_meta().then(|| x.clone());
         Ok(Pending::new(flight, move |values| {
@@ -478,7 +514,8 @@ impl Group {
         dst: usize,
         at: Site,
     ) -> Result<Pending<Option<Tensor>>> {
-        let flight = self.start_on(Collective::Reduce { op, dst }, without_gradient("reduce", x)?, at)?;
+        let flight =
+            self.start_on(Collective::Reduce { op, dst }, without_gradient("reduce", x)?, None, at)?;
         let mine = self.rank() == dst;
         let meta = x.is_meta().then(|| x.clone());
         Ok(Pending::new(flight, move |values| {
@@ -544,7 +581,7 @@ impl Group {
         values.iter().map(Local::to_vec).collect()
     }
 
-    fn some_dim(&self, op: &'static str, x: &Tensor, dim: impl Into<Dim>) -> Result<usize> {
+    pub(super) fn some_dim(&self, op: &'static str, x: &Tensor, dim: impl Into<Dim>) -> Result<usize> {
         if x.rank() == 0 {
             return Err(Error::argument(op, "a tensor without dims has none to cut or to put together"));
         }
@@ -552,7 +589,7 @@ impl Group {
     }
 
     /// Equal parts of a dim, one per rank.
-    fn equal(&self, op: &'static str, x: &Tensor, dim: usize) -> Result<PerRank> {
+    pub(super) fn equal(&self, op: &'static str, x: &Tensor, dim: usize) -> Result<PerRank> {
         let (size, n) = (x.dims()[dim], self.size());
         if size % n == 0 {
             return Ok(PerRank::from_elem(size / n, n));

@@ -35,6 +35,7 @@
 //! in every kind of world.
 
 mod call;
+mod coalesced;
 mod drawn;
 mod functional;
 mod group;
@@ -50,7 +51,7 @@ mod transport;
 mod watch;
 mod world;
 
-pub use call::{Call, Collective, PerRank, ReduceOp, Site};
+pub use call::{Bundle, Call, Collective, PerRank, ReduceOp, Site};
 pub(crate) use call::{asked_by, on_behalf_of, origin};
 pub use drawn::Drawn;
 pub use functional::Pending;

@@ -233,6 +233,11 @@ impl World {
         Self::join(&self.presence, ranks.into(), name.into(), timeout, at).map(Some)
     }
 
+    /// Whether a group is one of this rank's in this world.
+    pub(crate) fn has(&self, group: &Group) -> bool {
+        group.is_of(&self.presence)
+    }
+
     /// The same rank, whose groups (this one's and those made from it) wait so long for others.
     pub fn with_timeout(&self, timeout: Duration) -> World {
         World { presence: self.presence.clone(), everyone: self.everyone.with_timeout(timeout) }

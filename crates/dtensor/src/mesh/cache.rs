@@ -33,6 +33,12 @@ impl Cache {
         }
     }
 
+    /// Layouts that tensors have stay what they are. Numbers are not given twice.
+    pub(super) fn clear(&mut self) {
+        self.specs.clear();
+        self.plans.clear();
+    }
+
     pub(super) fn plan(&self, from: &Spec, to: &Spec, item: usize) -> Option<Arc<Plan>> {
         self.plans.get(&(from.id, to.id, item)).cloned()
     }

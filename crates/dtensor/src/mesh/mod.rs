@@ -1,12 +1,15 @@
 //! [`DeviceMesh`]: ranks in a grid with named dims, and a group of ranks along each dim.
 
+mod alike;
 mod argument;
 mod cache;
+mod display;
+mod groups;
+mod origin;
 mod overrides;
 mod scope;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::ops::Index;
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -15,6 +18,7 @@ use smallvec::SmallVec;
 
 pub use argument::{MeshDim, MeshNames};
 use cache::Cache;
+use origin::Origin;
 use overrides::Overrides;
 pub use scope::use_mesh;
 pub(crate) use scope::{active_mesh, chosen, with_active_mesh};
@@ -64,6 +68,9 @@ struct Core {
     ranks: Vec<usize>,
     shape: MeshDims,
     names: Option<Names>,
+    /// The mesh that this one was cut out of, or itself, and which dims of that one each dim here consists of.
+    origin: Arc<Origin>,
+    root_dims: Vec<MeshDims>,
     /// Where this rank is, if it is in the mesh.
     coordinate: Option<MeshDims>,
     /// One per dim, on a rank that is in the mesh.
@@ -166,8 +173,19 @@ impl DeviceMesh {
         shape: impl Into<Shape>,
         names: impl Into<MeshNames>,
     ) -> Result<DeviceMesh> {
+        DeviceMesh::made(world, ranks, shape.into(), names.into(), &[])
+    }
+
+    /// A mesh that is not cut out of another, with these groups along its dims, or with its own if none are given.
+    #[track_caller]
+    fn made(
+        world: &World,
+        ranks: &[usize],
+        shape: Shape,
+        names: MeshNames,
+        groups: &[&Group],
+    ) -> Result<DeviceMesh> {
         const OP: &str = "DeviceMesh";
-        let shape = shape.into();
         if shape.is_empty() || shape.len() > MAX_DIMS || shape.contains(&0) {
             let message =
                 format!("a mesh has between 1 and {MAX_DIMS} dims, none of size 0, but the shape is {shape}");
@@ -189,20 +207,22 @@ impl DeviceMesh {
             };
             return Err(Error::argument(OP, message));
         }
-        let names = names.into().checked(OP, shape.len())?;
+        let names = names.checked(OP, shape.len())?;
+        let groups = groups::by_ranks(world, ranks, &shape, groups)?;
         let dims = Mutex::new(names.iter().flat_map(|names| names.iter().cloned()).collect());
         let shared = Shared {
             world: world.clone(),
-            groups: Mutex::default(),
+            groups: Mutex::new(groups),
             dims,
             flattened: Mutex::default(),
             overrides: Mutex::default(),
             meshes: Mutex::default(),
         };
-        DeviceMesh::assemble(Arc::new(shared), ranks.to_vec(), shape[..].into(), names, CostModel::default())
+        let cost = CostModel::default();
+        DeviceMesh::assemble(Arc::new(shared), ranks.to_vec(), shape[..].into(), names, cost, None)
     }
 
-    /// From parts that fit together.
+    /// From parts that fit together. A mesh that was not cut out of one is where others come from.
     #[track_caller]
     fn assemble(
         shared: Arc<Shared>,
@@ -210,6 +230,7 @@ impl DeviceMesh {
         shape: MeshDims,
         names: Option<Names>,
         cost: CostModel,
+        from: Option<(Arc<Origin>, Vec<MeshDims>)>,
     ) -> Result<DeviceMesh> {
         let me = shared.world.rank();
         let coordinate = ranks.iter().position(|&rank| rank == me).map(|at| unravel(at, &shape));
@@ -227,9 +248,28 @@ impl DeviceMesh {
         }
         let lines = shape.iter().map(|_| OnceLock::new()).collect();
         let (taken, cache, decisions) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let core =
-            Core { shared, ranks, shape, names, coordinate, groups, lines, taken, cost, cache, decisions };
-        let core = Arc::new(core);
+        let core = Arc::new_cyclic(|this| {
+            let (origin, root_dims) = from.unwrap_or_else(|| {
+                let origin =
+                    Origin::new(ranks.clone(), shape.clone(), names.clone(), cost.clone(), this.clone());
+                (Arc::new(origin), origin::each(shape.len()))
+            });
+            Core {
+                shared,
+                ranks,
+                shape,
+                names,
+                origin,
+                root_dims,
+                coordinate,
+                groups,
+                lines,
+                taken,
+                cost,
+                cache,
+                decisions,
+            }
+        });
         let mut meshes = core.shared.meshes.lock();
         meshes.retain(|mesh| mesh.strong_count() > 0);
         meshes.push(Arc::downgrade(&core));
@@ -246,6 +286,7 @@ impl DeviceMesh {
             core.shape.clone(),
             core.names.clone(),
             cost,
+            (!self.is_root()).then(|| (core.origin.clone(), core.root_dims.clone())),
         )
     }
 
@@ -425,7 +466,8 @@ impl DeviceMesh {
         let at = coordinate.clone().unwrap_or_else(|| SmallVec::from_elem(0, shape.len()));
         let ranks = along(ranks, shape, &at, &dims);
         let sizes = parts.iter().map(|part| part.iter().map(|&dim| shape[dim]).product()).collect();
-        let mesh = DeviceMesh::assemble(shared.clone(), ranks, sizes, names, cost.taken(parts))?;
+        let from = (self.0.origin.clone(), self.root_dims_of(parts));
+        let mesh = DeviceMesh::assemble(shared.clone(), ranks, sizes, names, cost.taken(parts), Some(from))?;
         Ok(taken.lock().entry(key).or_insert(mesh).clone())
     }
 
@@ -459,7 +501,7 @@ impl DeviceMesh {
         Ok(flat)
     }
 
-    /// The mesh with one dim cut into several.
+    /// The mesh with one dim cut into several. It is a [root](DeviceMesh::root) of its own.
     ///
     /// ```
     /// use dtensor::DeviceMesh;
@@ -512,7 +554,8 @@ impl DeviceMesh {
             None => None,
         };
         let cost = self.0.cost.split(dim, sizes.len());
-        let mesh = DeviceMesh::assemble(self.0.shared.clone(), self.0.ranks.clone(), shape, names, cost)?;
+        let (shared, ranks) = (self.0.shared.clone(), self.0.ranks.clone());
+        let mesh = DeviceMesh::assemble(shared, ranks, shape, names, cost, None)?;
         let mut known = self.0.shared.dims.lock();
         let new = mesh.names().unwrap_or_default().iter().filter(|name| !known.contains(name));
         let new: Vec<Arc<str>> = new.cloned().collect();
@@ -565,6 +608,25 @@ impl DeviceMesh {
     /// ```
     pub fn cache_stats(&self) -> CacheStats {
         self.0.decisions.lock().stats()
+    }
+
+    /// Forgets the decisions and plans that have been made on this mesh, and counts anew: for measuring what they cost.
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{CacheStats, DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], ())?;
+    /// let x = sharded::ones([4], DType::F32, &mesh, [Shard(0)])?;
+    /// x.add(&x)?;
+    /// mesh.clear_cache();
+    /// assert_eq!(mesh.cache_stats(), CacheStats::default());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn clear_cache(&self) {
+        *self.0.decisions.lock() = Decisions::default();
+        self.0.cache.lock().clear();
     }
 
     /// A layout on an equal mesh as one on this.
@@ -622,45 +684,6 @@ impl Index<&str> for DeviceMesh {
         // The groups are there already: nothing is left that could fail.
         self.line(dim).unwrap_or_else(|error| panic!("{error}"));
         self.0.lines[dim].get().expect("made the line before")
-    }
-}
-
-impl PartialEq for DeviceMesh {
-    /// The same ranks in the same grid with the same names, in the same kind of world.
-    fn eq(&self, other: &Self) -> bool {
-        let (a, b) = (&*self.0, &*other.0);
-        Arc::ptr_eq(&self.0, &other.0)
-            || (a.ranks == b.ranks
-                && a.shape == b.shape
-                && a.names == b.names
-                && a.shared.world.kind() == b.shared.world.kind()
-                && a.shared.world.rank() == b.shared.world.rank()
-                && a.shared.world.size() == b.shared.world.size())
-    }
-}
-
-impl Eq for DeviceMesh {}
-
-impl fmt::Display for DeviceMesh {
-    /// `DeviceMesh((dp=2, tp=2), 'cpu', ranks=0..4)`
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dims = self.shape().iter().enumerate().map(|(dim, size)| match self.names() {
-            Some(names) => format!("{}={size}", names[dim]),
-            None => size.to_string(),
-        });
-        write!(f, "DeviceMesh(({}), 'cpu', ranks=", dims.collect::<Vec<_>>().join(", "))?;
-        match (self.ranks(), self.ranks().first()) {
-            (ranks, Some(&first)) if ranks.iter().enumerate().all(|(i, &rank)| rank == first + i) => {
-                write!(f, "{first}..{})", first + ranks.len())
-            }
-            (ranks, _) => write!(f, "{ranks:?})"),
-        }
-    }
-}
-
-impl fmt::Debug for DeviceMesh {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 

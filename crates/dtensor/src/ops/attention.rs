@@ -41,24 +41,22 @@ struct Sdpa {
 }
 
 impl Sdpa {
-    /// Queries do not know of each other, but a causal mask and dropout go by where they stand.
-    fn queries(&self) -> &'static str {
-        if self.causal || self.dropout.get() > 0.0 { "s!" } else { "s" }
-    }
-
     /// Which heads of the whole this rank has, if dropout has to know.
     fn heads(&self, here: &Here<'_>, q: usize) -> Result<Option<Window>> {
         let dropped = self.dropout.get() > 0.0;
         dropped.then(|| here.window(q, 0..here.whole(q).shape.rank() - 2)).transpose()
     }
 
-    fn options<'a>(&self, heads: Option<&'a Window>) -> AttentionOptions<'a> {
+    /// For the queries that this rank has of the `q`-th input.
+    fn options<'a>(&self, here: &Here<'_>, q: usize, heads: Option<&'a Window>) -> AttentionOptions<'a> {
+        let sequence = here.whole(q).shape.rank() - 2;
         AttentionOptions {
             scale: self.scale.get(),
             causal: self.causal,
             dropout: self.dropout.get(),
             seed: (self.draw.0.seed, self.draw.0.stream),
             heads,
+            queries: Some((here.offset(q, sequence), here.whole(q).shape[sequence])),
         }
     }
 }
@@ -112,14 +110,15 @@ impl Op for Sdpa {
         Ok([reshaped(q, out), lse].into_iter().collect())
     }
 
+    /// Queries do not know of each other, but a causal mask and dropout go by where they stand.
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let mask = if self.mask { ", … s t!" } else { "" };
-        Rule::of(&format!("… {s} e!, … t! e!, … t! f!{mask} -> … s f!, … s", s = self.queries()), x, out)
+        Rule::of(&format!("… s e!, … t! e!, … t! f!{mask} -> … s f!, … s"), x, out)?.contiguous("s")
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
         let heads = self.heads(here, 0)?;
-        let options = self.options(heads.as_ref());
+        let options = self.options(here, 0, heads.as_ref());
         let (out, lse) = kernel::attention_forward(x[0], x[1], x[2], x.get(3).copied(), &options)?;
         Ok([out, lse].into_iter().collect())
     }
@@ -157,16 +156,15 @@ impl Op for SdpaGrad {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let mask = if self.0.mask { ", … s! t!" } else { "" };
-        let text =
-            format!("… s! f!, … s! e!, … t! e!, … t! f!, … s! f!, … s!{mask} -> … s! e!, … t! e!, … t! f!");
-        Rule::of(&text, x, out)
+        let mask = if self.0.mask { ", … s t!" } else { "" };
+        let text = format!("… s f!, … s e!, … t! e!, … t! f!, … s f!, … s{mask} -> … s e!, … t! e!, … t! f!");
+        Rule::of(&text, x, out)?.summing().contiguous("s")
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
         let mask = x.get(6).copied();
         let heads = self.0.heads(here, 1)?;
-        let options = self.0.options(heads.as_ref());
+        let options = self.0.options(here, 1, heads.as_ref());
         let (dq, dk, dv) = kernel::attention_backward(x[0], x[1], x[2], x[3], mask, x[4], x[5], &options)?;
         Ok([dq, dk, dv].into_iter().collect())
     }
@@ -179,6 +177,10 @@ impl Op for SdpaGrad {
 impl Tensor {
     /// softmax(q · kᵀ · scale + mask) · v, with this tensor as q: `[…, queries, size]`, k `[…, keys, size]`,
     /// v `[…, keys, any]`. A query that may attend to no key gives zeros.
+    ///
+    /// On a mesh, batches, heads and queries may be sharded; keys and values are brought together. So where q, k and v are sharded
+    /// along their length, each rank computes its own queries, and gradients of keys and values are summed: context
+    /// parallelism, without a scope of its own.
     ///
     /// ```
     /// use dtensor::{Attention, DType, Tensor};

@@ -5,6 +5,7 @@
 
 mod chunk;
 mod layout;
+mod parts;
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -14,6 +15,7 @@ use smallvec::SmallVec;
 pub(crate) use chunk::{Cut, Ranges, chunk, chunk_of_each, cut_len, nested_sizes, pieces, unravel};
 pub use layout::Layout;
 pub(crate) use layout::{Spec, SpecKey};
+pub use parts::Chunk;
 
 pub(crate) use Placement::{Partial, Replicate, Shard, StridedShard};
 

@@ -1,6 +1,7 @@
 //! What `CommDebugMode` hears, whom it counts it for, and how it shows it.
 
 mod modules;
+mod order;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -182,6 +182,7 @@ impl Process {
             group: joining.name.clone(),
             sequence: joining.key.number,
             meta: nothing(),
+            bundle: None,
             grad: false,
             drawn: Drawn::default(),
             at: joining.at.clone(),

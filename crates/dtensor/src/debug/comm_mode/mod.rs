@@ -13,6 +13,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod tree;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -93,7 +94,8 @@ use trace::Trace;
 ///
 /// # What it gives
 ///
-/// It displays as the table above; [others](CommDebugMode::generate_comm_debug_tracing_table) show more. Maps keep the order in
+/// It displays as the table above; [others](CommDebugMode::generate_comm_debug_tracing_table) show more, and
+/// [`debug_string`](CommDebugMode::debug_string) shows everything in the order in which it happened. Maps keep the order in
 /// which things happened; as with other maps, an index that is not there panics, and `get` does not. What is given is a copy.
 ///
 /// # What it keeps

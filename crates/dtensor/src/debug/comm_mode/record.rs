@@ -6,6 +6,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize, Serializer};
 
 use super::Phase;
+use super::trace::REDISTRIBUTE;
 use crate::comm::ReduceOp;
 use crate::tensor::{DType, Shape};
 use crate::{Placement, Tensor};
@@ -59,16 +60,18 @@ pub struct CollectiveRecord {
 
 impl fmt::Display for CollectiveRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CollectiveRecord { name, dtype, shape, group, file, line, .. } = self;
-        f.write_str(name)?;
-        if let Some(op) = self.reduce_op {
-            write!(f, "({op})")?;
-        }
-        write!(f, " of {dtype} {shape}, {}, on `{group}`, {}, at {file}:{line}", size(self.bytes), self.why())
+        write!(f, "{}, {}, at {}:{}", self.briefly(), self.why(), self.file, self.line)
     }
 }
 
 impl CollectiveRecord {
+    /// Without who called it.
+    pub(super) fn briefly(&self) -> String {
+        let reduced = self.reduce_op.map_or_else(String::new, |op| format!("({op})"));
+        let CollectiveRecord { name, dtype, shape, group, .. } = self;
+        format!("{name}{reduced} of {dtype} {shape}, {}, on `{group}`", size(self.bytes))
+    }
+
     /// Whether somebody asked for it.
     pub(super) fn why(&self) -> String {
         match &self.operator {
@@ -201,7 +204,7 @@ impl OperationRecord {
     pub fn is_trivial(&self) -> bool {
         let lie = |tensors: &[TensorRecord]| tensors.first().and_then(|x| x.placements.clone());
         match self.name {
-            "redistribute" => lie(&self.inputs) == lie(&self.outputs),
+            REDISTRIBUTE => lie(&self.inputs) == lie(&self.outputs),
             name => TRIVIAL.contains(&name) && self.inputs.iter().all(|x| x.moved_to.is_none()),
         }
     }

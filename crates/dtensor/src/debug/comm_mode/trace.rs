@@ -8,14 +8,19 @@ use indexmap::map::Entry;
 
 use super::counts::ModuleCounts;
 use super::record::{CollectiveRecord, OperationRecord, TensorRecord};
-use crate::Tensor;
 use crate::autograd::phase;
 use crate::comm::{Call, Collective, Running, running_module};
 use crate::dispatch::Heard;
 use crate::nn::{Entered, LIST, Module};
+use crate::redistribute::Plan;
+use crate::tensor::Shape;
+use crate::{Layout, Tensor};
 
 /// What everything runs in.
 pub(super) const GLOBAL: &str = "Global";
+
+/// What brings a tensor to another layout because somebody asked for it.
+pub(super) const REDISTRIBUTE: &str = "redistribute";
 
 /// A module that ran, as [`CommDebugMode::module_helper_dict`](super::CommDebugMode::module_helper_dict) lists it.
 ///
@@ -59,7 +64,45 @@ pub(super) struct Trace {
     taken: HashSet<&'static str>,
     /// What was called, and in which module.
     calls: Vec<(CollectiveRecord, Option<&'static Running>)>,
-    operations: Vec<(OperationRecord, Option<&'static Running>)>,
+    operations: Vec<Computed>,
+}
+
+/// An operator that was run.
+#[derive(Debug)]
+pub(super) struct Computed {
+    pub(super) record: OperationRecord,
+    running: Option<&'static Running>,
+    /// How many collectives had been called when it was over.
+    pub(super) calls: usize,
+    /// The inputs that it moved, and the placements on their way. A tensor that was brought to another layout is the only one.
+    pub(super) ways: Vec<(usize, String)>,
+    /// The shapes of this rank's parts of the inputs, as it needed them, and of the outputs; nothing if none lies on a mesh.
+    pub(super) here: Option<[Vec<Shape>; 2]>,
+}
+
+impl Computed {
+    fn new(
+        heard: &Heard<'_>,
+        record: OperationRecord,
+        running: Option<&'static Running>,
+        calls: usize,
+    ) -> Self {
+        let way = |x: &Tensor, to: &Layout| match x.layout().map(|from| Plan::between(from, to, x.dtype())) {
+            Some(Ok(plan)) => plan.trace(),
+            _ => String::new(),
+        };
+        let mut ways: Vec<_> = heard.moved.iter().map(|(i, to)| (*i, way(heard.inputs[*i], to))).collect();
+        if let (REDISTRIBUTE, [x], Some(to)) = (heard.name, heard.inputs, heard.outputs[0].layout()) {
+            ways.push((0, way(x, to)));
+        }
+        let part = |x: &Tensor| x.layout().map_or_else(|| x.shape(), |layout| layout.local_shape().clone());
+        let here = record.is_distributed().then(|| {
+            let mut inputs: Vec<Shape> = heard.inputs.iter().map(|x| part(x)).collect();
+            heard.moved.iter().for_each(|(i, to)| inputs[*i] = to.local_shape().clone());
+            [inputs, heard.outputs.iter().map(part).collect()]
+        });
+        Computed { record, running, calls, ways, here }
+    }
 }
 
 impl Default for Trace {
@@ -171,7 +214,8 @@ impl Trace {
             file: heard.at.file(),
             line: heard.at.line(),
         };
-        self.operations.push((record, running));
+        let computed = Computed::new(heard, record, running, self.calls.len());
+        self.operations.push(computed);
     }
 
     pub(super) fn collectives(&self) -> impl Iterator<Item = &CollectiveRecord> {
@@ -179,7 +223,7 @@ impl Trace {
     }
 
     pub(super) fn operations(&self) -> impl Iterator<Item = &OperationRecord> {
-        self.operations.iter().map(|(record, _)| record)
+        self.operations.iter().map(|computed| &computed.record)
     }
 
     /// The modules that ran, each once for every place that it was called from, after that place.
@@ -194,7 +238,12 @@ impl Trace {
 
     /// What was computed, and in which module.
     pub(super) fn computed(&self) -> impl Iterator<Item = (&OperationRecord, Option<&'static Running>)> {
-        self.operations.iter().map(|(record, running)| (record, *running))
+        self.operations.iter().map(|computed| (&computed.record, computed.running))
+    }
+
+    /// What was computed, with what there is to know of it.
+    pub(super) fn in_detail(&self) -> &[Computed] {
+        &self.operations
     }
 
     /// Of every module: a collective counts for the innermost that ran, and for all it ran in.

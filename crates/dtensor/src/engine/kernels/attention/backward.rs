@@ -168,7 +168,7 @@ fn differences<T: Float>(
         let lse = lse[block.query + i];
         // A query that sees nothing has scores of −∞, whose exponentials are to be 0.
         exponentials(p, if lse == T::Acc::LOWEST { T::Acc::ZERO } else { lse });
-        let first = block.index(i, head, sizes.queries, sizes.keys);
+        let first = block.index(i, head, sizes, options);
         if options.dropout > 0.0 {
             random::dropout_run(options.draw(), options.dropout, first, ds);
         }

@@ -1,7 +1,7 @@
 //! The scores and probabilities of one block of queries and keys.
 
 use super::super::matmul::{Mat, product};
-use super::AttentionOptions;
+use super::{AttentionOptions, Sizes};
 use crate::engine::{Float, Num, Real};
 
 /// Queries per block.
@@ -113,7 +113,8 @@ impl Block {
     /// How many of the block's keys its query number `i` sees.
     #[inline(always)]
     pub(super) fn seen(self, i: usize, options: &AttentionOptions<'_>) -> usize {
-        if options.causal { (self.query + i + 1).saturating_sub(self.key).min(self.keys) } else { self.keys }
+        let before = options.first_query() + self.query + i;
+        if options.causal { (before + 1).saturating_sub(self.key).min(self.keys) } else { self.keys }
     }
 
     /// The scores that query number `i` sees, masked.
@@ -132,10 +133,11 @@ impl Block {
         (seen, hidden)
     }
 
-    /// The index, in the matrix of probabilities of all heads, of the block's first key for its query number `i`.
+    /// The index, in the matrix of probabilities of all heads of the whole, of the block's first key for its query number `i`.
     #[inline(always)]
-    pub(super) fn index(self, i: usize, head: usize, queries: usize, keys: usize) -> u64 {
-        ((head * queries + self.query + i) * keys + self.key) as u64
+    pub(super) fn index(self, i: usize, head: usize, sizes: Sizes, options: &AttentionOptions<'_>) -> u64 {
+        let (first, queries) = options.queries.unwrap_or((0, sizes.queries));
+        ((head * queries + first + self.query + i) * sizes.keys + self.key) as u64
     }
 }
 

@@ -150,7 +150,7 @@ unsafe fn probabilities<T: Float<Acc: Default>>(
         let shift = if max == T::Acc::LOWEST { T::Acc::ZERO } else { max };
         let sum = exponentials(seen, shift);
         if options.dropout > 0.0 {
-            let first = block.index(i, head, sizes.queries, sizes.keys);
+            let first = block.index(i, head, sizes, options);
             random::dropout_run(options.draw(), options.dropout, first, seen);
         }
         let factor = (before - shift).exp();

@@ -24,7 +24,7 @@ fn heads(dtype: DType, [b, h, l, d]: [usize; 4], seed: u64) -> Local {
 }
 
 fn plain(scale: f64) -> AttentionOptions<'static> {
-    AttentionOptions { scale, causal: false, dropout: 0.0, seed: (5, 6), heads: None }
+    AttentionOptions { scale, causal: false, dropout: 0.0, seed: (5, 6), heads: None, queries: None }
 }
 
 /// A case, and its answer by definition in double precision.
@@ -308,6 +308,48 @@ fn a_part_of_the_heads_drops_what_the_whole_does() {
                     assert_eq!(bits(mine), bits(&part(whole, cut)), "{dtype} {cut:?}");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn a_part_of_the_queries_sees_and_drops_what_it_does_in_the_whole() {
+    let rows =
+        |x: &Local, dim: usize, (first, n): (usize, usize)| x.view_with(|x| x.narrow(dim, first, n)).unwrap();
+    let close = |what: &str, mine: &Local, whole: &[f64]| {
+        for (i, (mine, whole)) in values(mine).iter().zip(whole).enumerate() {
+            assert!((mine - whole).abs() < 1e-12, "{what}[{i}] is {mine}, not {whole}");
+        }
+    };
+    // Parts that begin inside a block, at its end and behind all queries; fewer queries than keys and more.
+    for (lq, lk) in [(150, 150), (150, 70), (70, 600)] {
+        let (q, k, v) = (
+            heads(DType::F64, [2, 2, lq, 4], 1),
+            heads(DType::F64, [2, 2, lk, 4], 2),
+            heads(DType::F64, [2, 2, lk, 3], 3),
+        );
+        let (grad, mask) = (sample(DType::F64, &[2, 2, lq, 3], 4), sample(DType::F64, &[lq, lk], 5));
+        for causal in [false, true] {
+            let options = AttentionOptions { causal, dropout: 0.3, ..plain(0.5) };
+            let (out, lse) = attention_forward(&q, &k, &v, Some(&mask), &options).unwrap();
+            let (dq, dk, dv) =
+                attention_backward(&grad, &q, &k, &v, Some(&mask), &out, &lse, &options).unwrap();
+            let mut sums = [vec![0.0; values(&dk).len()], vec![0.0; values(&dv).len()]];
+            for cut in [(0, 1), (1, 36), (37, 27), (64, lq - 64), (lq, 0)] {
+                let options = AttentionOptions { queries: Some((cut.0, lq)), ..options };
+                let ([q, grad], mask) = ([&q, &grad].map(|x| rows(x, 2, cut)), rows(&mask, 0, cut));
+                let (my_out, my_lse) = attention_forward(&q, &k, &v, Some(&mask), &options).unwrap();
+                let (my_dq, my_dk, my_dv) =
+                    attention_backward(&grad, &q, &k, &v, Some(&mask), &my_out, &my_lse, &options).unwrap();
+                close("out", &my_out, &values(&rows(&out, 2, cut)));
+                close("lse", &my_lse, &values(&rows(&lse, 2, cut)));
+                close("dq", &my_dq, &values(&rows(&dq, 2, cut)));
+                for (sum, mine) in sums.iter_mut().zip([my_dk, my_dv]) {
+                    sum.iter_mut().zip(values(&mine)).for_each(|(sum, mine)| *sum += mine);
+                }
+            }
+            close("dk", &dk, &sums[0]);
+            close("dv", &dv, &sums[1]);
         }
     }
 }

@@ -1,0 +1,94 @@
+//! Meshes of groups that there are already.
+
+use std::collections::HashMap;
+
+use super::{DeviceMesh, MeshNames, along};
+use crate::comm::{Group, World};
+use crate::placement::unravel;
+use crate::tensor::Shape;
+use crate::{Error, Result};
+
+const OP: &str = "from_group";
+
+impl DeviceMesh {
+    /// The ranks of a group in one dim, along which they communicate by that group, with its timeout. No group is made; only
+    /// members call this.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use dtensor::DeviceMesh;
+    /// use dtensor::comm::launch;
+    /// # fn main() -> dtensor::Result<()> {
+    /// launch(3, |world| {
+    ///     if let Some(group) = world.new_group(&[2, 0])? {
+    ///         let patient = group.with_timeout(Duration::from_secs(600));
+    ///         let mesh = DeviceMesh::from_group(&world, &patient, "tp")?;
+    ///         assert_eq!(mesh.ranks(), [2, 0]);
+    ///         assert_eq!(mesh.group("tp")?.timeout(), Duration::from_secs(600));
+    ///     }
+    ///     Ok(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn from_group(world: &World, group: &Group, names: impl Into<MeshNames>) -> Result<DeviceMesh> {
+        DeviceMesh::from_groups(world, &[group], group.ranks(), [group.size()], names)
+    }
+
+    /// The given ranks in a grid of this shape, row by row, that communicate along each dim by a group that there is already. No
+    /// group is made; only the ranks of the mesh call this, each with the groups it is in.
+    #[track_caller]
+    pub fn from_groups(
+        world: &World,
+        groups: &[&Group],
+        ranks: &[usize],
+        shape: impl Into<Shape>,
+        names: impl Into<MeshNames>,
+    ) -> Result<DeviceMesh> {
+        if groups.is_empty() {
+            return Err(Error::argument(OP, "expects at least one Group"));
+        }
+        DeviceMesh::made(world, ranks, shape.into(), names.into(), groups)
+    }
+}
+
+/// The groups by their ranks, which must be those along the dims of a mesh of these ranks; none if none are given.
+pub(super) fn by_ranks(
+    world: &World,
+    ranks: &[usize],
+    shape: &Shape,
+    groups: &[&Group],
+) -> Result<HashMap<Vec<usize>, Group>> {
+    if groups.is_empty() {
+        return Ok(HashMap::new());
+    }
+    if groups.len() != shape.rank() {
+        let message = format!("there are {} groups for the {} dims of the mesh", groups.len(), shape.rank());
+        return Err(Error::argument(OP, message));
+    }
+    let Some(me) = ranks.iter().position(|&rank| rank == world.rank()) else {
+        let message = format!("rank {} is not in the mesh of ranks {ranks:?}", world.rank());
+        return Err(Error::argument(OP, message));
+    };
+    let at = unravel(me, shape);
+    let mut known = HashMap::new();
+    for (dim, &group) in groups.iter().enumerate() {
+        if !world.has(group) {
+            let message = format!("group `{}` is not of this rank in this world", group.name());
+            return Err(Error::argument(OP, message));
+        }
+        let line = along(ranks, shape, &at, &[dim]);
+        if line != group.ranks() {
+            let message = format!(
+                "invalid mesh: along dim {dim} rank {} is among {line:?}, but group `{}` is of {:?}",
+                world.rank(),
+                group.name(),
+                group.ranks()
+            );
+            return Err(Error::argument(OP, message));
+        }
+        known.insert(line, group.clone());
+    }
+    Ok(known)
+}

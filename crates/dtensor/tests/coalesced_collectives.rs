@@ -1,0 +1,124 @@
+//! Collectives of several tensors: each gets what it would alone, and so does its gradient, for one collective instead of many.
+
+use dtensor::comm::{Cause, Group, ReduceOp, record};
+use dtensor::prelude::*;
+use dtensor::testing::{spmd, spmd_outcomes};
+
+/// Tensors of shapes that have nothing to do with each other, different on every rank.
+fn inputs(group: &Group, shapes: &[Shape]) -> Result<Vec<Tensor>> {
+    let value = |(i, shape): (usize, &Shape)| {
+        let values =
+            (0..shape.numel()).map(|j| ((i * 5 + j * 3 + group.rank() * 7) % 13) as f64 - 6.0).collect();
+        Tensor::from_vec(values, shape.clone())?.requires_grad_(true)
+    };
+    shapes.iter().enumerate().map(value).collect()
+}
+
+type Together = fn(&Group, &[&Tensor]) -> Result<Vec<Tensor>>;
+type Alone = fn(&Group, &Tensor) -> Result<Tensor>;
+
+/// That all together are as each alone, forward and backward.
+fn compare(world: &World, shapes: &[Shape], name: &str, together: Together, alone: Alone) -> Result<()> {
+    let group = world.group();
+    let (a, b) = (inputs(group, shapes)?, inputs(group, shapes)?);
+    let loss = |x: &Tensor| x.mul(x)?.mul(0.5 + group.rank() as f64)?.sum_all();
+    let (all, calls) = record(|| together(group, &a.iter().collect::<Vec<_>>()));
+    let all = all?;
+    assert_eq!((calls.len(), calls[0].collective.name()), (1, name));
+    assert_eq!(calls[0].at.file, file!());
+    let each = b.iter().map(|x| alone(group, x)).collect::<Result<Vec<_>>>()?;
+    assert_eq!(all.len(), shapes.len());
+    for (x, y) in all.iter().zip(&each) {
+        assert_eq!((x.dims(), x.to_vec::<f64>()?), (y.dims(), y.to_vec::<f64>()?));
+    }
+    let sum = |outputs: &[Tensor]| -> Result<Tensor> {
+        outputs.iter().try_fold(Tensor::scalar(0f64)?, |sum, x| sum.add(&loss(x)?))
+    };
+    let (back, calls) = record(|| sum(&all)?.backward());
+    back?;
+    assert_eq!(calls.len(), 1, "{calls:?}");
+    sum(&each)?.backward()?;
+    for (x, y) in a.iter().zip(&b) {
+        let grad = |x: &Tensor| x.grad().expect("it is a leaf").to_vec::<f64>();
+        assert_eq!(grad(x)?, grad(y)?, "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn each_gets_what_it_would_alone() {
+    spmd(3, |world| {
+        let any: [Shape; 5] = [[4].into(), Shape::scalar(), [2, 3].into(), [0, 5].into(), [1, 1, 7].into()];
+        compare(
+            &world,
+            &any,
+            "all_reduce",
+            |group, x| group.all_reduce_coalesced(x, ReduceOp::Sum),
+            |group, x| group.all_reduce(x, ReduceOp::Sum),
+        )?;
+        compare(
+            &world,
+            &any[..1],
+            "all_reduce",
+            |group, x| group.all_reduce_coalesced_async(x, ReduceOp::Avg)?.wait(),
+            |group, x| group.all_reduce(x, ReduceOp::Avg),
+        )?;
+        let some: [Shape; 4] = [[4].into(), [2, 3].into(), [0, 5].into(), [3, 0].into()];
+        compare(
+            &world,
+            &some,
+            "all_gather",
+            |group, x| group.all_gather_coalesced(x),
+            |group, x| group.all_gather_single(x, 0),
+        )?;
+        let divided: [Shape; 4] = [[6].into(), [3, 2].into(), [0, 4].into(), [9, 1, 2].into()];
+        compare(
+            &world,
+            &divided,
+            "reduce_scatter",
+            |group, x| group.reduce_scatter_coalesced(x, ReduceOp::Sum),
+            |group, x| group.reduce_scatter_single(x, ReduceOp::Sum, 0),
+        )
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_moves() {
+    spmd(2, |world| {
+        let group = world.group();
+        let (x, y) = (Tensor::ones([3], DType::F32)?, Tensor::ones([3], DType::F64)?);
+        let refused = |result: Result<Vec<Tensor>>, words: &[&str]| {
+            let error = result.unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        };
+        refused(group.all_reduce_coalesced(&[], ReduceOp::Sum), &["all_reduce", "non-empty"]);
+        refused(group.all_reduce_coalesced(&[&x, &y], ReduceOp::Sum), &["all_reduce", "f32", "f64"]);
+        refused(group.all_gather_coalesced(&[&Tensor::scalar(1f32)?]), &["all_gather", "without dims"]);
+        refused(
+            group.reduce_scatter_coalesced(&[&x], ReduceOp::Sum),
+            &["reduce_scatter", "multiple of group_size"],
+        );
+        let mesh = DeviceMesh::new(&world, [2], ())?;
+        let laid = distribute_tensor(&x, &mesh, [Shard(0)])?;
+        assert!(group.all_gather_coalesced(&[&laid]).is_err());
+        // The group is as it was.
+        assert_eq!(group.all_reduce(&x, ReduceOp::Sum)?.to_vec::<f32>()?, [2.; 3]);
+        Ok(())
+    });
+}
+
+/// As many elements in other shapes are not the same tensors.
+#[test]
+fn other_shapes_on_another_rank_are_found() {
+    let body = |world: World| {
+        let (a, b) = (Tensor::ones([2], DType::F32)?, Tensor::ones([4], DType::F32)?);
+        let order = if world.rank() == 0 { [&a, &b] } else { [&b, &a] };
+        world.group().all_reduce_coalesced(&order, ReduceOp::Sum)
+    };
+    spmd_outcomes(2, body, |rank, outcome| {
+        let error = outcome.unwrap_err();
+        let Error::Collective(fault) = &error else { panic!("rank {rank}: {error}") };
+        assert!(matches!(*fault.cause, Cause::Mismatch { .. }), "{error}");
+        assert!(error.to_string().contains("put together of 2"), "{error}");
+    });
+}

@@ -1,0 +1,136 @@
+//! Meshes that are cut out of others: where they come from, how they come together again, and meshes of given groups.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use dtensor::comm::{ReduceOp, record};
+use dtensor::prelude::*;
+use dtensor::testing::spmd;
+
+#[test]
+fn every_part_knows_its_root() {
+    spmd(4, |world| {
+        let mesh = DeviceMesh::new(&world, [1, 2, 2], ["pp", "dp", "tp"])?;
+        let plane = mesh.slice(["dp", "tp"])?;
+        let flat = plane.flatten("dp_tp")?;
+        for (part, dims) in [
+            (&mesh, vec![vec![0], vec![1], vec![2]]),
+            (&plane, vec![vec![1], vec![2]]),
+            (&plane["tp"], vec![vec![2]]),
+            (&flat, vec![vec![1, 2]]),
+        ] {
+            assert_eq!(part.root()?, mesh);
+            assert!(part.root_dims().iter().map(|dims| dims.to_vec()).eq(dims), "{part}");
+        }
+        // A mesh with a dim cut into several is a root of its own.
+        let cut = mesh.unflatten("tp", [2, 1], ["tp", "ep"])?;
+        assert_eq!(cut["ep"].root()?, cut);
+        assert!(DeviceMesh::concatenate(&[&cut["tp"], &mesh["dp"]]).is_err());
+        // A part outlives its root, and brings it back without communication.
+        let tp = mesh["tp"].clone();
+        let (ranks, shape) = (mesh.ranks().to_vec(), mesh.shape().to_vec());
+        drop((mesh, plane, flat, cut));
+        let (root, calls) = record(|| tp.root());
+        let root = root?;
+        assert!(calls.is_empty());
+        assert_eq!((root.ranks(), root.shape(), root.root()?), (&ranks[..], &shape[..], root.clone()));
+        let x = Tensor::ones([3], DType::F32)?;
+        assert_eq!(root.group("dp")?.all_reduce(&x, ReduceOp::Sum)?.to_vec::<f32>()?, [2.; 3]);
+        Ok(())
+    });
+}
+
+#[test]
+fn parts_come_together_in_any_order() {
+    spmd(4, |world| {
+        let mesh = DeviceMesh::from_ranks(&world, &[3, 1, 0, 2], [2, 2], ["dp", "tp"])?;
+        let (dp, tp) = (&mesh["dp"], &mesh["tp"]);
+        assert_eq!(DeviceMesh::concatenate(&[dp, tp])?, mesh);
+        assert_eq!(DeviceMesh::concatenate(&[tp])?, *tp);
+        let turned = DeviceMesh::concatenate(&[tp, dp])?;
+        assert_eq!((turned.ranks(), turned.shape()), (&[3, 0, 1, 2][..], &[2, 2][..]));
+        assert_eq!(turned.names().map(|names| names.join(" ")).as_deref(), Some("tp dp"));
+        assert_eq!((turned.group("tp")?, turned.group("dp")?), (mesh.group("tp")?, mesh.group("dp")?));
+        for (rows, columns) in [(4, 4), (5, 3), (1, 2), (0, 3)] {
+            let x = Tensor::arange(0, (rows * columns) as i64, 1, DType::F32)?.view([rows, columns])?;
+            let y = distribute_tensor(&x, &turned, [Shard(0), Shard(1)])?;
+            assert_eq!(y.mul(2.0)?.full_tensor()?.to_vec::<f32>()?, x.mul(2.0)?.to_vec::<f32>()?);
+        }
+        let refused = |meshes: &[&DeviceMesh], word: &str| {
+            let error = DeviceMesh::concatenate(meshes).unwrap_err().to_string();
+            assert!(error.contains("concatenate") && error.contains(word), "{error}");
+        };
+        refused(&[], "at least one");
+        refused(&[dp, dp], "overlapping");
+        refused(&[&mesh, tp], "overlapping");
+        let other = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        refused(&[dp, &other["tp"]], "different device meshes");
+        Ok(())
+    });
+}
+
+#[test]
+fn groups_that_there_are_make_a_mesh() {
+    spmd(4, |world| {
+        let ranks = [2, 0, 3, 1];
+        let at = ranks.iter().position(|&rank| rank == world.rank()).expect("all are there");
+        let (row, column) = (at / 2, at % 2);
+        let rows = world.new_group(&ranks[2 * row..][..2])?.expect("it is in it");
+        let columns = world.new_group(&[ranks[column], ranks[2 + column]])?.expect("it is in it");
+        let patient = columns.with_timeout(Duration::from_secs(77));
+        let make = || DeviceMesh::from_groups(&world, &[&patient, &rows], &ranks, [2, 2], ["dp", "tp"]);
+        let (mesh, calls) = record(make);
+        let mesh = mesh?;
+        assert!(calls.is_empty());
+        assert_eq!((mesh.group("dp")?, mesh.group("tp")?), (&columns, &rows));
+        assert_eq!(mesh["dp"].group(())?.timeout(), Duration::from_secs(77));
+        let x = Tensor::arange(0, 15, 1, DType::F32)?.view([5, 3])?;
+        let y = distribute_tensor(&x, &mesh, [Shard(0), Shard(1)])?;
+        assert_eq!(y.redistribute([Shard(1), Shard(0)])?.full_tensor()?.to_vec::<f32>()?, x.to_vec::<f32>()?);
+        let one = DeviceMesh::from_group(&world, &rows, ())?;
+        assert_eq!((one.ranks(), one.group(())?), (rows.ranks(), &rows));
+
+        let refused = |result: Result<DeviceMesh>, word: &str| {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        };
+        refused(DeviceMesh::from_groups(&world, &[], &ranks, [2, 2], ()), "at least one");
+        refused(DeviceMesh::from_groups(&world, &[&rows], &ranks, [2, 2], ()), "1 groups for the 2 dims");
+        refused(DeviceMesh::from_groups(&world, &[&rows, &columns], &ranks, [2, 2], ()), "invalid mesh");
+        refused(DeviceMesh::from_groups(&world, &[&rows, &rows], &ranks, [2], ()), "does not have 4 ranks");
+        refused(DeviceMesh::from_group(&World::simulated(4, world.rank())?, &rows, ()), "not of this rank");
+        Ok(())
+    });
+}
+
+#[test]
+#[allow(clippy::mutable_key_type)] // what is hashed does not change: ranks, shape and names
+fn equal_meshes_are_one_key() {
+    spmd(2, |world| {
+        let named = || DeviceMesh::new(&world, [2], "tp");
+        let mut seen = HashSet::from([named()?]);
+        assert!(!seen.insert(named()?));
+        assert!(
+            seen.insert(DeviceMesh::new(&world, [2], ())?)
+                && seen.insert(DeviceMesh::new(&world, [2, 1], ())?)
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn what_is_forgotten_is_found_out_again() {
+    spmd(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        let x = distribute_tensor(&Tensor::arange(0, 5, 1, DType::F32)?, &mesh, [Shard(0)])?;
+        let run = |x: &Tensor| x.add(x)?.redistribute([Replicate])?.to_local()?.to_vec::<f32>();
+        let expected = run(&x)?;
+        mesh.clear_cache();
+        // On a tensor that was there before, and on one that comes after.
+        let later = distribute_tensor(&Tensor::arange(0, 5, 1, DType::F32)?, &mesh, [Shard(0)])?;
+        assert_eq!((run(&x)?, run(&later)?, x.add(&later)?.numel()), (expected.clone(), expected, 5));
+        assert_eq!(x.layout(), later.layout());
+        assert!(mesh.cache_stats().misses > 0);
+        Ok(())
+    });
+}
