@@ -69,7 +69,7 @@ fn each_gets_what_it_would_alone() {
             &some,
             "all_gather",
             |group, x| group.all_gather_coalesced(x),
-            |group, x| group.all_gather_single(x, 0),
+            |group, x| group.all_gather_single_async(x, 0)?.wait(),
         )?;
         let divided: [Shape; 4] = [[6].into(), [3, 2].into(), [0, 4].into(), [9, 1, 2].into()];
         compare(
@@ -77,7 +77,7 @@ fn each_gets_what_it_would_alone() {
             &divided,
             "reduce_scatter",
             |group, x| group.reduce_scatter_coalesced(x, ReduceOp::Sum),
-            |group, x| group.reduce_scatter_single(x, ReduceOp::Sum, 0),
+            |group, x| group.reduce_scatter_single_async(x, ReduceOp::Sum, 0)?.wait(),
         )
     });
 }
@@ -91,16 +91,30 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
             let error = result.unwrap_err().to_string();
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
         };
-        refused(group.all_reduce_coalesced(&[], ReduceOp::Sum), &["all_reduce", "non-empty"]);
-        refused(group.all_reduce_coalesced(&[&x, &y], ReduceOp::Sum), &["all_reduce", "f32", "f64"]);
-        refused(group.all_gather_coalesced(&[&Tensor::scalar(1f32)?]), &["all_gather", "without dims"]);
+        refused(group.all_reduce_coalesced(&[], ReduceOp::Sum), &["all_reduce_coalesced: ", "non-empty"]);
+        refused(
+            group.all_reduce_coalesced(&[&x, &y], ReduceOp::Sum),
+            &["all_reduce_coalesced: ", "f32", "f64"],
+        );
+        refused(group.all_gather_coalesced(&[]), &["all_gather_coalesced: ", "non-empty"]);
+        refused(
+            group.all_gather_coalesced(&[&Tensor::scalar(1f32)?]),
+            &["all_gather_coalesced: ", "without dims"],
+        );
         refused(
             group.reduce_scatter_coalesced(&[&x], ReduceOp::Sum),
-            &["reduce_scatter", "multiple of group_size"],
+            &["reduce_scatter_coalesced: ", "multiple of group_size"],
         );
         let mesh = DeviceMesh::new(&world, [2], ())?;
         let laid = distribute_tensor(&x, &mesh, [Shard(0)])?;
-        assert!(group.all_gather_coalesced(&[&laid]).is_err());
+        // That it is distributed counts before its sizes, which are not this rank's.
+        for result in [
+            group.all_reduce_coalesced(&[&x, &laid], ReduceOp::Sum),
+            group.all_gather_coalesced(&[&laid]),
+            group.reduce_scatter_coalesced(&[&laid], ReduceOp::Sum),
+        ] {
+            refused(result, &["_coalesced: ", "distributed"]);
+        }
         // The group is as it was.
         assert_eq!(group.all_reduce(&x, ReduceOp::Sum)?.to_vec::<f32>()?, [2.; 3]);
         Ok(())
@@ -119,6 +133,61 @@ fn other_shapes_on_another_rank_are_found() {
         let error = outcome.unwrap_err();
         let Error::Collective(fault) = &error else { panic!("rank {rank}: {error}") };
         assert!(matches!(*fault.cause, Cause::Mismatch { .. }), "{error}");
-        assert!(error.to_string().contains("put together of 2"), "{error}");
+        let message = error.to_string();
+        assert!(message.contains("put together of 2: [2], [4]"), "{message}");
+        assert!(message.contains("put together of 2: [4], [2]"), "{message}");
+    });
+    // Of many, the first are shown.
+    let body = |world: World| {
+        let x = Tensor::ones([2, 3], DType::F32)?;
+        let turned = x.transpose(0, 1)?;
+        let mut list = vec![&x; 20];
+        list[15 + world.rank()] = &turned;
+        world.group().all_reduce_coalesced(&list, ReduceOp::Sum)
+    };
+    spmd_outcomes(2, body, |_, outcome| {
+        let message = outcome.unwrap_err().to_string();
+        assert!(
+            message.contains("put together of 20: [2, 3], [2, 3],") && message.contains(", … (#"),
+            "{message}"
+        );
+    });
+}
+
+/// A tensor that was only taken along is no part of the graph.
+#[test]
+fn what_requires_no_gradient_does_not_get_to_require_one() {
+    spmd(2, |world| {
+        let group = world.group();
+        let x = Tensor::ones([2, 2], DType::F64)?.requires_grad_(true)?;
+        let plain = Tensor::ones([4, 1], DType::F64)?;
+        for all in [
+            group.all_reduce_coalesced(&[&plain, &x, &plain], ReduceOp::Sum)?,
+            group.all_gather_coalesced(&[&plain, &x, &plain])?,
+            group.reduce_scatter_coalesced(&[&plain, &x, &plain], ReduceOp::Sum)?,
+        ] {
+            assert_eq!(all.iter().map(|y| y.requires_grad()).collect::<Vec<_>>(), [false, true, false]);
+            x.zero_grad();
+            all[1].sum_all()?.backward()?;
+            assert!(x.grad().is_some());
+        }
+        Ok(())
+    });
+}
+
+/// What puts the tensors together and apart is done for the line that asked for the collective.
+#[test]
+fn operators_around_it_are_of_the_line_that_asked() {
+    spmd(2, |world| {
+        let x = Tensor::ones([2, 2], DType::F64)?;
+        let mode = CommDebugMode::new();
+        let line = line!() + 1;
+        mode.run(|| world.group().all_reduce_coalesced(&[&x, &x], ReduceOp::Sum))?;
+        let operations = mode.operations();
+        assert!(operations.len() >= 4, "{operations:?}");
+        for operation in &operations {
+            assert_eq!((operation.file, operation.line), (file!(), line), "{operation:?}");
+        }
+        Ok(())
     });
 }

@@ -128,9 +128,9 @@ fn check_all(
 
 /// Operators whose results depend smoothly on nothing.
 #[rustfmt::skip]
-const STEPS: [&str; 15] = [
-    "argmax", "argmax_all", "argmin", "argmin_all", "eq", "full_like", "ge", "gt", "le", "lt", "ne", "ones_like",
-    "rand_like", "randn_like", "zeros_like",
+const STEPS: [&str; 18] = [
+    "argmax", "argmax_all", "argmin", "argmin_all", "bernoulli_each", "bernoulli_each_with", "eq", "full_like", "ge", "gt",
+    "le", "lt", "ne", "normal_like", "ones_like", "rand_like", "randn_like", "zeros_like",
 ];
 
 #[test]

@@ -339,9 +339,8 @@ fn back_from_local_parts() {
             }
         }
         let input = field.input(&x, &[S0], DType::F64)?;
-        let part = input.to_local_with([S1])?;
-        let error = gradient(&part, &input, &part.detach()).unwrap_err().to_string();
-        assert!(error.contains("to_local") && error.contains("S(1)"), "{error}");
+        let error = input.to_local_with([S1]).unwrap_err().to_string();
+        assert!(error.starts_with("to_local: ") && error.contains("S(1)"), "{error}");
         // Every rank uses the replica in its own way.
         let leaf = field.part(&x, &[S0], DType::F64)?;
         let part = field.join(&leaf, &x, &[S0])?.redistribute([R])?.to_local_with([P])?;
@@ -417,6 +416,95 @@ fn to_local_and_back_is_nothing_for_gradients() {
                     let (dx, _) = gradient(&again, &input, &field.given(&dy, arrives, DType::F64)?)?;
                     close(&field.whole(&dx)?, &dy, &label);
                 }
+            }
+        }
+        Ok(())
+    });
+}
+
+/// Gradients that are said to lie in parts of the right shapes, but of other elements.
+#[test]
+fn gradients_of_other_elements_are_refused() {
+    spmd(4, |world| {
+        let line = Field::new(&world, Grid::new(&[4]))?;
+        let plane = Field::new(&world, Grid::new(&[2, 2]))?;
+        let turned = [
+            (&plane, &[4, 4][..], [vec![S0, S1], vec![S1, S0]]),
+            (&plane, &[2, 2], [vec![S0, R], vec![R, S0]]),
+            (&line, &[8], [vec![S0], vec![strided(0, 2)]]),
+        ];
+        for (field, shape, [lies, said]) in turned {
+            let x = Whole::random(shape, 1);
+            let input = field.input(&x, &lies, DType::F64)?;
+            let options = FromLocal {
+                shape: Some(shape.into()),
+                grad_placements: Some(said.clone().into()),
+                ..FromLocal::default()
+            };
+            let part = field.part(&x, &lies, DType::F64)?;
+            let joined = Tensor::from_local_with(&part, &field.mesh, &lies[..], options);
+            for (result, op) in [
+                (input.to_local_with(&said[..]), "to_local"),
+                (input.full_tensor_with(&said[..]), "full_tensor"),
+                (joined, "from_local"),
+            ] {
+                let error = result.unwrap_err().to_string();
+                assert!(error.starts_with(op) && error.contains("are no parts of one"), "{error}");
+            }
+            // The same elements are none of others, whether a part or a share of a sum.
+            let shares: Vec<Placement> = lies.iter().map(|&p| if p == R { P } else { p }).collect();
+            assert_eq!(input.to_local_with(shares)?.dims(), input.to_local()?.dims());
+        }
+        // Nothing is nothing, wherever it would lie.
+        let nothing = plane.input(&Whole::random(&[0, 3], 1), &[S0, R], DType::F64)?;
+        assert_eq!(nothing.to_local_with([R, S0])?.dims(), [0, 3]);
+        assert!(nothing.to_local_with([S1, R]).is_err());
+        Ok(())
+    });
+}
+
+#[test]
+fn second_derivatives_pass_through_local_parts() {
+    spmd(4, |world| {
+        let graph = || BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+        let line = Field::new(&world, Grid::of(&[4], &[1, 3, 2, 0]))?;
+        let plane = Field::new(&world, Grid::new(&[2, 2]))?;
+        let lines = [R, S0, S1, P, AVG, strided(0, 2)].map(|p| vec![p]).to_vec();
+        let mut planes = all_lists(&[R, S0, S1], 2);
+        planes.extend([vec![S1, P], vec![P, P], vec![strided(0, 2), S0]]);
+        let mut i = 0;
+        for (field, all) in [(&line, &lines), (&plane, &planes)] {
+            let (x, c) = (Whole::random(&[5, 3], 1), Whole::random(&[5, 3], 2));
+            let due = |times: f64| Whole {
+                shape: x.shape.clone(),
+                values: x.values.iter().zip(&c.values).map(|(x, c)| 6.0 * x * c * times).collect(),
+            };
+            // The gradient of the sum of cubes, weighed: 6xc.
+            let twice = |leaf: &Tensor, cubes: &Tensor, lies: &[Placement]| -> Result<Whole> {
+                let dx = grad(&cubes.sum_all()?, &[leaf], graph())?.swap_remove(0).expect("used");
+                let weighted = dx.mul(&field.given(&c, lies, DType::F64)?)?.sum_all()?;
+                field.whole(&grad(&weighted, &[leaf], Default::default())?.swap_remove(0).expect("used"))
+            };
+            let leaf =
+                |placements: &[Placement]| field.given(&x, placements, DType::F64)?.requires_grad_(true);
+            for placements in all.iter().filter(|list| !list.iter().any(|p| p.is_partial())) {
+                for lies in all {
+                    i += 1;
+                    if !turn(&world, i, 8) {
+                        continue;
+                    }
+                    let leaf = leaf(placements)?;
+                    let cubes = field.join(&leaf.to_local()?.pow(3)?, &x, placements)?;
+                    close(&twice(&leaf, &cubes, lies)?, &due(1.0), &format!("{placements:?}, {lies:?}"));
+                }
+            }
+            // Every rank uses the whole in its own way, and they have the sum.
+            let everywhere = |p: Placement| vec![p; field.grid.sizes.len()];
+            for lies in all {
+                let leaf = leaf(&everywhere(R))?;
+                let cubes = leaf.to_local_with(everywhere(P))?.pow(3)?.mul(1.0 + world.rank() as f64)?;
+                let cubes = field.join(&cubes, &x, &everywhere(P))?;
+                close(&twice(&leaf, &cubes, lies)?, &due(10.0), &format!("{lies:?}"));
             }
         }
         Ok(())

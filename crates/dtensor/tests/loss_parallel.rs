@@ -225,10 +225,29 @@ fn what_the_scope_is_for() {
         let target = distribute_tensor(&labels, &mesh, [Replicate, Replicate])?;
         explicit_communication(Mode::Error, || {
             let error = logits.cross_entropy(&target, CrossEntropy::default()).unwrap_err().to_string();
-            assert!(error.contains("cross_entropy") && error.contains("all_reduce"), "{error}");
+            assert!(error.contains("cross_entropy") && error.contains("together"), "{error}");
             let loss = loss_parallel(|| logits.cross_entropy(&target, CrossEntropy::default()));
             assert!(loss.is_ok(), "{loss:?}");
         });
+        // With positions cut as well, in half precision, and on the way back.
+        for dtype in [DType::F32, DType::BF16] {
+            for reduction in [Reduction::None, Reduction::Sum, Reduction::Mean] {
+                let logits = distribute_tensor(&whole.to_dtype(dtype)?, &mesh, [Shard(0), Shard(1)])?;
+                let logits = logits.requires_grad_(true)?;
+                let target = distribute_tensor(&labels, &mesh, [Shard(0), Replicate])?;
+                let options = CrossEntropy { reduction, ..CrossEntropy::default() };
+                let (two, one) = explicit_communication(Mode::Error, || {
+                    let two = loss_parallel(|| logits.log_softmax(1)?.nll_loss(&target, options))?;
+                    let one = loss_parallel(|| logits.cross_entropy(&target, options))?;
+                    two.sum_all()?.add(&one.sum_all()?)?.backward()?;
+                    Ok::<_, Error>((two, one))
+                })?;
+                let want = whole.cross_entropy(&labels, options)?;
+                let tolerance = if dtype == DType::F32 { 1e-5 } else { 3e-2 };
+                near(&two.full_tensor()?, &want, tolerance, "in two steps")?;
+                near(&one.full_tensor()?, &want, tolerance, "in one")?;
+            }
+        }
 
         // Targets and weights that are not distributed are the same everywhere.
         assert!(logits.cross_entropy(&labels, options).is_err());
@@ -273,7 +292,47 @@ fn what_the_scope_is_for() {
     });
 }
 
-/// A target that is no class is found by all ranks, before any of them waits for another.
+/// Whatever lies elsewhere comes to the scores: they are the larger.
+#[test]
+fn scores_stay_whatever_their_targets_do() {
+    spmd(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        // Two classes: to move the scores would be cheaper than to move the targets.
+        let Example { logits, target, .. } = Example::new(&[64, 2], DType::F32)?;
+        let want = logits.cross_entropy(&target, CrossEntropy::default())?;
+        let logits = distribute_tensor(&logits, &mesh, [Shard(1)])?;
+        let target = distribute_tensor(&target, &mesh, [Shard(0)])?;
+        let (loss, calls) = record(|| logits.cross_entropy(&target, CrossEntropy::default()));
+        assert_eq!(names(&calls), ["all_gather", "all_reduce", "all_reduce", "all_reduce"]);
+        near(&loss?.full_tensor()?, &want, 1e-6, "two classes")
+    });
+}
+
+/// What does not fit is said in the words of the loss, before anything is moved.
+#[test]
+fn bad_shapes_are_refused_before_targets_move() {
+    spmd(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        let other = DeviceMesh::new(&world, [2], "other")?;
+        let scores = sharded::zeros([2, 3, 4], DType::F32, &mesh, [Shard(2)])?;
+        let zeros = |shape: &[usize], mesh, p| sharded::zeros(shape, DType::I64, mesh, [p]);
+        let bad = [
+            (zeros(&[2], &mesh, Shard(0))?, "without its class dim"),
+            (zeros(&[2, 8], &mesh, Shard(0))?, "without its class dim"),
+            (zeros(&[2, 4], &other, Shard(0))?, "mesh"),
+        ];
+        for (target, words) in bad {
+            let (refused, calls) =
+                record(|| loss_parallel(|| scores.cross_entropy(&target, CrossEntropy::default())));
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("cross_entropy") && error.contains(words), "{error}");
+            assert!(calls.is_empty(), "{calls:?}");
+        }
+        Ok(())
+    });
+}
+
+/// A target that is no class is found by all ranks that have its position, before any of them waits for another.
 #[test]
 fn bad_targets_are_refused_by_all_ranks() {
     spmd(3, |world| {
@@ -286,10 +345,19 @@ fn bad_targets_are_refused_by_all_ranks() {
             let error = refused.unwrap_err().to_string();
             assert!(error.contains(&bad.to_string()) && error.contains('7'), "{error}");
             assert!(calls.is_empty(), "{calls:?}");
-            assert!(logits.nll_loss(&target, CrossEntropy::default()).is_err());
+            let (refused, calls) = record(|| logits.nll_loss(&target, CrossEntropy::default()));
+            assert!(refused.is_err() && calls.is_empty(), "{calls:?}");
         }
         Ok(())
     });
+    // Where only some ranks have it, the others learn of it when they next meet them.
+    let failed = launch(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        let logits = sharded::zeros([2, 7], DType::F32, &mesh, [Shard(0), Shard(1)])?;
+        let target = distribute_tensor(&Tensor::from_slice(&[0i64, 9], [2])?, &mesh, [Shard(0), Replicate])?;
+        logits.cross_entropy(&target, CrossEntropy::default())?.item::<f32>()
+    });
+    assert!(failed.unwrap_err().to_string().contains('9'));
 }
 
 /// What a plan makes of a language model's head: its outputs stay where they are made.

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use dtensor::CostModel;
 use dtensor::comm::{ReduceOp, record};
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
@@ -99,6 +100,32 @@ fn groups_that_there_are_make_a_mesh() {
         refused(DeviceMesh::from_groups(&world, &[&rows, &columns], &ranks, [2, 2], ()), "invalid mesh");
         refused(DeviceMesh::from_groups(&world, &[&rows, &rows], &ranks, [2], ()), "does not have 4 ranks");
         refused(DeviceMesh::from_group(&World::simulated(4, world.rank())?, &rows, ()), "not of this rank");
+        Ok(())
+    });
+}
+
+/// Dims of size 1 have the same ranks, and still each the group that was given for it.
+#[test]
+fn given_groups_are_those_of_their_dims() {
+    spmd(2, |world| {
+        let seconds = Duration::from_secs;
+        let alone = world.new_group(&[world.rank()])?.expect("it is in it");
+        let (a, b) = (alone.with_timeout(seconds(31)), alone.with_timeout(seconds(32)));
+        let both = world.group().with_timeout(seconds(33));
+        let mesh = DeviceMesh::from_groups(&world, &[&a, &both, &b], &[0, 1], [1, 2, 1], ["x", "y", "z"])?;
+        let timeouts =
+            |mesh: &DeviceMesh| mesh.groups().iter().map(|g| g.timeout().as_secs()).collect::<Vec<_>>();
+        assert_eq!(timeouts(&mesh), [31, 33, 32]);
+        // And so in what is cut out of the mesh, or made from it.
+        assert_eq!((timeouts(&mesh["x"]), timeouts(&mesh["z"])), (vec![31], vec![32]));
+        assert_eq!(timeouts(&mesh.slice(["x", "z"])?), [31, 32]);
+        assert_eq!(timeouts(&mesh.slice(["y", "z"])?), [33, 32]);
+        assert_eq!(timeouts(&DeviceMesh::concatenate(&[&mesh["z"], &mesh["x"]])?), [32, 31]);
+        assert_eq!(timeouts(&mesh.with_cost(CostModel::default())?), [31, 33, 32]);
+        assert_eq!(timeouts(&mesh.unflatten("y", [1, 2], ["u", "v"])?)[2..], [33, 32]);
+        let z = mesh["z"].clone();
+        drop(mesh);
+        assert_eq!(timeouts(&z.root()?), [31, 33, 32]);
         Ok(())
     });
 }

@@ -84,7 +84,7 @@ fn a_reset_changes_the_value_and_nothing_else() -> Result<()> {
     assert_eq!(layer.weight.get().dtype(), DType::BF16);
     let bound = 1.0 / 3f64.sqrt();
     manual_seed(8);
-    let expected = Tensor::rand([2, 3], DType::BF16)?.mul(2.0 * bound)?.sub(bound)?;
+    let expected = Tensor::uniform(-bound, bound, [2, 3], DType::BF16)?;
     assert_eq!(bits(&layer)[0].1, bits(&Parameter::new(&expected)?)[0].1);
     Ok(())
 }

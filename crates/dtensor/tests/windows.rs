@@ -1,9 +1,14 @@
 //! Convolutions, quantiles and replaced elements: what is refused, half precision, and the layers that convolve.
 
+use dtensor::comm::record;
 use dtensor::nn::{Conv1d, Conv2d, Module, Sequential};
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
 use dtensor::{Convolution, Interpolation, Padding};
+
+fn zeros64(shape: &[usize]) -> Tensor {
+    Tensor::zeros(shape, DType::F64).unwrap()
+}
 
 fn zeros(shape: &[usize]) -> Tensor {
     Tensor::zeros(shape, DType::F32).unwrap()
@@ -35,7 +40,7 @@ fn convolutions_say_what_does_not_fit() -> Result<()> {
         conv(Convolution { dilation: [3, 1], ..plain }),
         &["conv2d", "kernel size can't be greater than"],
     );
-    refused(conv(Convolution { dilation: [usize::MAX, 1], ..plain }), &["kernel size"]);
+    refused(conv(Convolution { dilation: [usize::MAX, 1], ..plain }), &["conv2d", "dilation"]);
     refused(conv(Convolution { padding: [usize::MAX, 1].into(), ..plain }), &["conv2d"]);
     refused(conv(Convolution { padding: [usize::MAX / 4, 1].into(), ..plain }), &["conv2d"]);
     refused(conv(Convolution { groups: 4, ..plain }), &["conv2d", "6 output channels", "4 groups"]);
@@ -236,4 +241,51 @@ fn layers_are_drawn_within_their_bound() -> Result<()> {
     assert_eq!(names, ["weight", "bias"]);
     assert_eq!((flat.options().groups, image.options().stride), (2, [1, 1]));
     Ok(())
+}
+
+/// Strides and paddings beyond what an image can hold, and no images at all.
+#[test]
+fn sizes_beyond_counting_are_refused_or_do_no_harm() -> Result<()> {
+    let (x, weight) = (zeros64(&[1, 1, 2, 3]), zeros64(&[1, 1, 2, 1]));
+    let far = Convolution { stride: [usize::MAX, usize::MAX], ..Default::default() };
+    let y = x.requires_grad_(true)?.conv2d(&weight, None, far)?;
+    assert_eq!(y.dims(), [1, 1, 1, 1]);
+    y.sum_all()?.backward()?;
+    let far = Convolution { stride: [usize::MAX, 2], padding: [1, 0].into(), dilation: [3, 1], groups: 1 };
+    assert_eq!(x.conv2d(&weight, None, far)?.dims(), [1, 1, 1, 2]);
+    let refused = |options: Convolution<2>, words: &str| {
+        let error = x.conv2d(&weight, None, options).unwrap_err().to_string();
+        assert!(error.contains("conv2d") && error.contains(words), "{error}");
+    };
+    refused(Convolution { padding: [usize::MAX, 1].into(), ..Default::default() }, "padding");
+    refused(Convolution { dilation: [usize::MAX - 1, 1], ..Default::default() }, "actual input size");
+    refused(Convolution { dilation: [2, 1], ..Default::default() }, "(2 x 3)");
+    let none = Tensor::zeros([0, 1, 1 << 28, 1 << 28], DType::F32)?.requires_grad_(true)?;
+    none.conv2d(&weight.to_dtype(DType::F32)?, None, Default::default())?.sum_all()?.backward()?;
+    assert_eq!(none.grad().unwrap().dims()[0], 0);
+    assert!(dtensor::nn::Conv2d::new(1, 1, [usize::MAX, 2], true, Default::default()).is_err());
+    Ok(())
+}
+
+/// What does not fit together is said before the image is moved.
+#[test]
+fn bad_inputs_on_a_mesh_are_refused_before_anything_moves() {
+    spmd(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        let other = DeviceMesh::new(&world, [2], "other")?;
+        let x = distribute_tensor(&zeros64(&[1, 1, 4, 4]), &mesh, [Shard(3)])?;
+        let weight = zeros64(&[2, 1, 3, 3]);
+        let bad = [
+            (distribute_tensor(&weight.to_dtype(DType::F32)?, &mesh, [Replicate])?, "f32"),
+            (distribute_tensor(&weight, &other, [Replicate])?, "cross-mesh"),
+            (weight, "mixed local and distributed"),
+        ];
+        for (weight, words) in bad {
+            let (refused, calls) = record(|| x.conv2d(&weight, None, Default::default()));
+            let error = refused.unwrap_err().to_string();
+            assert!(error.contains("conv2d") && error.contains(words), "{error}");
+            assert!(calls.is_empty(), "{calls:?}");
+        }
+        Ok(())
+    });
 }

@@ -17,8 +17,8 @@ square = {n: (torch.randn(n, n), torch.randn(n, n)) for n in (256, 512, 1024)}
 batch_a, batch_b = torch.randn(32, 128, 64), torch.randn(32, 64, 128)
 linear_x, linear_w, linear_b = torch.randn(256, 1024), torch.randn(1024, 1024), torch.randn(1024)
 tiny, tiny_a, tiny_b = torch.ones(4, 4), torch.ones(4, 8), torch.ones(8, 8)
-million = 1 << 20
-probabilities = torch.rand(million)
+wide = (1024, 2048)
+probabilities = torch.rand(wide)
 looked_up = F.embedding(ids, table)
 weights = table.detach()
 
@@ -45,13 +45,13 @@ cases = {
     "mm1024": lambda: square[1024][0] @ square[1024][1],
     "linear_bias": lambda: F.linear(linear_x, linear_w, linear_b),
     "bmm_32x128x64": lambda: torch.bmm(batch_a, batch_b),
-    "rand": lambda: torch.rand(million),
-    "randn": lambda: torch.randn(million),
-    "uniform": lambda: torch.empty(million).uniform_(-1, 1),
-    "normal": lambda: torch.empty(million).normal_(1, 0.5),
-    "trunc_normal": lambda: torch.nn.init.trunc_normal_(torch.empty(million)),
-    "randint": lambda: torch.randint(0, 1024, (million,)),
-    "bernoulli": lambda: torch.empty(million).bernoulli_(0.3),
+    "rand": lambda: torch.rand(wide),
+    "randn": lambda: torch.randn(wide),
+    "uniform": lambda: torch.empty(wide).uniform_(-1, 1),
+    "normal": lambda: torch.empty(wide).normal_(1, 0.5),
+    "trunc_normal": lambda: torch.nn.init.trunc_normal_(torch.empty(wide)),
+    "randint": lambda: torch.randint(0, 1024, wide),
+    "bernoulli": lambda: torch.empty(wide).bernoulli_(0.3),
     "bernoulli_each": lambda: torch.bernoulli(probabilities),
     "dropout": lambda: F.dropout(x, 0.1),
     "tiny_add": lambda: tiny + tiny,

@@ -443,28 +443,47 @@ pub struct Call {
 /// let (world, x) = (World::simulated(2, 0)?, Tensor::ones([2, 3], DType::F32)?);
 /// let (sums, calls) = record(|| world.group().all_reduce_coalesced(&[&x, &x], ReduceOp::Sum));
 /// assert_eq!(sums?.len(), 2);
-/// let bundle: Bundle = calls[0].bundle.unwrap();
+/// let bundle: &Bundle = calls[0].bundle.as_ref().unwrap();
 /// assert_eq!(bundle.values, 2);
+/// assert_eq!(bundle.to_string(), "put together of 2: [2, 3], [2, 3]");
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Bundle {
     /// How many there are.
     pub values: usize,
-    /// A number that their shapes, in their order, come to: other shapes almost surely come to another one.
+    /// The shapes of the first of them.
+    pub first: Vec<Shape>,
+    /// A number that all shapes, in their order, come to: other shapes almost surely come to another one.
     pub shapes: u64,
 }
 
 impl Bundle {
-    pub(super) fn of<'a>(shapes: impl ExactSizeIterator<Item = &'a Shape>) -> Self {
-        let (values, mut hasher) = (shapes.len(), FxHasher::default());
+    /// How many shapes are kept, to be shown.
+    const SHOWN: usize = 8;
+
+    pub(super) fn of(shapes: &[Shape]) -> Self {
+        let mut hasher = FxHasher::default();
         for shape in shapes {
             hasher.write_usize(shape.rank());
             shape.iter().for_each(|&size| hasher.write_usize(size));
         }
-        Bundle { values, shapes: hasher.finish() }
+        let first = shapes[..shapes.len().min(Self::SHOWN)].to_vec();
+        Bundle { values: shapes.len(), first, shapes: hasher.finish() }
+    }
+}
+
+impl fmt::Display for Bundle {
+    /// The first shapes; if there are more, the number that tells all of them from others.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let first: Vec<String> = self.first.iter().map(Shape::to_string).collect();
+        write!(f, "put together of {}: {}", self.values, first.join(", "))?;
+        if self.values > self.first.len() {
+            write!(f, ", … (#{:x})", self.shapes)?;
+        }
+        Ok(())
     }
 }
 
@@ -511,8 +530,8 @@ impl fmt::Display for Call {
         if meta.device == Device::Meta {
             write!(f, "meta, ")?;
         }
-        if let Some(Bundle { values, shapes }) = bundle {
-            write!(f, "put together of {values} of shapes #{shapes:x}, ")?;
+        if let Some(bundle) = bundle {
+            write!(f, "{bundle}, ")?;
         }
         if *grad {
             write!(f, "requires grad, ")?;

@@ -37,7 +37,7 @@ impl Group {
     /// Begins an [`all_reduce_coalesced`](Group::all_reduce_coalesced).
     #[track_caller]
     pub fn all_reduce_coalesced_async(&self, x: &[&Tensor], op: ReduceOp) -> Result<Pending<Vec<Tensor>>> {
-        let shapes = x.iter().map(|x| x.shape()).collect();
+        let shapes = checked("all_reduce_coalesced", x, |x| Ok(x.shape()))?;
         self.coalesced(Collective::AllReduce { op }, x, 1, shapes)
     }
 
@@ -66,15 +66,15 @@ impl Group {
     /// Begins an [`all_gather_coalesced`](Group::all_gather_coalesced).
     #[track_caller]
     pub fn all_gather_coalesced_async(&self, x: &[&Tensor]) -> Result<Pending<Vec<Tensor>>> {
-        const OP: &str = "all_gather";
-        let gathered = |x: &&Tensor| {
+        const OP: &str = "all_gather_coalesced";
+        let gathered = |x: &Tensor| {
             self.some_dim(OP, x, 0)?;
             let size = x.dims()[0].checked_mul(self.size());
             let size =
                 size.ok_or_else(|| Error::argument(OP, "the result has more than a tensor can have"))?;
             Ok(x.shape().with_dim(0, size))
         };
-        let shapes = x.iter().map(gathered).collect::<Result<_>>()?;
+        let shapes = checked(OP, x, gathered)?;
         let sizes = PerRank::from_elem(1, self.size());
         self.coalesced(Collective::AllGather { dim: 0, sizes }, x, 1, shapes)
     }
@@ -109,12 +109,12 @@ impl Group {
         x: &[&Tensor],
         op: ReduceOp,
     ) -> Result<Pending<Vec<Tensor>>> {
-        const OP: &str = "reduce_scatter";
-        let scattered = |x: &&Tensor| {
+        const OP: &str = "reduce_scatter_coalesced";
+        let scattered = |x: &Tensor| {
             self.some_dim(OP, x, 0)?;
             Ok(x.shape().with_dim(0, self.equal(OP, x, 0)?[0]))
         };
-        let shapes = x.iter().map(scattered).collect::<Result<_>>()?;
+        let shapes = checked(OP, x, scattered)?;
         let n = self.size();
         self.coalesced(
             Collective::ReduceScatter { op, dim: 0, sizes: PerRank::from_elem(1, n) },
@@ -124,7 +124,8 @@ impl Group {
         )
     }
 
-    /// A collective on the matrix that has so many rows of each tensor side by side. What comes of each has one of the shapes.
+    /// A collective on the matrix that has so many rows of each tensor side by side. What comes of each has one of the shapes, and
+    /// requires a gradient if the tensor did.
     #[track_caller]
     fn coalesced(
         &self,
@@ -133,26 +134,36 @@ impl Group {
         rows: usize,
         shapes: Vec<Shape>,
     ) -> Result<Pending<Vec<Tensor>>> {
-        let name = collective.name();
-        let none = || Error::argument(name, "expected a non-empty list of tensors");
-        let first = x.first().ok_or_else(none)?;
-        for x in x {
-            x.not_distributed(name)?;
-            first.expect_dtype(name, x.dtype())?;
-        }
         let given: Vec<Shape> = x.iter().map(|x| x.shape()).collect();
         let columns: Vec<usize> = given.iter().map(|shape| shape.numel() / rows).collect();
+        let requiring: Vec<bool> = x.iter().map(|x| x.requires_grad()).collect();
         let (line, at) = (asked_by(Location::caller()), Site::caller());
-        let matrices: Vec<Tensor> =
-            x.iter().zip(&columns).map(|(x, &n)| x.reshape([rows, n])).collect::<Result<_>>()?;
-        let matrix = Tensor::cat(&matrices.iter().collect::<Vec<_>>(), 1)?;
-        let pending = self.begin_bundle(collective, &matrix, Some(Bundle::of(given.iter())), at)?;
+        let together = || {
+            let matrix = |(x, &n): (&&Tensor, &usize)| x.reshape([rows, n]);
+            let matrices: Vec<Tensor> = x.iter().zip(&columns).map(matrix).collect::<Result<_>>()?;
+            Tensor::cat(&matrices.iter().collect::<Vec<_>>(), 1)
+        };
+        let matrix = on_behalf_of(line, together)?;
+        let pending = self.begin_bundle(collective, &matrix, Some(Bundle::of(&given)), at)?;
         Ok(pending.and_then(move |all| {
             let apart = || {
                 let parts = all.split(&columns, 1)?;
-                parts.iter().zip(&shapes).map(|(part, shape)| part.reshape(shape)).collect()
+                let parts = parts.iter().zip(&requiring);
+                let parts = parts.map(|(part, &grad)| if grad { part.clone() } else { part.detach() });
+                parts.zip(&shapes).map(|(part, shape)| part.reshape(shape)).collect()
             };
             on_behalf_of(line, apart)
         }))
     }
+}
+
+/// What comes of each tensor, after all of them have been found fit to move together.
+fn checked(op: &'static str, x: &[&Tensor], shape: impl Fn(&Tensor) -> Result<Shape>) -> Result<Vec<Shape>> {
+    let none = || Error::argument(op, "expected a non-empty list of tensors");
+    let first = x.first().ok_or_else(none)?;
+    for x in x {
+        x.not_distributed(op)?;
+        first.expect_dtype(op, x.dtype())?;
+    }
+    x.iter().map(|x| shape(x)).collect()
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -37,8 +38,10 @@ struct Inner {
     sequence: AtomicU64,
     /// The number of the next message. Not all members send one, so they are counted by themselves.
     messages: AtomicU64,
-    /// What this rank has drawn of tensors on meshes with this group along a dim.
+    /// What this rank has drawn of tensors that it has together with the others, on the thread that made the group: others have
+    /// generators of their own, and take their turns when they like.
     drawn: Mutex<Drawn>,
+    thread: ThreadId,
     /// The rank is there as long as one of its groups is.
     presence: Arc<Presence>,
 }
@@ -61,6 +64,7 @@ impl Group {
             sequence: AtomicU64::new(0),
             messages: AtomicU64::new(0),
             drawn: Mutex::default(),
+            thread: thread::current().id(),
             presence,
         };
         Group { inner: Arc::new(inner), timeout }
@@ -107,10 +111,12 @@ impl Group {
         Call { collective, group: name.clone(), sequence, meta, bundle: None, grad, drawn, at }
     }
 
-    /// Notes that this rank has drawn of a tensor that it has together with the others.
-    pub(crate) fn note_draw(&self, seed: u64, draw: u64) {
-        let mut drawn = self.inner.drawn.lock();
-        *drawn = drawn.and(seed, draw);
+    /// Changes what is noted of this rank's draws, if this is the thread whose draws are.
+    pub(crate) fn note_draws(&self, change: impl FnOnce(Drawn) -> Drawn) {
+        if self.inner.thread == thread::current().id() {
+            let mut drawn = self.inner.drawn.lock();
+            *drawn = change(*drawn);
+        }
     }
 
     /// Begins a collective on local values. `meta` is what is compared, and `grad` whether its gradient will come back.
@@ -222,6 +228,12 @@ impl Group {
         self.all_gather_tensor(x, dim)
     }
 
+    /// Begins an [`all_gather_single`](Group::all_gather_single).
+    #[track_caller]
+    pub fn all_gather_single_async(&self, x: &Tensor, dim: impl Into<Dim>) -> Result<Pending> {
+        self.all_gather_tensor_async(x, dim)
+    }
+
     /// Begins an [`all_gather_tensor`](Group::all_gather_tensor).
     #[track_caller]
     pub fn all_gather_tensor_async(&self, x: &Tensor, dim: impl Into<Dim>) -> Result<Pending> {
@@ -279,6 +291,17 @@ impl Group {
     #[track_caller]
     pub fn reduce_scatter_single(&self, x: &Tensor, op: ReduceOp, dim: impl Into<Dim>) -> Result<Tensor> {
         self.reduce_scatter_tensor(x, op, dim)
+    }
+
+    /// Begins a [`reduce_scatter_single`](Group::reduce_scatter_single).
+    #[track_caller]
+    pub fn reduce_scatter_single_async(
+        &self,
+        x: &Tensor,
+        op: ReduceOp,
+        dim: impl Into<Dim>,
+    ) -> Result<Pending> {
+        self.reduce_scatter_tensor_async(x, op, dim)
     }
 
     /// Begins a [`reduce_scatter_tensor`](Group::reduce_scatter_tensor).

@@ -23,8 +23,8 @@
 //!
 //! # When something goes wrong
 //!
-//! Every collective carries a descriptor: group, number, what is to be done, dtype, shape and the line that called it.
-//! Ranks compare them, so two ranks that mean different things both get an error that shows both. A rank that returns,
+//! Every collective carries a descriptor: group, number, what is to be done, dtype, shape, the line that called it, and what the
+//! rank has drawn of random tensors that the group has together. Ranks compare them, so two ranks that mean different things both get an error that shows both. A rank that returns,
 //! fails, panics or does not come within the timeout (30 s, [`World::with_timeout`]) makes every rank that waits for it
 //! return an error that names the rank, the collective and the line. A group that has failed stays failed; the process
 //! goes on, and a new world works.

@@ -123,10 +123,13 @@ impl fmt::Display for Fault {
         {
             write!(
                 f,
-                ": the ranks' generators have come apart: of tensors on a mesh, rank {} has drawn {} and rank {} {}; all must \
-                 draw alike, from the same state (`manual_seed`, `synchronize_rng`)",
+                ": the ranks' generators have come apart: of tensors on a mesh, rank {} has drawn {}, and rank {} {}",
                 one.0, one.1.drawn, other.0, other.1.drawn
             )?;
+            if one.1.drawn.differs_unseen(&other.1.drawn) {
+                write!(f, ", but an earlier draw was not the same")?;
+            }
+            write!(f, "; all must draw alike, from the same state (`manual_seed`, `synchronize_rng`)")?;
         }
         if !self.recent.is_empty() {
             write!(f, "\nlast collectives of rank {rank}, newest first:")?;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::around::{self, Heard};
-use super::mode::{Mode, in_loss_parallel, mode, replicating, unheard};
+use super::mode::{Mode, mode, replicating, unheard};
 use super::{Call, all_meta, kept, shapes};
 use crate::autograd::grad_enabled;
 use crate::comm::{Collective, Site, asked_by, on_behalf_of};
 use crate::engine::Local;
 use crate::mesh::DeviceMesh;
-use crate::ops::{Here, Locals, Op, Together};
+use crate::ops::{Here, Locals, Op, ROUNDS, Together};
 use crate::placement::Layout;
 use crate::sharding::{Decision, choose};
 use crate::tensor::{Device, Meta, Part, Value};
@@ -33,27 +33,39 @@ pub(super) fn run<O: Op>(
     run_on(mesh, op, &inputs.iter().collect::<SmallVec<[&Tensor; 4]>>(), at)
 }
 
+/// Whether tensors can be inputs of one operator, as far as meshes go.
+#[cold]
+pub(crate) fn one_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
+    let Some(mesh) = inputs.iter().find_map(|x| x.mesh()) else { return Ok(()) };
+    for x in inputs {
+        match x.mesh() {
+            Some(other) if other != mesh => {
+                let message = format!(
+                    "cross-mesh operation is not supported: expected tensors on the same mesh, but found {mesh} and {other}"
+                );
+                return Err(Error::argument(op, message));
+            }
+            None if x.rank() > 0 && !replicating() => {
+                let message = "got mixed local and distributed tensors: distribute the local ones first, with \
+                               `distribute_tensor` or `Tensor::from_local`, or say `implicit_replication` if they are the same \
+                               on all ranks";
+                return Err(Error::argument(op, message));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// The inputs on one mesh. What is on this rank alone may be a number without dims, or anything while it is said to be the same
 /// everywhere.
 #[cold]
 fn brought(mesh: &DeviceMesh, op: &'static str, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 4]>> {
+    one_mesh(op, inputs)?;
     let on_mesh = |x: &&Tensor| match x.layout() {
-        Some(layout) if layout.mesh() == mesh => {
+        Some(layout) => {
             let layout = Some(mesh.adopt(layout));
             Ok(x.with_value(Value { layout, ..x.value().clone() }))
-        }
-        Some(layout) => {
-            let message = format!(
-                "cross-mesh operation is not supported: expected tensors on the same mesh, but found {mesh} and {}",
-                layout.mesh()
-            );
-            Err(Error::argument(op, message))
-        }
-        None if x.rank() > 0 && !replicating() => {
-            let message = "got mixed local and distributed tensors: distribute the local ones first, with \
-                           `distribute_tensor` or `Tensor::from_local`, or say `implicit_replication` if they are the same \
-                           on all ranks";
-            Err(Error::argument(op, message))
         }
         None if x.requires_grad() || mesh.coordinate().is_none() => Tensor::from_local(x, mesh, ()),
         None => Ok(Tensor::laid(x.value().part.clone(), Layout::everywhere(mesh, &x.shape()))),
@@ -116,7 +128,7 @@ fn decide(mesh: &DeviceMesh, op: &dyn Op, inputs: &[&Tensor]) -> Result<Arc<Deci
             all_meta(op, &metas)?;
             outputs.iter_mut().for_each(|meta| meta.device = Device::Meta);
         }
-        choose(op.name(), &mesh.rule_of(op, &metas, &outputs)?, mesh, metas, outputs, &layouts)
+        choose(op.name(), &mesh.rule_of(op, &metas, &outputs, true)?, mesh, metas, outputs, &layouts)
     })
 }
 
@@ -163,10 +175,8 @@ fn announce(
             moves.push(format!("input {i} from {from} to {to} by {steps}"));
         }
     }
-    if !decision.merged.is_empty() && decision.stacked {
-        moves.push("its results by all_gather".into());
-    } else if !decision.merged.is_empty() && !in_loss_parallel() {
-        moves.push("what its results depend on by all_reduce".into());
+    if !decision.merged.is_empty() && !op.asked_for() {
+        moves.push("what ranks have to find out together".into());
     }
     if moves.is_empty() {
         return Ok(());
@@ -226,9 +236,6 @@ fn compute_nothing(mesh: &DeviceMesh, decision: &Decision, call: &mut Call) -> R
     }
     Ok(())
 }
-
-/// How often ranks may ask each other for one operator.
-const ROUNDS: usize = 32;
 
 /// The outputs where a merging factor is cut: ranks along the mesh dims that cut it find them out together.
 #[cold]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::from_local::Joined;
 use crate::autograd::{Backward, Grads, Recorded, grad_enabled};
 use crate::comm::{ReduceOp, Site};
 use crate::dispatch::record;
@@ -76,6 +77,7 @@ impl Recorded for CastInPlace {
 struct ToLocal {
     layout: Layout,
     grad: Option<Layout>,
+    at: Site,
 }
 
 impl Recorded for ToLocal {
@@ -101,32 +103,10 @@ impl Recorded for ToLocal {
                 })
             }
         };
-        if dy.dims() != &wrapped.local_shape()[..] {
-            let message = format!(
-                "the gradient of this rank's part has shape {}, but a tensor {wrapped} has {} there",
-                dy.shape(),
-                wrapped.local_shape()
-            );
-            return Err(Error::Autograd { op: "to_local", message });
-        }
-        Ok(Grads::from_elem(
-            Some(record(Wrapped, &dy, Value { layout: Some(wrapped), ..dy.value().clone() })),
-            1,
-        ))
-    }
-}
-
-/// A local gradient that has been put on a mesh; on its own way back, its part is taken.
-#[derive(Debug)]
-struct Wrapped;
-
-impl Recorded for Wrapped {
-    fn name(&self) -> &'static str {
-        "from_local"
-    }
-
-    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        Ok(Grads::from_elem(Some(cx.dy()?.to_local()?), 1))
+        // From here on it is a tensor of parts like any other, on its own way back, too.
+        let value = Value { layout: Some(wrapped.clone()), ..dy.value().clone() };
+        let joined = Joined { layout: wrapped, grad: None, at: self.at.clone() };
+        Ok(Grads::from_elem(Some(record(joined, &dy, value)), 1))
     }
 }
 
@@ -293,22 +273,23 @@ impl Tensor {
     #[track_caller]
     pub fn to_local(&self) -> Result<Tensor> {
         let layout = self.laid_out("to_local")?.clone();
-        Ok(self.taken(ToLocal { layout, grad: None }))
+        Ok(self.taken(layout, None))
     }
 
     /// As [`to_local`](Tensor::to_local), saying how the gradient that comes back will lie. [`Partial`] sums say that every rank
-    /// uses a replicated value in a way of its own.
+    /// uses a replicated value in a way of its own. Ranks must have the same elements of it as of the tensor.
     #[track_caller]
     pub fn to_local_with(&self, grad_placements: impl Into<Placements>) -> Result<Tensor> {
         const OP: &str = "to_local";
         let layout = self.laid_out(OP)?.clone();
-        let grad = Layout::checked(OP, layout.mesh(), grad_placements.into(), layout.shape().clone())?;
-        Ok(self.taken(ToLocal { layout, grad: Some(grad) }))
+        let grad = layout.of_gradient(OP, grad_placements.into())?;
+        Ok(self.taken(layout, Some(grad)))
     }
 
     /// This rank's part, in the graph.
     #[track_caller]
-    fn taken(&self, how: ToLocal) -> Tensor {
+    fn taken(&self, layout: Layout, grad: Option<Layout>) -> Tensor {
+        let how = ToLocal { layout, grad, at: Site::caller() };
         record(how, self, Value::plain(self.value().part.clone()))
     }
 
@@ -318,13 +299,13 @@ impl Tensor {
         self.gathered()?.to_local()
     }
 
-    /// As [`full_tensor`](Tensor::full_tensor), saying how the gradient that comes back will lie.
+    /// As [`full_tensor`](Tensor::full_tensor), saying how the gradient that comes back will lie: all of it on every rank, or partial.
     #[track_caller]
     pub fn full_tensor_with(&self, grad_placements: impl Into<Placements>) -> Result<Tensor> {
         const OP: &str = "full_tensor";
         let layout = self.laid_out(OP)?.replicated();
-        let grad = Layout::checked(OP, layout.mesh(), grad_placements.into(), layout.shape().clone())?;
-        Ok(self.gathered()?.taken(ToLocal { layout, grad: Some(grad) }))
+        let grad = layout.of_gradient(OP, grad_placements.into())?;
+        Ok(self.gathered()?.taken(layout, Some(grad)))
     }
 
     #[track_caller]

@@ -1,5 +1,6 @@
 //! Tensors that ranks have each for itself, taken as parts of one.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -42,14 +43,14 @@ pub struct FromLocal {
     /// from them. This communicates. The parts must be those that the placements call for. A rank outside the mesh is not told,
     /// and has to give the shape.
     pub uneven: bool,
-    /// How the gradient is to lie whose part this rank gets back. If it is not given: as the tensor, replicated where it is
-    /// partial.
+    /// How the gradient is to lie whose part this rank gets back: ranks must have the same elements of it as of the tensor. If it is
+    /// not given: as the tensor, replicated where it is partial.
     pub grad_placements: Option<Placements>,
 }
 
 /// What ranks tell each other about their parts.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
-struct Told {
+pub(crate) struct Told {
     meta: Meta,
     requires_grad: bool,
     /// What was given as the shape of the whole.
@@ -57,12 +58,24 @@ struct Told {
     placements: String,
 }
 
+impl Told {
+    /// About this rank's part of a tensor that lies so.
+    pub(crate) fn of(part: &Tensor, placements: &Placements, whole: Option<&Shape>) -> Self {
+        Told {
+            meta: part.meta(),
+            requires_grad: part.requires_grad(),
+            whole: whole.cloned(),
+            placements: placements.to_string(),
+        }
+    }
+}
+
 /// How the parts lie, and how their gradients will.
 #[derive(Debug)]
-struct Joined {
-    layout: Layout,
-    grad: Option<Layout>,
-    at: Site,
+pub(super) struct Joined {
+    pub(super) layout: Layout,
+    pub(super) grad: Option<Layout>,
+    pub(super) at: Site,
 }
 
 impl Joined {
@@ -163,7 +176,6 @@ impl Tensor {
         placements: impl Into<Placements>,
         options: FromLocal,
     ) -> Result<Tensor> {
-        let at = Site::caller();
         let mesh = chosen(OP, mesh.into())?;
         if part.is_distributed() {
             let message = "local_tensor argument only accepts local tensors, but this one is distributed";
@@ -172,10 +184,23 @@ impl Tensor {
         let placements = placements.into();
         // The others are told first: what only this rank finds wrong with its part, they then find too.
         let told = if options.run_check || options.uneven {
-            tell(part, &mesh, &placements, &options)?
+            tell(&mesh, &Told::of(part, &placements, options.shape.as_ref()))?
         } else {
             Vec::new()
         };
+        Tensor::joined(part, mesh, placements, options, &told)
+    }
+
+    /// [`from_local_with`](Tensor::from_local_with), after the ranks have told each other about their parts.
+    #[track_caller]
+    pub(crate) fn joined(
+        part: &Tensor,
+        mesh: DeviceMesh,
+        placements: Placements,
+        options: FromLocal,
+        told: &[Told],
+    ) -> Result<Tensor> {
+        let at = Site::caller();
         let placements = placements.checked(OP, mesh.ndim(), part.rank())?;
         // Parts that nothing cuts are all the same.
         let uneven = options.uneven && placements.iter().any(|p| p.cut().is_some());
@@ -189,14 +214,14 @@ impl Tensor {
                 );
                 return Err(Error::argument(OP, message));
             }
-            None => put_together(&told, &mesh, &placements),
+            None => put_together(told, &mesh, &placements),
         };
         let layout = Layout::checked(OP, &mesh, placements[..].into(), shape)?;
         if options.run_check || options.uneven {
-            compare(&told, &layout)?;
+            compare(told, &layout)?;
         }
         let grad = match options.grad_placements {
-            Some(placements) => Some(Layout::checked(OP, &mesh, placements, layout.shape().clone())?),
+            Some(placements) => Some(layout.of_gradient(OP, placements)?),
             None => None,
         };
         let mut own = part.detach();
@@ -220,20 +245,14 @@ impl Tensor {
     }
 }
 
-/// What all ranks of the mesh, in its order, have to say about their parts.
+/// What all ranks of the mesh, in its order, have to say; nothing on one that is not in it.
 #[track_caller]
-fn tell(part: &Tensor, mesh: &DeviceMesh, placements: &Placements, options: &FromLocal) -> Result<Vec<Told>> {
+pub(crate) fn tell<T: Serialize + DeserializeOwned>(mesh: &DeviceMesh, mine: &T) -> Result<Vec<T>> {
     if mesh.coordinate().is_none() {
         return Ok(Vec::new());
     }
     let all: SmallVec<[usize; 4]> = (0..mesh.ndim()).collect();
-    let told = Told {
-        meta: part.meta(),
-        requires_grad: part.requires_grad(),
-        whole: options.shape.clone(),
-        placements: placements.to_string(),
-    };
-    mesh.group_over(&all, Site::caller())?.all_gather_object(&told)
+    mesh.group_over(&all, Site::caller())?.all_gather_object(mine)
 }
 
 /// The shape of a whole of which all ranks have parts like this one.

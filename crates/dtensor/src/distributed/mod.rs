@@ -8,3 +8,4 @@ pub mod sharded;
 pub use convert::RedistributeOptions;
 pub use distribute::{distribute_tensor, distribute_tensor_from};
 pub use from_local::FromLocal;
+pub(crate) use from_local::{Told, tell};

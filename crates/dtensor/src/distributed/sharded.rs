@@ -6,13 +6,13 @@
 //!
 //! The random ones make the elements that a single device would, whatever the mesh and the placements. For that, the generators of all
 //! ranks of the mesh must be in the same state, as they are if all do the same from the start; else
-//! [`synchronize_rng`](crate::synchronize_rng) brings them there. Ranks that draw differently get an error from the next collective along a
-//! dim of the mesh: it costs nothing to find out then.
+//! [`synchronize_rng`](crate::synchronize_rng) brings them there. Ranks that draw differently from their threads' generators get an error
+//! from the next collective along dims of the mesh: it costs nothing to find out then.
 
 use crate::engine::kernels::window::Window;
 use crate::mesh::{DeviceMesh, chosen};
 use crate::placement::{Layout, Placements};
-use crate::random::{Distribution, distributions, with_generator};
+use crate::random::{Distribution, distributions, lend};
 use crate::tensor::default_device;
 use crate::tensor::{Meta, Scalar, Shape};
 use crate::{DType, Error, Generator, Result, Tensor};
@@ -165,6 +165,21 @@ macro_rules! random_factories {
         }
 
         #[doc = concat!("As [`", stringify!($draw), "`], from a given generator.")]
+        ///
+        /// ```
+        /// use dtensor::comm::World;
+        /// use dtensor::{DType, DeviceMesh, Generator, Shard, sharded};
+        /// # fn main() -> dtensor::Result<()> {
+        /// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [4], "tp")?;
+        /// let mut generator = Generator::new(7);
+        #[doc = concat!(
+            "let x = sharded::", stringify!($with), "(", $example, "[4, 5], DType::", stringify!($dtype),
+            ", &mesh, [Shard(0)], &mut generator)?;"
+        )]
+        /// assert_eq!((x.to_local()?.dims(), generator.state().draws), (&[1, 5][..], 1));
+        /// # Ok(())
+        /// # }
+        /// ```
         #[track_caller]
         #[allow(clippy::too_many_arguments, reason = "those of its namesake, where it is to lie, and what from")]
         pub fn $with<'a>(
@@ -175,7 +190,8 @@ macro_rules! random_factories {
             placements: impl Into<Placements>,
             generator: &mut Generator,
         ) -> Result<Tensor> {
-            with_generator(generator, || $draw($($arg,)* shape, dtype, mesh, placements))
+            let _lent = lend(generator);
+            $draw($($arg,)* shape, dtype, mesh, placements)
         }
     )*};
 }
@@ -205,6 +221,17 @@ pub fn randint<'a>(
 }
 
 /// As [`randint`], from a given generator.
+///
+/// ```
+/// use dtensor::comm::World;
+/// use dtensor::{DeviceMesh, Generator, Replicate, sharded};
+/// # fn main() -> dtensor::Result<()> {
+/// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [4], "dp")?;
+/// let labels = sharded::randint_with(0, 3, [8], &mesh, [Replicate], &mut Generator::new(7))?;
+/// assert!(labels.to_local()?.to_vec::<i64>()?.iter().all(|label| (0..3).contains(label)));
+/// # Ok(())
+/// # }
+/// ```
 #[track_caller]
 pub fn randint_with<'a>(
     low: i64,
@@ -218,6 +245,17 @@ pub fn randint_with<'a>(
 }
 
 /// `start`, `start + step`, … up to but without `end`: the elements of [`Tensor::arange`].
+///
+/// ```
+/// use dtensor::comm::World;
+/// use dtensor::{DType, DeviceMesh, Shard, sharded};
+/// # fn main() -> dtensor::Result<()> {
+/// let mesh = DeviceMesh::new(&World::simulated(2, 1)?, [2], "tp")?;
+/// let x = sharded::arange(0, 10, 2, DType::I64, &mesh, [Shard(0)])?;
+/// assert_eq!(x.to_local()?.to_vec::<i64>()?, [6, 8]);
+/// # Ok(())
+/// # }
+/// ```
 #[track_caller]
 pub fn arange<'a>(
     start: impl Into<Scalar>,

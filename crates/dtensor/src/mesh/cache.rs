@@ -1,12 +1,15 @@
-//! What a mesh remembers: layouts and the plans between them, so that each is worked out once.
+//! What a mesh remembers: layouts, the plans between them, and decisions about operators, so that each is worked out once.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::placement::{Spec, SpecKey};
+use super::DeviceMesh;
+use crate::placement::{Layout, Spec, SpecKey};
 use crate::redistribute::Plan;
+use crate::sharding::{Attributes, Decision, digest};
+use crate::{Result, Tensor};
 
 /// When there are more entries, all are forgotten: shapes that change from call to call must not fill the memory.
 const LIMIT: usize = 1 << 14;
@@ -48,5 +51,63 @@ impl Cache {
             self.plans.clear();
         }
         self.plans.insert((from.id, to.id, item), plan);
+    }
+}
+
+impl DeviceMesh {
+    /// How an operator is run on inputs that lie on this mesh as these do: decided once.
+    pub(crate) fn decision(
+        &self,
+        op: &dyn Attributes,
+        inputs: &[&Tensor],
+        decide: impl FnOnce() -> Result<Decision>,
+    ) -> Result<Arc<Decision>> {
+        let digest = digest(op, inputs);
+        if let Some(decision) = self.0.decisions.lock().find(digest, op, inputs) {
+            return Ok(decision);
+        }
+        self.decide(digest, op, inputs, decide)
+    }
+
+    /// Makes a decision and remembers it.
+    #[cold]
+    fn decide(
+        &self,
+        digest: u64,
+        op: &dyn Attributes,
+        inputs: &[&Tensor],
+        decide: impl FnOnce() -> Result<Decision>,
+    ) -> Result<Arc<Decision>> {
+        let epoch = self.0.decisions.lock().epoch();
+        let decision = Arc::new(decide()?);
+        let mut known = self.0.decisions.lock();
+        // Rules may have changed meanwhile, on another thread.
+        if known.epoch() == epoch {
+            known.keep(digest, op, inputs, decision.clone());
+        }
+        Ok(decision)
+    }
+
+    /// A layout on an equal mesh as one on this.
+    pub(crate) fn adopt(&self, layout: &Layout) -> Layout {
+        if Arc::ptr_eq(&self.0, &layout.mesh().0) {
+            return layout.clone();
+        }
+        Layout::of(self, layout.spec().key.clone())
+    }
+
+    /// The spec of a layout on this mesh: the same one every time.
+    pub(crate) fn spec(&self, key: SpecKey) -> Arc<Spec> {
+        self.0.cache.lock().spec(key, &self.0.shape, self.coordinate())
+    }
+
+    /// The plan from one layout on this mesh to another, made when first asked for.
+    pub(crate) fn plan(&self, from: &Arc<Spec>, to: &Arc<Spec>, item: usize) -> Arc<Plan> {
+        if let Some(plan) = self.0.cache.lock().plan(from, to, item) {
+            return plan;
+        }
+        let plan = Arc::new(Plan::new(self, from, to, item));
+        self.0.cache.lock().keep(from, to, item, plan.clone());
+        plan
     }
 }

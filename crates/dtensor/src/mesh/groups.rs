@@ -1,7 +1,5 @@
 //! Meshes of groups that there are already.
 
-use std::collections::HashMap;
-
 use super::{DeviceMesh, MeshNames, along};
 use crate::comm::{Group, World};
 use crate::placement::unravel;
@@ -53,15 +51,10 @@ impl DeviceMesh {
     }
 }
 
-/// The groups by their ranks, which must be those along the dims of a mesh of these ranks; none if none are given.
-pub(super) fn by_ranks(
-    world: &World,
-    ranks: &[usize],
-    shape: &Shape,
-    groups: &[&Group],
-) -> Result<HashMap<Vec<usize>, Group>> {
+/// That the groups, if some are given, are those along the dims of a mesh of these ranks.
+pub(super) fn check(world: &World, ranks: &[usize], shape: &Shape, groups: &[&Group]) -> Result<()> {
     if groups.is_empty() {
-        return Ok(HashMap::new());
+        return Ok(());
     }
     if groups.len() != shape.rank() {
         let message = format!("there are {} groups for the {} dims of the mesh", groups.len(), shape.rank());
@@ -72,7 +65,6 @@ pub(super) fn by_ranks(
         return Err(Error::argument(OP, message));
     };
     let at = unravel(me, shape);
-    let mut known = HashMap::new();
     for (dim, &group) in groups.iter().enumerate() {
         if !world.has(group) {
             let message = format!("group `{}` is not of this rank in this world", group.name());
@@ -88,7 +80,6 @@ pub(super) fn by_ranks(
             );
             return Err(Error::argument(OP, message));
         }
-        known.insert(line, group.clone());
     }
-    Ok(known)
+    Ok(())
 }

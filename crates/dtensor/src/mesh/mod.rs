@@ -4,6 +4,7 @@ mod alike;
 mod argument;
 mod cache;
 mod display;
+mod draws;
 mod groups;
 mod origin;
 mod overrides;
@@ -18,17 +19,18 @@ use smallvec::SmallVec;
 
 pub use argument::{MeshDim, MeshNames};
 use cache::Cache;
+use draws::{Draws, Reach};
 use origin::Origin;
 use overrides::Overrides;
 pub use scope::use_mesh;
 pub(crate) use scope::{active_mesh, chosen, with_active_mesh};
 
 use crate::comm::{Group, Site, World};
-use crate::placement::{Layout, Spec, SpecKey, unravel};
-use crate::redistribute::{CostModel, Plan};
-use crate::sharding::{Attributes, CacheStats, Decision, Decisions, digest};
+use crate::placement::unravel;
+use crate::redistribute::CostModel;
+use crate::sharding::{CacheStats, Decisions};
 use crate::tensor::Shape;
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result};
 
 /// The number of dims a mesh may have.
 pub(crate) const MAX_DIMS: usize = 8;
@@ -75,6 +77,8 @@ struct Core {
     coordinate: Option<MeshDims>,
     /// One per dim, on a rank that is in the mesh.
     groups: Vec<Group>,
+    /// All groups that have to know what is drawn of tensors on this mesh.
+    reach: Reach,
     /// The meshes of one dim each, made when first asked for.
     lines: Vec<OnceLock<DeviceMesh>>,
     /// Other meshes cut out of this one, so that what they remember is not lost.
@@ -91,6 +95,8 @@ type Taken = (Vec<MeshDims>, Option<Names>);
 struct Shared {
     world: World,
     groups: Mutex<HashMap<Vec<usize>, Group>>,
+    /// What has been drawn of tensors on these meshes.
+    draws: Draws,
     /// The names of all dims that there have been.
     dims: Mutex<Vec<Arc<str>>>,
     /// The names given to several dims taken as one.
@@ -127,6 +133,7 @@ impl Shared {
         }
         let group = self.world.group_at(ranks, name, at)?;
         let group = group.ok_or_else(|| Error::argument("DeviceMesh", "this rank is not in the group"))?;
+        self.draws.begin(&group);
         self.groups.lock().insert(ranks.to_vec(), group.clone());
         Ok(group)
     }
@@ -176,7 +183,7 @@ impl DeviceMesh {
         DeviceMesh::made(world, ranks, shape.into(), names.into(), &[])
     }
 
-    /// A mesh that is not cut out of another, with these groups along its dims, or with its own if none are given.
+    /// A mesh that is not cut out of another, with these groups, one along each of its dims, or with its own if none are given.
     #[track_caller]
     fn made(
         world: &World,
@@ -208,21 +215,24 @@ impl DeviceMesh {
             return Err(Error::argument(OP, message));
         }
         let names = names.checked(OP, shape.len())?;
-        let groups = groups::by_ranks(world, ranks, &shape, groups)?;
+        groups::check(world, ranks, &shape, groups)?;
         let dims = Mutex::new(names.iter().flat_map(|names| names.iter().cloned()).collect());
         let shared = Shared {
             world: world.clone(),
-            groups: Mutex::new(groups),
+            groups: Mutex::default(),
+            draws: Draws::new(),
             dims,
             flattened: Mutex::default(),
             overrides: Mutex::default(),
             meshes: Mutex::default(),
         };
         let cost = CostModel::default();
-        DeviceMesh::assemble(Arc::new(shared), ranks.to_vec(), shape[..].into(), names, cost, None)
+        let known = groups.iter().map(|&group| Some(group.clone())).collect();
+        DeviceMesh::assemble(Arc::new(shared), ranks.to_vec(), shape[..].into(), names, cost, None, known)
     }
 
-    /// From parts that fit together. A mesh that was not cut out of one is where others come from.
+    /// From parts that fit together. A mesh that was not cut out of one is where others come from. The groups along dims may be
+    /// known already: several of size 1 have the same ranks, and still each its own.
     #[track_caller]
     fn assemble(
         shared: Arc<Shared>,
@@ -231,27 +241,36 @@ impl DeviceMesh {
         names: Option<Names>,
         cost: CostModel,
         from: Option<(Arc<Origin>, Vec<MeshDims>)>,
+        known: Vec<Option<Group>>,
     ) -> Result<DeviceMesh> {
         let me = shared.world.rank();
         let coordinate = ranks.iter().position(|&rank| rank == me).map(|at| unravel(at, &shape));
         let mut groups = Vec::new();
         if let Some(coordinate) = &coordinate {
             for dim in 0..shape.len() {
+                let line = along(&ranks, &shape, coordinate, &[dim]);
+                if let Some(Some(group)) = known.get(dim) {
+                    shared.groups.lock().entry(line).or_insert_with(|| group.clone());
+                    groups.push(group.clone());
+                    continue;
+                }
                 let name =
                     names.as_ref().map_or_else(|| format!("mesh dim {dim}"), |names| names[dim].to_string());
-                groups.push(shared.group(
-                    &along(&ranks, &shape, coordinate, &[dim]),
-                    &name,
-                    Site::caller(),
-                )?);
+                groups.push(shared.group(&line, &name, Site::caller())?);
             }
         }
         let lines = shape.iter().map(|_| OnceLock::new()).collect();
         let (taken, cache, decisions) = (Mutex::default(), Mutex::default(), Mutex::default());
         let core = Arc::new_cyclic(|this| {
             let (origin, root_dims) = from.unwrap_or_else(|| {
-                let origin =
-                    Origin::new(ranks.clone(), shape.clone(), names.clone(), cost.clone(), this.clone());
+                let origin = Origin {
+                    ranks: ranks.clone(),
+                    shape: shape.clone(),
+                    names: names.clone(),
+                    groups: groups.clone(),
+                    cost: cost.clone(),
+                    mesh: Mutex::new(this.clone()),
+                };
                 (Arc::new(origin), origin::each(shape.len()))
             });
             Core {
@@ -263,6 +282,7 @@ impl DeviceMesh {
                 root_dims,
                 coordinate,
                 groups,
+                reach: Reach::default(),
                 lines,
                 taken,
                 cost,
@@ -287,6 +307,7 @@ impl DeviceMesh {
             core.names.clone(),
             cost,
             (!self.is_root()).then(|| (core.origin.clone(), core.root_dims.clone())),
+            core.groups.iter().cloned().map(Some).collect(),
         )
     }
 
@@ -355,17 +376,6 @@ impl DeviceMesh {
     /// The groups this rank is in, one per dim; none if it is not in the mesh.
     pub fn groups(&self) -> &[Group] {
         &self.0.groups
-    }
-
-    /// The ranks along several dims taken as one, the first varying slowest. All of them ask at the same time.
-    pub(crate) fn group_over(&self, dims: &[usize], at: Site) -> Result<Group> {
-        if let [dim] = dims {
-            return self.group(*dim).cloned();
-        }
-        let core = &*self.0;
-        let coordinate = self.coordinate().ok_or_else(|| self.outside("group"))?;
-        let name = dims.iter().map(|&dim| self.name_of(dim)).collect::<Vec<_>>().join("×");
-        core.shared.group(&along(&core.ranks, &core.shape, coordinate, dims), &name, at)
     }
 
     /// A dim's name, or its position.
@@ -457,7 +467,7 @@ impl DeviceMesh {
     /// A mesh with one dim for each of the lists of dims, at this rank's coordinate along the others.
     #[track_caller]
     fn take(&self, parts: &[MeshDims], names: Option<Names>) -> Result<DeviceMesh> {
-        let Core { shared, ranks, shape, coordinate, cost, taken, .. } = &*self.0;
+        let Core { shared, ranks, shape, coordinate, groups, cost, taken, .. } = &*self.0;
         let key = (parts.to_vec(), names.clone());
         if let Some(known) = taken.lock().get(&key) {
             return Ok(known.clone());
@@ -467,7 +477,10 @@ impl DeviceMesh {
         let ranks = along(ranks, shape, &at, &dims);
         let sizes = parts.iter().map(|part| part.iter().map(|&dim| shape[dim]).product()).collect();
         let from = (self.0.origin.clone(), self.root_dims_of(parts));
-        let mesh = DeviceMesh::assemble(shared.clone(), ranks, sizes, names, cost.taken(parts), Some(from))?;
+        let group = |part: &MeshDims| if let [dim] = part[..] { groups.get(dim).cloned() } else { None };
+        let known = parts.iter().map(group).collect();
+        let cost = cost.taken(parts);
+        let mesh = DeviceMesh::assemble(shared.clone(), ranks, sizes, names, cost, Some(from), known)?;
         Ok(taken.lock().entry(key).or_insert(mesh).clone())
     }
 
@@ -555,7 +568,11 @@ impl DeviceMesh {
         };
         let cost = self.0.cost.split(dim, sizes.len());
         let (shared, ranks) = (self.0.shared.clone(), self.0.ranks.clone());
-        let mesh = DeviceMesh::assemble(shared, ranks, shape, names, cost, None)?;
+        let mut known: Vec<Option<Group>> = self.0.groups.iter().cloned().map(Some).collect();
+        if !known.is_empty() {
+            known.splice(dim..=dim, std::iter::repeat_n(None, sizes.len()));
+        }
+        let mesh = DeviceMesh::assemble(shared, ranks, shape, names, cost, None, known)?;
         let mut known = self.0.shared.dims.lock();
         let new = mesh.names().unwrap_or_default().iter().filter(|name| !known.contains(name));
         let new: Vec<Arc<str>> = new.cloned().collect();
@@ -567,29 +584,6 @@ impl DeviceMesh {
     /// Whether both are handles of one mesh. Equal ones may be two.
     pub(crate) fn is_handle_of(&self, other: &DeviceMesh) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// How an operator is run on inputs that lie on this mesh as these do: decided once.
-    pub(crate) fn decision(
-        &self,
-        op: &dyn Attributes,
-        inputs: &[&Tensor],
-        decide: impl FnOnce() -> Result<Decision>,
-    ) -> Result<Arc<Decision>> {
-        let digest = digest(op, inputs);
-        let mut known = self.0.decisions.lock();
-        if let Some(decision) = known.find(digest, op, inputs) {
-            return Ok(decision);
-        }
-        let epoch = known.epoch();
-        drop(known);
-        let decision = Arc::new(decide()?);
-        let mut known = self.0.decisions.lock();
-        // Rules may have changed meanwhile, on another thread.
-        if known.epoch() == epoch {
-            known.keep(digest, op, inputs, decision.clone());
-        }
-        Ok(decision)
     }
 
     /// How often operators on this mesh found that they had been run on such layouts before.
@@ -625,31 +619,8 @@ impl DeviceMesh {
     /// # }
     /// ```
     pub fn clear_cache(&self) {
-        *self.0.decisions.lock() = Decisions::default();
+        self.0.decisions.lock().restart();
         self.0.cache.lock().clear();
-    }
-
-    /// A layout on an equal mesh as one on this.
-    pub(crate) fn adopt(&self, layout: &Layout) -> Layout {
-        if Arc::ptr_eq(&self.0, &layout.mesh().0) {
-            return layout.clone();
-        }
-        Layout::of(self, layout.spec().key.clone())
-    }
-
-    /// The spec of a layout on this mesh: the same one every time.
-    pub(crate) fn spec(&self, key: SpecKey) -> Arc<Spec> {
-        self.0.cache.lock().spec(key, &self.0.shape, self.coordinate())
-    }
-
-    /// The plan from one layout on this mesh to another, made when first asked for.
-    pub(crate) fn plan(&self, from: &Arc<Spec>, to: &Arc<Spec>, item: usize) -> Arc<Plan> {
-        if let Some(plan) = self.0.cache.lock().plan(from, to, item) {
-            return plan;
-        }
-        let plan = Arc::new(Plan::new(self, from, to, item));
-        self.0.cache.lock().keep(from, to, item, plan.clone());
-        plan
     }
 }
 

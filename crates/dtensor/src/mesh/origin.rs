@@ -6,28 +6,18 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::{Core, DeviceMesh, MeshDims, MeshNames, Names};
+use crate::comm::Group;
 use crate::redistribute::CostModel;
 use crate::{Error, Result};
 
 /// A mesh that others were cut out of. It keeps those, so they do not keep it: if nobody else does, it is made again from this.
 pub(super) struct Origin {
-    ranks: Vec<usize>,
-    shape: MeshDims,
-    names: Option<Names>,
-    cost: CostModel,
-    mesh: Mutex<Weak<Core>>,
-}
-
-impl Origin {
-    pub(super) fn new(
-        ranks: Vec<usize>,
-        shape: MeshDims,
-        names: Option<Names>,
-        cost: CostModel,
-        mesh: Weak<Core>,
-    ) -> Self {
-        Origin { ranks, shape, names, cost, mesh: Mutex::new(mesh) }
-    }
+    pub(super) ranks: Vec<usize>,
+    pub(super) shape: MeshDims,
+    pub(super) names: Option<Names>,
+    pub(super) groups: Vec<Group>,
+    pub(super) cost: CostModel,
+    pub(super) mesh: Mutex<Weak<Core>>,
 }
 
 /// Every dim by itself.
@@ -58,8 +48,7 @@ impl DeviceMesh {
         if let Some(core) = known.upgrade() {
             return Ok(DeviceMesh(core));
         }
-        // Its groups are all there.
-        let Origin { ranks, shape, names, cost, .. } = &**origin;
+        let Origin { ranks, shape, names, groups, cost, .. } = &**origin;
         let from = (origin.clone(), each(shape.len()));
         let mesh = DeviceMesh::assemble(
             shared.clone(),
@@ -68,14 +57,15 @@ impl DeviceMesh {
             names.clone(),
             cost.clone(),
             Some(from),
+            groups.iter().cloned().map(Some).collect(),
         )?;
         *known = Arc::downgrade(&mesh.0);
         Ok(mesh)
     }
 
     /// The dims of the [root](DeviceMesh::root) that each dim of this mesh consists of: several where they were flattened.
-    pub fn root_dims(&self) -> &[SmallVec<[usize; 4]>] {
-        &self.0.root_dims
+    pub fn root_dims(&self) -> Vec<&[usize]> {
+        self.0.root_dims.iter().map(|dims| &dims[..]).collect()
     }
 
     /// Those that a mesh of these dims would consist of.
@@ -91,7 +81,8 @@ impl DeviceMesh {
     }
 
     /// The mesh of the dims of several meshes that were cut out of one, in the order given: the opposite of slicing. No dim of the
-    /// [root](DeviceMesh::root) may be there twice.
+    /// [root](DeviceMesh::root) may be there twice. Communication is taken to cost what it costs on the root: what
+    /// [`with_cost`](DeviceMesh::with_cost) has said of a part does not count, and can be said of the result.
     ///
     /// ```
     /// use dtensor::DeviceMesh;

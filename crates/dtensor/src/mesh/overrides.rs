@@ -30,8 +30,9 @@ impl DeviceMesh {
     ///
     /// The function is given the operator and the metas of the whole inputs and outputs. `Ok(None)` leaves the operator its own rule, which is
     /// `op.rule(x, out)` and may be asked for and added to. A gradient often has the name of the operator whose gradient it is: the
-    /// number of inputs tells them apart, or the operator's `Debug` text, which shows its attributes, too. A later function for the
-    /// same name replaces the earlier.
+    /// number of inputs tells them apart, or the operator's `Debug` text, which shows its attributes, too. So do parts of what a function
+    /// does in several steps: `conv2d` is the name of the windows of its image (one input), and of their product with the weight (two,
+    /// or three with a bias). A later function for the same name replaces the earlier.
     ///
     /// All ranks of the mesh must say the same at the same point of the program: what ranks do together follows from it. A rule is
     /// believed: one that is wrong gives wrong results, or a kernel parts that it cannot use.
@@ -85,8 +86,8 @@ impl DeviceMesh {
         overrides.0.iter().map(|(name, known)| (name.clone(), known.uses)).collect()
     }
 
-    /// The rule that an operator is run by on this mesh.
-    pub(crate) fn rule_of(&self, op: &dyn Op, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+    /// The rule that an operator is run by on this mesh. `used`: it is about to be.
+    pub(crate) fn rule_of(&self, op: &dyn Op, x: &[Meta], out: &[Meta], used: bool) -> Result<Rule> {
         let overrides = &self.0.shared.overrides;
         let known = overrides.lock().0.get(op.name()).map(|known| known.rule.clone());
         // Not while the list is locked: the function may ask the mesh.
@@ -94,7 +95,7 @@ impl DeviceMesh {
         let Some(rule) = rule(op, x, out)? else { return op.rule(x, out) };
         check(op.name(), &rule, x, out)?;
         if let Some(known) = overrides.lock().0.get_mut(op.name()) {
-            known.uses += 1;
+            known.uses += u64::from(used);
         }
         Ok(rule)
     }

@@ -1,6 +1,7 @@
 //! Layers that look at their input through a window.
 
 use super::{Base, Module, Parameter, forward};
+use crate::tensor::checked_numel;
 use crate::{Convolution, Error, Result, Shape, Tensor};
 
 /// Weight and bias, uniform within ±1/√(numbers that one output is made of).
@@ -21,9 +22,10 @@ fn drawn(
         }
     }
     let shape: Shape = [outputs, inputs / groups].into_iter().chain(kernel.iter().copied()).collect();
+    checked_numel(op, &shape)?;
     let seen = shape[1..].iter().product::<usize>();
     let bound = if seen > 0 { 1.0 / (seen as f64).sqrt() } else { 0.0 };
-    let uniform = move |like: &Tensor| like.rand_like()?.mul(2.0 * bound)?.sub(bound);
+    let uniform = move |like: &Tensor| like.uniform_like(-bound, bound);
     let weight = Parameter::drawn(shape, uniform)?;
     Ok((weight, if bias { Some(Parameter::drawn([outputs], uniform)?) } else { None }))
 }

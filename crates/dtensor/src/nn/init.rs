@@ -21,9 +21,10 @@
 //! # }
 //! ```
 
-use super::{Parameter, positions};
+use super::Parameter;
+use crate::random::Distribution;
 use crate::tensor::default_device;
-use crate::{DType, Error, Result, Shape, Tensor, no_grad, on_device};
+use crate::{DType, Device, Error, Result, Shape, Tensor, no_grad};
 
 /// How a tensor is to begin. The functions of this module make them.
 ///
@@ -71,6 +72,19 @@ enum Average {
 }
 
 /// Which of the two sizes of a layer its weights are scaled by.
+///
+/// ```
+/// use dtensor::DType;
+/// use dtensor::nn::init::{Fan, Nonlinearity, kaiming_uniform};
+/// # fn main() -> dtensor::Result<()> {
+/// let largest = |fan| {
+///     let x = kaiming_uniform(fan, Nonlinearity::Linear).tensor([2, 1000], DType::F32)?;
+///     x.abs()?.max_all()?.item::<f32>()
+/// };
+/// assert!(largest(Fan::In)? < 0.06 && largest(Fan::Out)? > 1.0);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Fan {
     /// How many inputs go into one output: keeps the variance in the forward pass.
@@ -81,6 +95,12 @@ pub enum Fan {
 }
 
 /// What follows a layer.
+///
+/// ```
+/// use dtensor::nn::init::{Nonlinearity, calculate_gain};
+/// // Without a slope, nothing leaks.
+/// assert_eq!(calculate_gain(Nonlinearity::LeakyRelu(0.0)), calculate_gain(Nonlinearity::Relu));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Nonlinearity {
     /// Nothing, or a convolution.
@@ -216,8 +236,8 @@ impl Init {
     /// Gives a parameter its first value, from this thread's generator if that is random. How the parameter lies, whether its gradient is
     /// wanted, the gradient collected so far and which parameter it is stay as they are.
     ///
-    /// A parameter without a value, one that was made on [`Device::Meta`](crate::Device::Meta), gets one, and lies as it did; only inside
-    /// [`on_device`], where a model is made without values, it goes on without.
+    /// A parameter without a value, one that was made on [`Device::Meta`], gets one, and lies as it did; only inside
+    /// [`on_device`](crate::on_device), where a model is made without values, it goes on without.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -243,34 +263,40 @@ impl Init {
 
     /// A new tensor.
     pub fn tensor(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
-        self.like(&Tensor::zeros(shape, dtype)?)
+        self.made(&Tensor::meta_of(shape, dtype)?, default_device())
     }
 
     /// A new tensor of the shape, dtype and device of another one, and on its mesh. Where that one has partial values, this one is whole.
-    #[track_caller]
     pub fn like(&self, like: &Tensor) -> Result<Tensor> {
-        on_device(like.device(), || match self.0 {
-            Kind::Constant(value) => like.full_like(value),
-            Kind::Eye => eye_like(like),
-            Kind::Uniform { low, high } => like.uniform_like(low, high),
-            Kind::Normal { mean, std } => like.normal_like(mean, std),
-            Kind::TruncNormal { mean, std, a, b } => like.trunc_normal_like(mean, std, a, b),
+        self.made(like, like.device())
+    }
+
+    /// As [`like`](Init::like), on another device.
+    fn made(&self, like: &Tensor, device: Device) -> Result<Tensor> {
+        let drawn = |name, distribution| like.drawn_like(name, distribution, device);
+        match self.0 {
+            Kind::Constant(value) => like.full_like_on(device, value),
+            Kind::Eye if like.rank() != 2 => {
+                let message = format!(
+                    "only tensors with 2 dimensions are supported, and this one has shape {}",
+                    like.shape()
+                );
+                Err(Error::argument("eye", message))
+            }
+            Kind::Eye => like.parts_like(device, |window| Tensor::eye_window(like.dtype(), window)),
+            Kind::Uniform { low, high } => drawn("uniform", Distribution::Uniform { low, high }),
+            Kind::Normal { mean, std } => drawn("normal", Distribution::Normal { mean, std }),
+            Kind::TruncNormal { mean, std, a, b } => {
+                drawn("trunc_normal", Distribution::Truncated { mean, std, low: a, high: b })
+            }
             Kind::Scaled(scaled) => {
                 let std = scaled.std(like.dims())?;
                 // That of numbers uniform within ±bound is bound / √3.
                 let bound = 3f64.sqrt() * std;
-                if scaled.normal { like.normal_like(0.0, std) } else { like.uniform_like(-bound, bound) }
+                let normal = Distribution::Normal { mean: 0.0, std };
+                let uniform = Distribution::Uniform { low: -bound, high: bound };
+                drawn(scaled.name, if scaled.normal { normal } else { uniform })
             }
-        })
+        }
     }
-}
-
-#[track_caller]
-fn eye_like(like: &Tensor) -> Result<Tensor> {
-    let &[rows, columns] = like.dims() else {
-        let message =
-            format!("only tensors with 2 dimensions are supported, and this one has shape {}", like.shape());
-        return Err(Error::argument("eye", message));
-    };
-    positions(rows, like)?.unsqueeze(1)?.eq(&positions(columns, like)?)?.to_dtype(like.dtype())
 }

@@ -29,7 +29,7 @@ impl Linear {
     /// A layer with weights and biases uniform within ±1/√inputs, drawn from this thread's generator.
     pub fn new(inputs: usize, outputs: usize, bias: bool) -> Result<Self> {
         let bound = if inputs > 0 { 1.0 / (inputs as f64).sqrt() } else { 0.0 };
-        let uniform = move |like: &Tensor| like.rand_like()?.mul(2.0 * bound)?.sub(bound);
+        let uniform = move |like: &Tensor| like.uniform_like(-bound, bound);
         Ok(Linear {
             weight: Parameter::drawn([outputs, inputs], uniform)?,
             bias: if bias { Some(Parameter::drawn([outputs], uniform)?) } else { None },

@@ -12,7 +12,7 @@ use crate::engine::kernels::window::Window;
 use crate::random::{Draw, next_draw};
 use crate::sharding::Rule;
 use crate::tensor::{DType, Meta, Shape};
-use crate::{Error, Result, Tensor, apply_all};
+use crate::{Error, Result, Tensor, apply_all, autocast_dtype};
 
 const OP: &str = "scaled_dot_product_attention";
 
@@ -174,6 +174,15 @@ impl Op for SdpaGrad {
     }
 }
 
+/// What an input is cast to, in an [`autocast`](crate::autocast) scope too.
+fn cast_meta(x: &Tensor) -> Meta {
+    let meta = x.meta();
+    match autocast_dtype() {
+        Some(dtype) if meta.dtype.is_float() && meta.dtype != DType::F64 => Meta { dtype, ..meta },
+        _ => meta,
+    }
+}
+
 impl Tensor {
     /// softmax(q · kᵀ · scale + mask) · v, with this tensor as q: `[…, queries, size]`, k `[…, keys, size]`,
     /// v `[…, keys, any]`. A query that may attend to no key gives zeros.
@@ -206,16 +215,20 @@ impl Tensor {
         }
         let size = self.dims().last().copied().unwrap_or(1).max(1);
         let dropout = probability(OP, options.dropout)?;
-        let draw = if dropout > 0.0 { next_draw(self.mesh()) } else { Draw::default() };
-        let op = Sdpa {
+        let mut op = Sdpa {
             causal: options.causal,
             mask: options.mask.is_some(),
             scale: Bits::new(options.scale.unwrap_or_else(|| 1.0 / (size as f64).sqrt())),
             dropout: Bits::new(dropout),
-            draw: Aside(draw),
+            draw: Aside(Draw::default()),
         };
         let inputs: Vec<&Tensor> =
             [Some(self), Some(key), Some(value), options.mask].into_iter().flatten().collect();
+        if dropout > 0.0 {
+            // What is refused uses up no draw. It concerns the mesh of all inputs, of which some may not lie on it.
+            op.shape(&inputs.iter().map(|x| cast_meta(x)).collect::<Vec<_>>())?;
+            op.draw = Aside(next_draw(inputs.iter().find_map(|x| x.mesh())));
+        }
         Ok(apply_all(op, &inputs)?.swap_remove(0))
     }
 }

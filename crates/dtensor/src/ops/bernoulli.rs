@@ -3,7 +3,7 @@
 use super::{Aside, Here, Locals, Metas, Op, need_float, one};
 use crate::engine::Local;
 use crate::engine::kernels::random as kernel;
-use crate::random::{Draw, next_draw, with_generator};
+use crate::random::{Draw, lend, next_draw};
 use crate::sharding::Rule;
 use crate::tensor::Meta;
 use crate::{Generator, Result, Tensor, apply};
@@ -39,7 +39,7 @@ impl Op for Bernoulli {
 }
 
 impl Tensor {
-    /// With this tensor's elements as probabilities: 1 with that probability, else 0, of the same dtype, drawn from this thread's
+    /// With this tensor's elements as probabilities: 1 with that probability, to the nearest multiple of 2⁻³², else 0, of the same dtype, drawn from this thread's
     /// generator. No gradient flows through it. For one probability see [`bernoulli`](Tensor::bernoulli).
     ///
     /// ```
@@ -53,12 +53,15 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn bernoulli_each(&self) -> Result<Tensor> {
+        // What is refused uses up no draw.
+        need_float("bernoulli", self.dtype())?;
         apply(Bernoulli { draw: Aside(next_draw(self.mesh())) }, &[self])
     }
 
     /// As [`bernoulli_each`](Tensor::bernoulli_each), from a given generator.
     #[track_caller]
     pub fn bernoulli_each_with(&self, generator: &mut Generator) -> Result<Tensor> {
-        apply(Bernoulli { draw: Aside(with_generator(generator, || next_draw(self.mesh()))) }, &[self])
+        let _lent = lend(generator);
+        self.bernoulli_each()
     }
 }

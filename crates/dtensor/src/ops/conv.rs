@@ -6,6 +6,7 @@
 use super::matmul::Matmul;
 use super::{Here, Locals, Metas, Op, Precision, SELECTING, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
+use crate::dispatch::{autocast_dtype, one_mesh};
 use crate::engine::Local;
 use crate::engine::kernels::unfold::{self as kernel, Windows};
 use crate::sharding::Rule;
@@ -174,6 +175,20 @@ impl Op for Fold {
     }
 }
 
+/// Why windows do not fit into an image of these sizes.
+fn too_large(windows: [Windows; 2], sizes: [usize; 2]) -> String {
+    let [h, w] = [0, 1].map(|d| windows[d].padded(sizes[d]));
+    let [kh, kw] = windows.map(|along| along.reach());
+    match (h, w, kh, kw) {
+        (Some(h), Some(w), Some(kh), Some(kw)) => format!(
+            "calculated padded input size: ({h} x {w}), kernel size with dilation: ({kh} x {kw}): the kernel size can't be greater than \
+             the actual input size"
+        ),
+        (None, ..) | (_, None, ..) => "the padding is larger than can be counted".into(),
+        _ => "the dilation is larger than can be counted".into(),
+    }
+}
+
 /// What a convolution over `dims` dims asks of its inputs.
 fn check(
     op: &'static str,
@@ -215,6 +230,13 @@ fn check(
             left: bias.shape.clone(),
             right: weight.shape.clone(),
         });
+    }
+    // Not found by the product: the image would have been moved by then. Inside `autocast` all get the same dtype.
+    if autocast_dtype().is_none() {
+        super::same_dtype(op, &[x, weight].map(Clone::clone))?;
+        if let Some(bias) = bias {
+            super::same_dtype(op, &[x, bias].map(Clone::clone))?;
+        }
     }
     if weight.shape[2..].contains(&0) {
         return refuse(format!("the kernel is empty: the weight has shape {}", weight.shape));
@@ -293,15 +315,13 @@ impl Tensor {
         windows: [Windows; 2],
         groups: usize,
     ) -> Result<Tensor> {
-        let (Some(oh), Some(ow)) = (windows[0].count(self.dims()[2]), windows[1].count(self.dims()[3]))
+        one_mesh(op, &[Some(self), Some(weight), bias].into_iter().flatten().collect::<Vec<_>>())?;
+        let sizes = [self.dims()[2], self.dims()[3]];
+        let (Some((high, oh)), Some((wide, ow))) = (windows[0].along(sizes[0]), windows[1].along(sizes[1]))
         else {
-            let message = format!(
-                "the kernel size can't be greater than the actual input size: shape {} with padding, and a weight of shape {}",
-                self.shape(),
-                weight.shape()
-            );
-            return Err(Error::argument(op, message));
+            return Err(Error::argument(op, too_large(windows, sizes)));
         };
+        let windows = [high, wide];
         let (n, outputs) = (self.dims()[0], weight.dims()[0]);
         let columns = if windows.iter().all(Windows::are_elements) {
             self.flatten(2, 3)?

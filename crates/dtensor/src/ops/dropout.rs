@@ -52,7 +52,8 @@ pub(crate) fn probability(op: &'static str, p: f64) -> Result<f64> {
 }
 
 impl Tensor {
-    /// Each element set to 0 with probability `p`, the others divided by 1 − p, drawn from the thread's generator.
+    /// Each element set to 0 with probability `p`, to the nearest multiple of 2⁻³², the others divided by 1 − p, drawn from the
+    /// thread's generator.
     /// In evaluation, leave it out.
     ///
     /// ```
@@ -68,6 +69,8 @@ impl Tensor {
     #[track_caller]
     pub fn dropout(&self, p: f64) -> Result<Tensor> {
         let p = Bits::new(probability("dropout", p)?);
+        // What is refused uses up no draw.
+        need_float("dropout", self.dtype())?;
         apply(Dropout { p, draw: Aside(next_draw(self.mesh())) }, &[self])
     }
 }

@@ -1,8 +1,8 @@
 //! Losses.
 
 use super::{
-    Bits, Here, Locals, Metas, Op, Precision, Together, grads, need_dtype, need_float, no_second, reshaped,
-    statistics_dtype,
+    Aside, Bits, Here, Locals, Metas, Op, Precision, Together, grads, need_dtype, need_float, no_second,
+    reshaped, statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
@@ -117,6 +117,8 @@ struct ClassLoss {
     from_logits: bool,
     ignore_index: i64,
     smoothing: Bits,
+    /// Whether it was said in a scope of [`loss_parallel`](crate::parallel::loss_parallel).
+    asked: Aside<bool>,
 }
 
 impl Op for ClassLoss {
@@ -182,6 +184,10 @@ impl Op for ClassLoss {
         shaped([losses, weights], here)
     }
 
+    fn asked_for(&self) -> bool {
+        self.asked.0
+    }
+
     fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
         let by = Classes::of(x[0].dims());
         let (scores, target) = (by.scores(x[0])?, by.positions(x[1])?);
@@ -196,7 +202,7 @@ impl Op for ClassLoss {
         }
         Ok(match known {
             [] => {
-                // A target that is no class is found by all ranks before they meet.
+                // A target that is no class is found by all that have its position, before they meet.
                 goal.check(self.name())?;
                 Together::Reduce(parts::maxima(&scores, 1)?, ReduceOp::Max)
             }
@@ -365,8 +371,11 @@ fn beside(op: &'static str, scores: &Tensor, target: &Tensor) -> Result<Tensor> 
         other => other,
     });
     let wanted: Vec<Placement> = wanted.collect();
-    if target.layout().is_some() {
-        return target.redistribute(wanted);
+    match target.mesh() {
+        Some(mesh) if Some(mesh) == scores.mesh() => return target.redistribute(wanted),
+        // It is refused where both meet.
+        Some(_) => return Ok(target.clone()),
+        None => {}
     }
     if wanted.iter().any(|&p| p != Replicate) {
         let message = format!(
@@ -377,6 +386,13 @@ fn beside(op: &'static str, scores: &Tensor, target: &Tensor) -> Result<Tensor> 
         return Err(Error::argument(op, message));
     }
     everywhere(scores, target)
+}
+
+/// A tensor without partial values.
+#[track_caller]
+fn reduced(x: &Tensor) -> Result<Tensor> {
+    let Some(layout) = x.layout() else { return Ok(x.clone()) };
+    x.redistribute(layout.without_partials().placements())
 }
 
 /// A tensor that is the same on all ranks, on the mesh that another one is on.
@@ -390,8 +406,8 @@ fn everywhere(scores: &Tensor, x: &Tensor) -> Result<Tensor> {
 
 impl Tensor {
     /// Cross-entropy between these logits, `[C]`, `[N, C]` or `[N, C, …]`, and class indices (`i64`) of the shape
-    /// without C. Where C is cut it stays so: a few numbers per position are reduced, three times on the way forward and never on the
-    /// way back ([`loss_parallel`](crate::parallel::loss_parallel)).
+    /// without C. Where C is cut, each rank having some classes one after the other, it stays so: a few numbers per position are reduced,
+    /// three times on the way forward and never on the way back ([`loss_parallel`](crate::parallel::loss_parallel)).
     ///
     /// ```
     /// use dtensor::{CrossEntropy, DType, Tensor};
@@ -429,18 +445,23 @@ impl Tensor {
             from_logits,
             ignore_index: options.ignore_index,
             smoothing: Bits::new(options.label_smoothing),
+            asked: Aside(in_loss_parallel()),
         };
         if options.weight.is_some_and(|weight| weight.requires_grad()) {
             let message = "no gradient flows into the class weights: detach them".into();
             return Err(Error::Autograd { op: op.name(), message });
         }
         let (mut target, mut weight) = (target.clone(), options.weight.cloned());
-        if in_loss_parallel() {
+        if op.asked.0 {
+            // Before anything is moved.
+            let metas = [Some(self), Some(&target), options.weight].into_iter().flatten();
+            op.shape(&metas.map(Tensor::meta).collect::<Vec<_>>())?;
             target = beside(op.name(), self, &target)?;
             weight = weight.map(|weight| everywhere(self, &weight)).transpose()?;
         }
         let inputs: Vec<&Tensor> =
             [Some(self), Some(&target), weight.as_ref()].into_iter().flatten().collect();
+        let asked = op.asked.0;
         let out = apply_all(op, &inputs)?;
         if options.reduction == Reduction::None {
             return Ok(out[0].clone());
@@ -448,10 +469,16 @@ impl Tensor {
         // Sums over many positions would overflow half precision where their quotient does not.
         let dtype = statistics_dtype(out[0].dtype());
         let total = out[0].to_dtype(dtype)?.sum_all()?;
-        let loss = match options.reduction {
-            Reduction::Mean => total.div(&out[1].detach().to_dtype(dtype)?.sum_all()?)?,
+        let mut loss = match options.reduction {
+            Reduction::Mean => {
+                let weights = out[1].detach().to_dtype(dtype)?.sum_all()?;
+                total.div(&if asked { reduced(&weights)? } else { weights })?
+            }
             _ => total,
         };
+        if asked && dtype != out[0].dtype() {
+            loss = reduced(&loss)?;
+        }
         loss.to_dtype(out[0].dtype())
     }
 

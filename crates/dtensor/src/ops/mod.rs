@@ -36,6 +36,7 @@ pub(crate) use dropout::probability;
 pub use here::Here;
 pub use loss::{CrossEntropy, Reduction};
 pub use quantile::{Interpolation, Quantiles};
+pub(crate) use together::ROUNDS;
 pub use together::Together;
 pub use unary::Gelu;
 
@@ -76,6 +77,12 @@ pub trait Op: Attributes {
             self.name(),
             "this operator has a merging rule, but does not say what ranks do together",
         ))
+    }
+
+    /// Whether what ranks do [together](Op::together) for it has been asked for, so that
+    /// [`explicit_communication`](crate::explicit_communication) lets it pass.
+    fn asked_for(&self) -> bool {
+        false
     }
 
     /// What it is run in inside an [`autocast`](crate::autocast) scope.

@@ -103,7 +103,7 @@ impl Op for Between {
 
 impl Tensor {
     /// The element along one dim, or what lies between two of them, that a part `q` of all are below: 0 gives the smallest, 1 the
-    /// largest. Where one of them is NaN, so is the result.
+    /// largest. Where one of them is NaN, so is the result. There must be an element, and a q.
     ///
     /// ```
     /// use dtensor::{Interpolation, Tensor};
@@ -239,7 +239,7 @@ impl Tensor {
         if keepdim { Ok((value, index)) } else { Ok((value.squeeze(dim)?, index.squeeze(dim)?)) }
     }
 
-    /// The [`median`](Tensor::median) of all elements.
+    /// The [`median`](Tensor::median) of all elements, of which there must be one.
     ///
     /// ```
     /// # use dtensor::Tensor;

@@ -1,7 +1,7 @@
 //! Softmax and its logarithm over one dim.
 
 use super::loss::stays;
-use super::{Here, Locals, Metas, Op, Together, grads, need_float, one};
+use super::{Aside, Here, Locals, Metas, Op, Together, grads, need_float, one};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
 use crate::dispatch::in_loss_parallel;
@@ -22,6 +22,8 @@ fn together_along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 struct Softmax {
     dim: usize,
     log: bool,
+    /// Whether it was said in a scope of [`loss_parallel`](crate::parallel::loss_parallel).
+    asked: Aside<bool>,
 }
 
 impl Op for Softmax {
@@ -36,6 +38,10 @@ impl Op for Softmax {
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         together_along(self.dim, x, out)
+    }
+
+    fn asked_for(&self) -> bool {
+        self.asked.0
     }
 
     fn together(&self, x: &[&Local], known: &[Local], _: &Here<'_>) -> Result<Together> {
@@ -81,8 +87,12 @@ impl Op for SoftmaxGrad {
         together_along(self.0.dim, x, out)
     }
 
+    fn asked_for(&self) -> bool {
+        self.0.asked_for()
+    }
+
     fn together(&self, x: &[&Local], known: &[Local], _: &Here<'_>) -> Result<Together> {
-        let Softmax { dim, log } = self.0;
+        let Softmax { dim, log, .. } = self.0;
         Ok(match known {
             [] => Together::Reduce(parts::backward_sums(x[0], x[1], dim, log)?, ReduceOp::Sum),
             [sum, ..] => Together::Done(one(parts::backward_with(x[0], x[1], sum, dim, log)?)),
@@ -140,8 +150,8 @@ impl Tensor {
 
     #[track_caller]
     fn softmax_along(&self, dim: usize, log: bool) -> Result<Tensor> {
-        let op = Softmax { dim, log };
-        if in_loss_parallel() {
+        let op = Softmax { dim, log, asked: Aside(in_loss_parallel()) };
+        if op.asked.0 {
             stays(op.name(), self)?;
         }
         apply(op, &[self])

@@ -4,6 +4,9 @@ use super::Locals;
 use crate::comm::ReduceOp;
 use crate::engine::Local;
 
+/// How often ranks may ask each other for one operator.
+pub(crate) const ROUNDS: usize = 32;
+
 /// The next thing that ranks do together where a [merging](crate::Rule::merging) factor is cut: an answer of
 /// [`Op::together`](crate::Op::together). All ranks must give the same kind of answer, with values of the same shapes.
 ///
@@ -37,7 +40,7 @@ use crate::engine::Local;
 ///     fn together(&self, x: &[&Local], known: &[Local], _: &Here) -> Result<Together> {
 ///         Ok(match known {
 ///             [] => {
-///                 let sum = x[0].to_vec::<f32>()?.iter().sum();
+///                 let sum: f32 = x[0].to_vec::<f32>()?.iter().sum();
 ///                 Together::Reduce(Local::from_vec(vec![sum], &[])?, ReduceOp::Sum)
 ///             }
 ///             [total, ..] => Together::Done(shares(x[0], total.to_vec()?[0])?),

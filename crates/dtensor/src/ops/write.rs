@@ -128,7 +128,7 @@ impl Op for IndexCopy {
 
 impl Tensor {
     /// A tensor like this one, in which [`slice`](Tensor::slice)`(dim, start, end, step)` is `source`. This one stays as it is: there
-    /// are no writes into tensors, and so none into a view or a gathered copy that would be lost.
+    /// are no writes into tensors, and so none into a view or a gathered copy that would be lost. Both must be of one dtype.
     ///
     /// ```
     /// use dtensor::comm::launch;
@@ -188,7 +188,7 @@ impl Tensor {
     }
 
     /// A tensor like this one, in which the slices of one dim at the given indices (a vector of `i64`) are those of `source`. No index
-    /// may be there twice.
+    /// may be there twice, since which of its slices counts would be anybody's guess; and there must be a dim.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};

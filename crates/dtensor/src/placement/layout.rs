@@ -196,6 +196,31 @@ impl Layout {
         self.map(|&p| if p.is_partial() { Replicate } else { p })
     }
 
+    /// How gradients of the parts lie, as somebody has said it: in any way in which every rank has the elements that it has here. Whether
+    /// they are partial or whole is no difference.
+    pub(crate) fn of_gradient(&self, op: &'static str, placements: Placements) -> Result<Layout> {
+        let grad = Layout::checked(op, &self.mesh, placements, self.shape().clone())?;
+        if self.has_parts_of(&grad) {
+            return Ok(grad);
+        }
+        let message = format!("gradients of parts of a tensor {self} are no parts of one that is {grad}");
+        Err(Error::argument(op, message))
+    }
+
+    /// Whether every rank has the same elements in both layouts of one tensor, in the same order.
+    fn has_parts_of(&self, other: &Layout) -> bool {
+        let (sizes, one, two) = (self.mesh.shape(), &self.spec.key, &other.spec.key);
+        let cuts = |key: &SpecKey| key.placements.iter().map(|p| p.cut()).collect::<SmallVec<[_; 4]>>();
+        let alike = |position: usize| {
+            let at = unravel(position, sizes);
+            let (here, there) = (ranges(one, sizes, &at), ranges(two, sizes, &at));
+            let (shape, _) = part(&one.shape, &here);
+            // Of parts without elements, there is nothing but the shape.
+            here == there || shape.numel() == 0 && shape == part(&two.shape, &there).0
+        };
+        cuts(one) == cuts(two) || (0..self.mesh.size()).all(alike)
+    }
+
     /// The mesh.
     pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh

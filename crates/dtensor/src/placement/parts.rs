@@ -28,9 +28,9 @@ pub struct Chunk {
     /// The rank, by its number in the world.
     pub rank: usize,
     /// Where in the whole the block begins.
-    pub offset: SmallVec<[usize; 4]>,
+    pub offset: Vec<usize>,
     /// Where in the rank's part it begins.
-    pub local_offset: SmallVec<[usize; 4]>,
+    pub local_offset: Vec<usize>,
     /// Its shape.
     pub shape: Shape,
 }
@@ -86,8 +86,8 @@ impl Layout {
         let block = |i: usize| {
             let mut chunk = Chunk {
                 rank: mesh.ranks()[position],
-                offset: SmallVec::new(),
-                local_offset: SmallVec::new(),
+                offset: Vec::new(),
+                local_offset: Vec::new(),
                 shape: Shape::scalar(),
             };
             let mut sizes: SmallVec<[usize; 4]> = SmallVec::new();

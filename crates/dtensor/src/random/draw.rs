@@ -4,7 +4,7 @@ use super::{Distribution, Generator, distributions, next_draw, with_generator};
 use crate::engine::kernels::random as kernel;
 use crate::engine::kernels::window::Window;
 use crate::tensor::{DType, Shape, checked_numel};
-use crate::{DeviceMesh, Result, Tensor, sharded};
+use crate::{Device, DeviceMesh, Result, Tensor};
 
 macro_rules! functions {
     ($(
@@ -37,9 +37,9 @@ macro_rules! functions {
                 with_generator(generator, || Tensor::$draw($($arg,)* shape, dtype))
             }
 
-            #[doc = concat!($what, ", with this tensor's shape and dtype and on its mesh, from this thread's generator.")]
+            #[doc = concat!($what, ", with this tensor's shape, dtype and device and on its mesh, from this thread's generator.")]
             pub fn $like(&self, $($arg: $type),*) -> Result<Tensor> {
-                self.drawn_like(stringify!($like), $distribution)
+                self.drawn_like(stringify!($like), $distribution, self.device())
             }
         )*}
     };
@@ -49,6 +49,9 @@ distributions!(functions);
 impl Tensor {
     /// Whole numbers (`i64`) uniform on `low..high`, from this thread's generator. [`randint_as`](Tensor::randint_as) makes the same
     /// numbers in another dtype.
+    ///
+    /// Each is one of 2⁶⁴ equally likely words, scaled to the range. So probabilities are off from even by at most one part in
+    /// 2⁶⁴ / (`high` − `low`): nothing that could be measured but for ranges near 2⁶³, of which some numbers are twice as likely as others.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -87,14 +90,16 @@ impl Tensor {
         Tensor::fresh(op, window.shape(), dtype, || kernel::draw(distribution, dtype, window, draw))
     }
 
-    /// A random tensor like this one: of its shape and dtype, and on its mesh. A meta tensor is drawn as if it had values.
-    fn drawn_like(&self, op: &'static str, distribution: Distribution) -> Result<Tensor> {
+    /// A random tensor of this one's shape and dtype, and on its mesh. Without a value, where the device has none, a draw is used up
+    /// too.
+    pub(crate) fn drawn_like(
+        &self,
+        op: &'static str,
+        distribution: Distribution,
+        device: Device,
+    ) -> Result<Tensor> {
         let draw = |window: &Window| Tensor::drawn(op, distribution, window, self.dtype(), self.mesh());
-        match self.layout() {
-            None => draw(&Window::whole(self.dims())),
-            // What partial values would make up is on every rank.
-            Some(layout) => sharded::parts(&layout.without_partials(), draw),
-        }
+        self.parts_like(device, draw)
     }
 }
 

@@ -115,7 +115,7 @@ impl Generator {
     /// assert_ne!(parent.fork(3).fork(0), parent.fork(0).fork(3));
     /// ```
     pub fn fork(&self, n: u64) -> Generator {
-        // Words of a draw that no counting comes to.
+        // Words of the last of all draws: counting comes to it, but after 2⁶⁴ − 1 others.
         Generator::new(Draw { seed: self.next.seed, stream: u64::MAX }.word(n))
     }
 

@@ -19,10 +19,10 @@ macro_rules! distributions {
             /// Normal with this mean and standard deviation, but between `a` and `b`, both included
             trunc_normal, trunc_normal_with, trunc_normal_like(mean: f64, std: f64, a: f64, b: f64)
                 "0.0, 1.0, -2.0, 2.0, " F32 => Distribution::Truncated { mean, std, low: a, high: b };
-            /// Whole numbers uniform on `low..high`, in any dtype that holds them all,
+            /// Whole numbers uniform on `low..high` (as even as [`Tensor::randint`]'s), in any dtype that holds them all,
             randint_as, randint_as_with, randint_like(low: i64, high: i64) "0, 10, " U8
                 => Distribution::Integers { low, high };
-            /// 1 with probability `p`, else 0,
+            /// 1 with probability `p`, to the nearest multiple of 2⁻³², else 0,
             bernoulli, bernoulli_with, bernoulli_like(p: f64) "0.3, " U8 => Distribution::Bernoulli { p };
         }
     };

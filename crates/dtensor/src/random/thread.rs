@@ -1,6 +1,6 @@
 //! This thread's generator: what is drawn from where none is given.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use super::{Generator, GeneratorState};
 use crate::engine::kernels::random::Draw;
@@ -8,6 +8,8 @@ use crate::{DeviceMesh, Result};
 
 thread_local! {
     static DEFAULT: RefCell<Generator> = RefCell::new(Generator::new(0));
+    /// Whether it is another one that somebody has given.
+    static LENT: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Starts this thread's generator anew. Every thread begins with seed 0, so ranks that are threads and do the same
@@ -72,28 +74,45 @@ pub fn set_rng_state(state: GeneratorState) {
 /// # }
 /// ```
 pub fn with_generator<R>(generator: &mut Generator, body: impl FnOnce() -> R) -> R {
-    struct Swapped<'a>(&'a mut Generator);
-    impl Swapped<'_> {
-        fn swap(&mut self) {
-            DEFAULT.with_borrow_mut(|default| std::mem::swap(default, self.0));
-        }
-    }
-    impl Drop for Swapped<'_> {
-        fn drop(&mut self) {
-            self.swap();
-        }
-    }
-    let mut swapped = Swapped(generator);
-    swapped.swap();
+    let _lent = lend(generator);
     body()
 }
 
+/// A generator in the place of this thread's, until this goes.
+pub(crate) struct Lent<'a> {
+    generator: &'a mut Generator,
+    before: bool,
+}
+
+/// Puts a generator in the place of this thread's: [`with_generator`] where a closure would lose the line that calls.
+pub(crate) fn lend(generator: &mut Generator) -> Lent<'_> {
+    let mut lent = Lent { generator, before: LENT.replace(true) };
+    lent.swap();
+    lent
+}
+
+impl Lent<'_> {
+    fn swap(&mut self) {
+        DEFAULT.with_borrow_mut(|default| std::mem::swap(default, self.generator));
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.swap();
+        LENT.set(self.before);
+    }
+}
+
 /// The name of the next draw from this thread's generator, which is then used up. If it is for a tensor on a mesh, the others of the mesh
-/// will find out whether theirs was the same.
+/// will find out whether theirs was the same; but a generator that was given need not be the same everywhere, as long as nobody puts
+/// together what came from it.
 pub(crate) fn next_draw(mesh: Option<&DeviceMesh>) -> Draw {
     let draw = DEFAULT.with_borrow_mut(Generator::next_draw);
-    for group in mesh.map_or(&[][..], DeviceMesh::groups) {
-        group.note_draw(draw.seed, draw.stream);
+    if let Some(mesh) = mesh
+        && !LENT.get()
+    {
+        mesh.note_draw(draw.seed, draw.stream);
     }
     draw
 }
@@ -102,8 +121,11 @@ pub(crate) fn next_draw(mesh: Option<&DeviceMesh>) -> Draw {
 /// the mesh, nothing happens.
 ///
 /// Ranks that have drawn different things before draw different numbers. What they draw of a distributed tensor then does not fit together:
-/// their next collective along a dim of its mesh is an error, which says so. To call this before puts it right; that all
-/// [seed](manual_seed) alike and draw alike does so, too, and needs no communication.
+/// their next collective along dims of its mesh is an error, which says so. To call this before puts right what is drawn from then on;
+/// that all [seed](manual_seed) alike and draw alike does so, too, and needs no communication.
+///
+/// What is drawn from a generator that is [given](with_generator), and on other threads than the one that made the mesh, is not compared:
+/// there, ranks may draw what they like.
 ///
 /// ```
 /// use dtensor::comm::launch;
@@ -122,6 +144,7 @@ pub(crate) fn next_draw(mesh: Option<&DeviceMesh>) -> Draw {
 #[track_caller]
 pub fn synchronize_rng(mesh: &DeviceMesh) -> Result<()> {
     let mut state = rng_state();
+    mesh.forget_draws();
     // Dim by dim, those at position 0 hand on what they have.
     for group in mesh.groups().iter().filter(|group| group.size() > 1) {
         state = group.broadcast_object((group.rank() == 0).then_some(&state), 0)?;

@@ -133,6 +133,12 @@ impl Decisions {
         self.epoch += 1;
     }
 
+    /// Forgets everything, and counts anew.
+    pub(crate) fn restart(&mut self) {
+        self.revise();
+        self.stats = CacheStats::default();
+    }
+
     /// Between two that are equal, no rule has changed.
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch

@@ -1,7 +1,7 @@
 //! The layouts an operator is run on: of all that its rule allows, those that cost least to bring the inputs to.
 //!
 //! In this order: nothing has to change; only changes that move nothing; results are brought together instead of inputs; the
-//! cheapest, where outputs that will still have to be reduced count as if they were. Among equals the first one: whole inputs
+//! cheapest, where outputs that will still have to be reduced count as if they were; and last what uncuts a dim that is to stay cut. Among equals the first one: whole inputs
 //! come first, then factors in the order of the rule, then partial values.
 
 use std::sync::Arc;
@@ -33,8 +33,6 @@ pub(crate) struct Decision {
     pub(crate) out_specs: SmallVec<[Arc<Spec>; 1]>,
     /// The mesh dims along which ranks find out the outputs together.
     pub(crate) merged: MeshDims,
-    /// They do so by stacking what each of them knows, not by reducing it.
-    pub(crate) stacked: bool,
 }
 
 /// What happens along one mesh dim.
@@ -64,6 +62,8 @@ enum Class {
     Free,
     Merged,
     Moved,
+    /// What is to stay cut is brought together.
+    Uncut,
 }
 
 /// The placements of all inputs and outputs.
@@ -103,22 +103,22 @@ pub(crate) fn choose(
     layouts: &[&Layout],
 ) -> Result<Decision> {
     check(op, rule, &inputs, &outputs)?;
-    let chooser = Chooser { rule, mesh, inputs: &inputs, outputs: &outputs, layouts };
+    let stays = stays_cut(rule, layouts);
+    let chooser = Chooser { rule, mesh, inputs: &inputs, outputs: &outputs, layouts, stays };
     let (candidate, price) = chooser.best();
     let spec = |(placements, meta): (&PlacementList, &Meta)| {
         mesh.spec(SpecKey { placements: placements.clone(), shape: meta.shape.clone() })
     };
     let specs: SmallVec<[Arc<Spec>; 2]> = candidate.inputs.iter().zip(&inputs).map(spec).collect();
-    let stays = |i: usize| candidate.inputs[i][..] == *layouts[i].placements();
-    let moved = (0..inputs.len()).filter(|&i| !stays(i)).collect();
+    let lies_so = |i: usize| candidate.inputs[i][..] == *layouts[i].placements();
+    let moved = (0..inputs.len()).filter(|&i| !lies_so(i)).collect();
     if rule.strict && price.class > Class::Free {
         return Err(chooser.refused(op, &candidate));
     }
     let out_specs: SmallVec<[Arc<Spec>; 1]> = candidate.outputs.iter().zip(&outputs).map(spec).collect();
     let part = |(meta, spec): (&Meta, &Arc<Spec>)| Meta { shape: spec.local.clone(), ..meta.clone() };
     let parts = outputs.iter().zip(&out_specs).map(part).collect();
-    let (merged, stacked) = (candidate.merged, rule.merged_item > 0);
-    Ok(Decision { inputs, specs, moved, outputs, parts, out_specs, merged, stacked })
+    Ok(Decision { inputs, specs, moved, outputs, parts, out_specs, merged: candidate.merged })
 }
 
 /// A rule for other tensors than there are would be read out of bounds.
@@ -167,6 +167,26 @@ struct Chooser<'a> {
     inputs: &'a [Meta],
     outputs: &'a [Meta],
     layouts: &'a [&'a Layout],
+    /// The mesh dims that cut what is to stay cut.
+    stays: MeshDims,
+}
+
+/// The mesh dims along which an input is cut that is [to stay so](Rule::merging_along).
+fn stays_cut(rule: &Rule, layouts: &[&Layout]) -> MeshDims {
+    let mut dims = MeshDims::new();
+    if rule.merged_item > 0 || rule.factors.iter().all(|factor| factor.kind != Kind::Merging) {
+        return dims;
+    }
+    for (carried, layout) in rule.inputs.iter().zip(layouts) {
+        for (m, cut) in decode(rule, carried, layout).into_iter().enumerate() {
+            if matches!(cut, Some(Choice::Cut { factor, .. }) if rule.factors[factor].kind == Kind::Merging)
+                && !dims.contains(&m)
+            {
+                dims.push(m);
+            }
+        }
+    }
+    dims
 }
 
 impl Chooser<'_> {
@@ -274,6 +294,7 @@ impl Chooser<'_> {
             }
         }
         let class = match (now, as_it_is, candidate.merged.is_empty()) {
+            _ if self.stays.iter().any(|m| !candidate.merged.contains(m)) => Class::Uncut,
             (0, true, true) => Class::AsItIs,
             (0, false, true) => Class::Free,
             (0, _, false) => Class::Merged,
@@ -484,6 +505,23 @@ mod tests {
         );
         // But what costs nothing is done.
         assert_eq!(decided(add, &[(&[3], Shard(0)), (&[3], Replicate)], &[3]), "S(0), S(0) -> S(0)");
+    }
+
+    #[test]
+    fn what_is_to_stay_cut_does_whatever_that_costs() {
+        let loss = |x: &[Meta], out: &[Meta]| Rule::of("n c, n -> n", x, out)?.merging_along("c");
+        let of = |scores, target| decided(loss, &[(&[64, 4], scores), (&[64], target)], &[64]);
+        assert_eq!(of(Shard(1), Replicate), "S(1), R -> R");
+        assert_eq!(of(Shard(1), Shard(0)), "S(1), R -> R");
+        assert_eq!(of(Shard(0), Shard(0)), "S(0), S(0) -> S(0)");
+        let strided = StridedShard { dim: 1, split_factor: 2 };
+        assert_eq!(of(strided, Shard(0)), "_S(1, 2), R -> R");
+        // Unless that cannot be.
+        let ranges =
+            |x: &[Meta], out: &[Meta]| Rule::of("n c, n -> n", x, out)?.merging_along("c")?.contiguous("c");
+        let of = |scores, target| decided(ranges, &[(&[64, 4], scores), (&[64], target)], &[64]);
+        assert_eq!(of(Shard(1), Shard(0)), "S(1), R -> R");
+        assert_eq!(of(strided, Shard(0)), "S(0), S(0) -> S(0)");
     }
 
     #[test]

@@ -294,9 +294,9 @@ impl Rule {
         self
     }
 
-    /// This factor, which outputs may carry, is never brought together because of this operator: where it is cut, ranks find out
-    /// [together](crate::Op::together) what their parts of the outputs depend on. There is an example at
-    /// [`Together`](crate::Together).
+    /// This factor, which outputs may carry, stays cut whatever else that costs: ranks find out [together](crate::Op::together) what their
+    /// parts of the outputs depend on. Only where a part would have to be one range of indices and is not is it brought together.
+    /// There is an example at [`Together`](crate::Together).
     pub fn merging_along(mut self, name: &str) -> Result<Rule> {
         let f = self.find(name)?;
         self.factors[f].kind = Kind::Merging;

@@ -10,7 +10,7 @@ use crate::engine::kernels::copy;
 use crate::engine::kernels::window::Window;
 use crate::mesh::DeviceMesh;
 use crate::placement::Layout;
-use crate::{Error, Result};
+use crate::{Error, Result, sharded};
 
 thread_local! {
     static DEVICE: Cell<Device> = const { Cell::new(Device::Cpu) };
@@ -260,7 +260,26 @@ impl Tensor {
 
     /// The identity matrix of `n` rows.
     pub fn eye(n: usize, dtype: DType) -> Result<Tensor> {
-        Tensor::fresh("eye", &[n, n], dtype, || copy::eye(dtype, n, n))
+        Tensor::eye_window(dtype, &Window::whole(&[n, n]))
+    }
+
+    /// The part of a matrix with ones on its diagonal, else zeros, that a window shows.
+    pub(crate) fn eye_window(dtype: DType, window: &Window) -> Result<Tensor> {
+        checked_numel("eye", window.whole_shape())?;
+        Tensor::fresh("eye", window.shape(), dtype, || copy::eye(dtype, window))
+    }
+
+    /// A tensor of this one's shape on `device`, and on its mesh: `make` makes the elements that a window shows. Where this one has
+    /// partial values, that one is whole.
+    pub(crate) fn parts_like(
+        &self,
+        device: Device,
+        make: impl FnOnce(&Window) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        on_device(device, || match self.layout() {
+            None => make(&Window::whole(self.dims())),
+            Some(layout) => sharded::parts(&layout.without_partials(), make),
+        })
     }
 
     /// Zeros of this tensor's shape, dtype and device, on its mesh if it is distributed.
@@ -275,10 +294,16 @@ impl Tensor {
 
     /// One number everywhere, with this tensor's shape, dtype and device.
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Tensor> {
+        self.full_like_on(self.device(), value)
+    }
+
+    /// As [`full_like`](Tensor::full_like), on another device.
+    pub(crate) fn full_like_on(&self, device: Device, value: impl Into<Scalar>) -> Result<Tensor> {
+        let meta = Meta { device, ..self.meta() };
         match self.layout() {
-            None => Tensor::full_of(&self.meta(), value),
+            None => Tensor::full_of(&meta, value),
             // What partial values sum up to must be the number.
-            Some(layout) => Tensor::full_laid(&layout.without_partials(), &self.meta(), value),
+            Some(layout) => Tensor::full_laid(&layout.without_partials(), &meta, value),
         }
     }
 

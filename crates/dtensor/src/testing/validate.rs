@@ -16,7 +16,7 @@ use crate::dispatch::{Applied, Observer, observed};
 use crate::engine::Local;
 use crate::engine::kernels::{cat, reduce};
 use crate::mesh::DeviceMesh;
-use crate::ops::{Here, Locals, Op, Together};
+use crate::ops::{Here, Locals, Op, ROUNDS, Together};
 use crate::placement::{Partial, Placement, PlacementList, Replicate, Shard, Spec, SpecKey, shown};
 use crate::sharding::{Candidate, candidates};
 use crate::tensor::Meta;
@@ -166,7 +166,7 @@ fn try_all(
     search: bool,
 ) -> Result<Validation> {
     let rule = match RULES.with_borrow(Clone::clone) {
-        Some(mesh) => mesh.rule_of(op, metas, outputs)?,
+        Some(mesh) => mesh.rule_of(op, metas, outputs, false)?,
         None => op.rule(metas, outputs)?,
     };
     let inputs = inputs.iter().map(|x| Array::of(x.part(op.name())?)).collect::<Result<Vec<_>>>()?;
@@ -247,7 +247,10 @@ impl<'a> Trial<'a> {
         let mut results: Vec<Vec<Array>> = vec![Vec::new(); self.outputs.len()];
         // What each rank has been told by the others.
         let mut known: Vec<Vec<Local>> = vec![Vec::new(); self.meshes.len()];
-        loop {
+        for round in 0.. {
+            if round > ROUNDS {
+                return Err(format!("after {ROUNDS} rounds ranks have not found out the outputs together"));
+            }
             let mut asked = Vec::new();
             for (rank, mesh) in self.meshes.iter().enumerate() {
                 let (specs, _) = parts_on(mesh, &row.inputs, self.metas);

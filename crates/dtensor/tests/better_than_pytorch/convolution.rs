@@ -1,3 +1,5 @@
+//! Operators whose results were wrong: convolutions and quantiles.
+
 use dtensor::testing::spmd;
 use dtensor::{Convolution, Interpolation, Padding, Result, Shard, Tensor, distribute_tensor};
 
@@ -82,13 +84,15 @@ fn item_03_quantile_of_sharded_dims() {
                 let between = kinds[i];
                 for list in lists(&mesh, &whole_or_cut(2)) {
                     for dim in 0..2 {
-                        same_everywhere(&mesh, &x, &[list.clone()], |x| {
+                        same_everywhere(&mesh, &x, std::slice::from_ref(&list), |x| {
                             x[0].quantile(0.25, dim, false, between)
                         })?;
-                        same_everywhere(&mesh, &x, &[list.clone()], |x| {
+                        same_everywhere(&mesh, &x, std::slice::from_ref(&list), |x| {
                             x[0].quantile([0.0, 0.5, 1.0], dim, true, kinds[4 - i])
                         })?;
-                        same_everywhere(&mesh, &x, &[list.clone()], |x| Ok(x[0].median(dim, false)?.0))?;
+                        same_everywhere(&mesh, &x, std::slice::from_ref(&list), |x| {
+                            Ok(x[0].median(dim, false)?.0)
+                        })?;
                     }
                     same_everywhere(&mesh, &x, &[list], |x| x[0].quantile_all(0.5, between))?;
                 }

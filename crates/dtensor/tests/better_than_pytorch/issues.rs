@@ -1,3 +1,5 @@
+//! What users of PyTorch have reported, by the number of the report.
+
 use dtensor::comm::record;
 use dtensor::nn::{LayerNorm, Linear, Module, Parameter};
 use dtensor::optim::Sgd;
@@ -171,10 +173,8 @@ fn issue_168375_a_seed_gives_the_numbers_of_one_device() {
             manual_seed(11);
             let alone = Linear::new(5, 7, true)?;
             for list in lists(&mesh, &whole_or_cut(2)) {
-                let weight = Parameter::drawn([7, 5], |like| {
-                    let bound = 1.0 / 5f64.sqrt();
-                    like.rand_like()?.mul(2.0 * bound)?.sub(bound)
-                })?;
+                let bound = 1.0 / 5f64.sqrt();
+                let weight = Parameter::drawn([7, 5], move |like| like.uniform_like(-bound, bound))?;
                 weight.replace(&distribute_tensor(&weight.get().detach(), &mesh, list)?)?;
                 manual_seed(11);
                 weight.reset_parameters()?;

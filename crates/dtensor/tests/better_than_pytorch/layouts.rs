@@ -1,3 +1,5 @@
+//! Tensors laid on a mesh: distributed, made, drawn and gathered.
+
 use dtensor::nn::{Linear, Module, Parameter};
 use dtensor::parallel::{ColwiseParallel, ParallelizeOptions, parallelize_module_with};
 use dtensor::testing::spmd;

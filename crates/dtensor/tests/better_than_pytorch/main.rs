@@ -8,6 +8,7 @@ mod issues;
 mod layouts;
 mod operators;
 mod rules;
+mod scopes;
 
 use dtensor::comm::World;
 use dtensor::{

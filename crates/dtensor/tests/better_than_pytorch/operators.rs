@@ -1,3 +1,5 @@
+//! Operators on parts and partial values, and writes.
+
 use dtensor::comm::{ReduceOp, record};
 use dtensor::testing::spmd;
 use dtensor::{DType, Partial, Replicate, Result, Shard, Tensor, distribute_tensor, implicit_replication};
@@ -102,8 +104,8 @@ fn item_07_a_sharded_dim_of_size_one_is_expanded() {
         for mesh in [line(&world)?, plane(&world)?] {
             for list in lists(&mesh, &whole_or_cut(2)) {
                 let x = [numbers(&[1, 3])];
-                same_everywhere(&mesh, &x, &[list.clone()], |x| x[0].expand([4, 3]))?;
-                same_everywhere(&mesh, &x, &[list.clone()], |x| x[0].expand([2, 5, 3]))?;
+                same_everywhere(&mesh, &x, std::slice::from_ref(&list), |x| x[0].expand([4, 3]))?;
+                same_everywhere(&mesh, &x, std::slice::from_ref(&list), |x| x[0].expand([2, 5, 3]))?;
                 same_everywhere(&mesh, &x, &[list], |x| x[0].expand([0, 3]))?;
             }
         }

@@ -1,3 +1,5 @@
+//! Sharding rules that users register.
+
 use dtensor::comm::{World, record};
 use dtensor::testing::{spmd, validate_on};
 use dtensor::{

@@ -2,6 +2,7 @@
 
 use super::*;
 use dtensor::comm::ReduceOp;
+use dtensor::{Here, Local, Locals, Meta, Metas, Op, Rule, apply_all};
 
 /// Without the places in the program, and without lines that say nothing of communication.
 fn plain(text: &str) -> Vec<String> {
@@ -91,4 +92,41 @@ fn collectives_of_nobody_stand_for_themselves() {
         Ok(())
     });
     assert_eq!(CommDebugMode::new().debug_string(), "");
+}
+
+/// An operator that only looks at its input.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Look;
+
+impl Op for Look {
+    fn name(&self) -> &'static str {
+        "look"
+    }
+
+    fn shape(&self, _: &[Meta]) -> Result<Metas> {
+        Ok(Metas::new())
+    }
+
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Ok(Rule::replicated(x, out))
+    }
+
+    fn kernel(&self, _: &[&Local], _: &Here) -> Result<Locals> {
+        Ok(Locals::new())
+    }
+}
+
+/// What is listened to has an output: one that has none is refused before, on a mesh as elsewhere.
+#[test]
+fn operators_without_outputs_are_refused_before_they_are_heard() -> Result<()> {
+    let x = Tensor::ones([2], DType::F32)?;
+    let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], "tp")?;
+    let laid = distribute_tensor(&x, &mesh, [Shard(0)])?;
+    let mode = CommDebugMode::new();
+    for x in [&x, &laid] {
+        let error = mode.run(|| apply_all(Look, &[x])).unwrap_err().to_string();
+        assert!(error.contains("look: the shape rule promises no output"), "{error}");
+    }
+    assert!(mode.operations().is_empty());
+    Ok(())
 }

@@ -107,6 +107,73 @@ fn truncated_normal_numbers() -> Result<()> {
     Ok(())
 }
 
+/// The distribution function of what is between two bounds, of which the first is nearer to the mean, by sums from there on: the
+/// density may be too small for a number, but not in relation to that at the bound.
+fn summed_cdf(mean: f64, std: f64, near: f64, far: f64) -> impl Fn(f64) -> f64 {
+    const STEPS: usize = 200_000;
+    let h = (far - near) / STEPS as f64;
+    let density = move |x: f64| {
+        let (z, way) = ((near - mean) / std, (x - near) / std);
+        (-way * (z + 0.5 * way)).exp()
+    };
+    let mut sums = vec![0.0];
+    for i in 0..STEPS {
+        let x = near + h * i as f64;
+        let step = (density(x) + 4.0 * density(x + 0.5 * h) + density(x + h)) / 6.0;
+        sums.push(sums[i] + step);
+    }
+    move |x| {
+        let at = (x - near) / h;
+        let i = (at as usize).min(STEPS - 1);
+        (sums[i] + (sums[i + 1] - sums[i]) * (at - i as f64)) / sums[STEPS]
+    }
+}
+
+/// Between bounds so near to each other, or so far out, that probabilities hardly tell numbers apart.
+#[test]
+fn truncated_normal_numbers_where_hardly_any_are() -> Result<()> {
+    manual_seed(13);
+    for dtype in WIDE {
+        for (mean, std, a, b) in [
+            (0.0, 1e16, 0.0, 1.0),
+            (0.0, 1e14, 0.0, 1.0),
+            (0.25, 1e9, 0.0, 1.0),
+            (3.0, 1e5, -0.5, 1.0),
+            (0.0, 1.0, 50.0, 60.0),
+            (0.0, 1.0, -60.0, -50.0),
+            (1.0, 0.5, 40.0, 40.01),
+            (0.0, 1e-3, 1.0, 1.000001),
+            (0.0, 1.0, 11.0, 11.3),
+        ] {
+            let x = Tensor::trunc_normal(mean, std, a, b, [N], dtype)?.to_f64_vec()?;
+            assert!(x.iter().all(|&x| a <= x && x <= b));
+            let upper = a + b > 2.0 * mean;
+            let cdf = if upper { summed_cdf(mean, std, a, b) } else { summed_cdf(mean, std, b, a) };
+            let uniform: Vec<f64> = x.iter().map(|&x| cdf(x)).collect();
+            let what = format!("trunc_normal({mean}, {std}, {a}, {b}) {dtype}");
+            // Where the dtype's own steps would be seen in small parts, in none of them.
+            let widest = uniform_steps(&x, &cdf, dtype);
+            let bins = (0.02 / widest).clamp(1.0, 256.0) as usize;
+            if bins >= 16 {
+                expect_even(&uniform, bins, &what);
+                expect_uniform(&uniform, &what);
+            } else {
+                assert_eq!(dtype, DType::F32, "{what}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How much the distribution function grows over the steps that numbers of the dtype have, at most.
+fn uniform_steps(x: &[f64], cdf: &impl Fn(f64) -> f64, dtype: DType) -> f64 {
+    let epsilon = if dtype == DType::F32 { f64::from(f32::EPSILON) } else { f64::EPSILON };
+    let (least, most) = x.iter().fold((f64::MAX, f64::MIN), |(least, most), &x| (least.min(x), most.max(x)));
+    let step = epsilon * least.abs().max(most.abs());
+    let growth = |x: f64| (cdf((x + step).min(most)) - cdf(x)).abs();
+    growth(least).max(growth((most - step).max(least)))
+}
+
 #[test]
 fn whole_numbers() -> Result<()> {
     manual_seed(4);

@@ -3,7 +3,8 @@
 use dtensor::comm::World;
 use dtensor::testing::spmd;
 use dtensor::{
-    DType, DeviceMesh, Generator, Placement, Replicate, Result, Shard, Tensor, rng_state, sharded, use_mesh,
+    Attention, DType, Device, DeviceMesh, Generator, Placement, Replicate, Result, Shard, Tensor, autocast,
+    on_device, rng_state, sharded, use_mesh,
 };
 
 use crate::bits::{Field, bits};
@@ -166,13 +167,68 @@ fn arguments_are_checked_before_anything_is_drawn() {
             [Tensor::normal(0.0, 1.0, [2], dtype), sharded::normal(0.0, 1.0, [2], dtype, &mesh, s)],
         );
     }
+    // Nothing of the dtype is there.
+    for (low, high, dtype) in [(1.0001, 1.0002, DType::BF16), (65510.0, 65515.0, DType::F16)] {
+        refused(
+            "uniform",
+            "there is no number of dtype",
+            [Tensor::uniform(low, high, [2], dtype), sharded::uniform(low, high, [2], dtype, &mesh, s)],
+        );
+    }
+    refused(
+        "trunc_normal",
+        "there is no number of dtype f16",
+        [
+            Tensor::trunc_normal(0.0, 1.0, 1e5, f64::INFINITY, [2], DType::F16),
+            sharded::trunc_normal(0.0, 1.0, 1e5, f64::INFINITY, [2], DType::F16, &mesh, s),
+        ],
+    );
     let huge = [usize::MAX / 2, 8];
     refused("rand", "too many", [Tensor::rand(huge, f), sharded::rand(huge, f, &mesh, s)]);
+    // What an operator refuses.
+    let whole = Tensor::ones([2, 3], DType::I64).unwrap();
+    let laid = sharded::ones([2, 3], DType::I64, &mesh, s).unwrap();
+    refused("dropout", "floating-point", [whole.dropout(0.5), laid.dropout(0.5)]);
+    refused("bernoulli", "floating-point", [whole.bernoulli_each(), laid.bernoulli_each()]);
+    refused(
+        "bernoulli",
+        "floating-point",
+        [whole.bernoulli_each_with(&mut generator), laid.bernoulli_each_with(&mut generator)],
+    );
+    let options = Attention { dropout: 0.5, ..Default::default() };
+    let attend = |q: &Tensor, k: &Tensor| q.scaled_dot_product_attention(k, k, options);
+    let (q, k) = (Tensor::ones([2, 3], f).unwrap(), Tensor::ones([2, 4], f).unwrap());
+    let name = "scaled_dot_product_attention";
+    refused(name, "floating-point", [attend(&whole, &whole), attend(&laid, &laid)]);
+    refused(name, "query and key must agree", [attend(&q, &k), autocast(DType::BF16, || attend(&q, &k))]);
     assert_eq!((rng_state(), generator), (before, Generator::new(1)));
+    // What mixed precision makes alike is none of that.
+    let half = q.to_dtype(DType::BF16).unwrap();
+    assert!(attend(&q, &half).is_err());
+    assert!(autocast(DType::BF16, || attend(&q, &half)).is_ok());
+    assert_eq!(rng_state().draws, before.draws + 1);
     // A bad probability is found by the rank that has it.
     let p = Tensor::from_slice(&[0.5f32, 1.5], [2]).unwrap();
     assert!(p.bernoulli_each().unwrap_err().to_string().contains("between 0 and 1"));
     assert!(p.to_dtype(DType::I64).unwrap().bernoulli_each().is_err());
+}
+
+/// What is like a tensor without a value has none, as with zeros; but a draw is used up, as by a model that is made with values.
+#[test]
+fn what_is_like_a_tensor_is_on_its_device() -> Result<()> {
+    let mesh = DeviceMesh::new(&World::simulated(2, 1)?, [2], "tp")?;
+    let laid = on_device(Device::Meta, || sharded::zeros([3], DType::F32, &mesh, [Shard(0)]))?;
+    for x in [Tensor::meta_of([3], DType::F32)?, laid] {
+        let before = rng_state().draws;
+        for y in [x.randn_like()?, x.bernoulli_like(0.5)?, x.randint_like(0, 3)?] {
+            assert!(y.is_meta() && y.layout() == x.layout());
+        }
+        assert_eq!(rng_state().draws, before + 3);
+    }
+    // And the other way round.
+    let here = Tensor::zeros([3], DType::F32)?;
+    assert!(!on_device(Device::Meta, || here.randn_like())?.is_meta());
+    Ok(())
 }
 
 #[test]

@@ -35,9 +35,16 @@ fn everywhere(world: &World) -> Result<()> {
         for (name, rule) in rules() {
             for shape in [&[5, 3][..], &[2, 2], &[0, 3], &[2, 3, 5], &[7], &[]] {
                 // Fans need two dims, and a diagonal has exactly two.
-                if shape.len() != 2
-                    && (name == "eye" || (shape.len() < 2 && rule.tensor(shape, DType::F32).is_err()))
-                {
+                let refused = match name {
+                    "eye" => shape.len() != 2,
+                    "xavier_uniform" | "xavier_normal" | "kaiming_uniform" | "kaiming_normal" => {
+                        shape.len() < 2
+                    }
+                    _ => false,
+                };
+                if refused {
+                    let error = rule.tensor(shape, DType::F32).expect_err(name).to_string();
+                    assert!(error.contains(name), "{error}");
                     continue;
                 }
                 for dtype in FLOATS {
@@ -226,16 +233,38 @@ fn what_cannot_be_is_refused_and_nothing_is_changed() -> Result<()> {
         (init::trunc_normal(0.0, -1.0, 1.0, 2.0), &matrix, &["trunc_normal", "std >= 0"]),
         (init::uniform(1.0, 0.0), &matrix, &["uniform", "low <= high"]),
         (init::normal(0.0, 1.0), &whole, &["normal", "i64", "floating-point"]),
+        (init::xavier_uniform(1.0), &whole, &["xavier_uniform", "i64", "floating-point"]),
+        (init::kaiming_normal(Fan::In, Nonlinearity::Relu), &whole, &["kaiming_normal", "floating-point"]),
         (init::constant(0.5), &whole, &["0.5", "not a whole number"]),
     ] {
         let error = rule.apply(parameter).expect_err("it cannot be").to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        assert!(!error.contains("_like"), "{error}");
     }
     assert!(matches!(calculate_fans([]), Err(Error::Argument { .. })));
     assert_eq!(rng_state(), before);
     for parameter in [&vector, &matrix, &cube] {
         assert!(parameter.get().to_vec::<f32>()?.iter().all(|&x| x == 1.0));
     }
+    Ok(())
+}
+
+/// A rank makes its part of a diagonal and no more: of the whole of this one, nobody has the room.
+#[test]
+fn a_diagonal_is_made_in_parts() -> Result<()> {
+    let (n, at) = (1usize << 20, 1usize << 12);
+    let mesh = DeviceMesh::new(&World::simulated(1 << 18, at)?, [1 << 18], "tp")?;
+    let parameter =
+        Parameter::new(&on_device(Device::Meta, || sharded::zeros([n, n], DType::F32, &mesh, [Shard(0)]))?)?;
+    init::eye().apply(&parameter)?;
+    let part = parameter.get().detach().to_local()?;
+    assert_eq!(part.dims(), [4, n]);
+    let part = part.to_vec::<f32>()?;
+    for row in 0..4 {
+        let one = row * n + 4 * at + row;
+        assert_eq!(part[one], 1.0);
+    }
+    assert_eq!(part.iter().filter(|&&x| x != 0.0).count(), 4);
     Ok(())
 }
 

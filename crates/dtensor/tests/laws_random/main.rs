@@ -8,6 +8,7 @@ mod layouts;
 mod ranks;
 
 mod bits;
+mod coming_apart;
 mod distributions;
 mod dropout;
 mod factories;

@@ -1,5 +1,7 @@
 //! Gradients are those of one device.
 
+use dtensor::{BackwardOptions, grad};
+
 use super::*;
 
 /// The gradients of a weighed sum of the output with respect to both inputs, here and on one device.
@@ -169,5 +171,92 @@ fn checkpoints_run_it_again() {
             checkpoint(x, move |x: &Tensor| sum.call((x, &w)))
         };
         case.check(&mesh, [Shard(0)], [Shard(0)], both)
+    });
+}
+
+/// Of a function of both inputs: the gradient with respect to the second, weighed, and the gradients of that.
+fn twice(
+    x: &Tensor,
+    w: &Tensor,
+    [dy, dw]: [&Tensor; 2],
+    function: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<[Tensor; 3]> {
+    let graph = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+    let loss = function(x, w)?.mul(dy)?.sum_all()?;
+    let first = grad(&loss, &[w], graph)?.swap_remove(0).expect("it was used");
+    let second = grad(&first.mul(dw)?.sum_all()?, &[x, w], BackwardOptions::default())?;
+    let [Some(of_x), Some(of_w)] = &second[..] else { panic!("both were used") };
+    Ok([first, of_x.clone(), of_w.clone()])
+}
+
+#[test]
+fn of_gradients() {
+    for ranks in 1..=3 {
+        spmd(ranks, |world| {
+            let mesh = line(&world)?;
+            let lay = |x: &Tensor, p: Placement| distribute_tensor(x, &mesh, [p])?.requires_grad_(true);
+            let cube = local_map(|_: &Tensor, x: &Tensor| x.mul(x)?.mul(x));
+            let product = |x: &Tensor, w: &Tensor| x.matmul(w)?.sin();
+            let rows = local_map(product).out_placements([Shard(0)]).in_grad_placements(([Shard(0)], [P]));
+            let group = mesh.group(0)?.clone();
+            let sum = move |x: &Tensor, w: &Tensor| group.all_reduce(&x.matmul(w)?, ReduceOp::Sum)?.sin();
+            let sum = local_map(sum).out_placements([R]).out_grad_placements([P]);
+            for (n, k, m) in [(4, 4, 4), (5, 3, 2), (1, 2, 5), (2, 1, 1), (0, 2, 3)] {
+                let leaf = |seed: i64, n: usize, m: usize| numbers(seed, [n, m])?.requires_grad_(true);
+                let (x, w) = (leaf(1, n, k)?, leaf(2, k, m)?);
+                let (dy, dw) = (numbers(3, [n, m])?, numbers(4, [k, m])?);
+                let due = twice(&x, &w, [&dy, &dw], product)?;
+                // However the weights lie, and so the gradients that come back.
+                for lies in [R, Shard(0), Shard(1), P] {
+                    let weights = [&lay(&dy, R)?.detach(), &lay(&dw, lies)?.detach()];
+                    let by_rows =
+                        twice(&lay(&x, Shard(0))?, &lay(&w, R)?, weights, |x, w| rows.call((x, w)))?;
+                    by_rows.iter().zip(&due).for_each(|(got, due)| close(got, due));
+                    let summed =
+                        twice(&lay(&x, Shard(1))?, &lay(&w, Shard(0))?, weights, |x, w| sum.call((x, w)))?;
+                    summed.iter().zip(&due).for_each(|(got, due)| close(got, due));
+                    for from in [R, Shard(0), Shard(1)] {
+                        let w = lay(&w, from)?;
+                        let y = cube.clone().out_placements([from]).call((&w, &w))?.sum_all()?;
+                        let graph = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+                        let first = grad(&y, &[&w], graph)?.swap_remove(0).expect("it was used");
+                        let second = grad(&first.mul(weights[1])?.sum_all()?, &[&w], Default::default())?;
+                        let due = numbers(2, [k, m])?.mul(&dw)?.mul(6.0)?;
+                        close(second[0].as_ref().expect("it was used"), &due);
+                    }
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Parts are in the dtype of the scope that the function is called in, and gradients in that of the inputs.
+#[test]
+fn under_autocast() {
+    spmd(2, |world| {
+        let mesh = line(&world)?;
+        let (x, w) = (numbers(1, [5, 3])?.to_dtype(DType::F32)?, numbers(2, [3, 4])?.to_dtype(DType::F32)?);
+        let leaf = |x: &Tensor| x.detach().requires_grad_(true);
+        let (whole_x, whole_w) = (leaf(&x)?, leaf(&w)?);
+        let due = autocast(DType::BF16, || whole_x.matmul(&whole_w))?;
+        due.sum_all()?.backward()?;
+        let laid_x = distribute_tensor(&x, &mesh, [Shard(0)])?.requires_grad_(true)?;
+        let laid_w = distribute_tensor(&w, &mesh, [R])?.requires_grad_(true)?;
+        let mm = local_map(|x: &Tensor, w: &Tensor| x.matmul(w))
+            .out_placements([Shard(0)])
+            .in_grad_placements(([Shard(0)], [P]));
+        let y = autocast(DType::BF16, || mm.call((&laid_x, &laid_w)))?;
+        assert_eq!((y.dtype(), y.dims()), (DType::BF16, &[5, 4][..]));
+        assert_eq!(y.full_tensor()?.to_f64_vec()?, due.to_f64_vec()?);
+        y.sum_all()?.backward()?;
+        for (laid, whole) in [(&laid_x, &whole_x), (&laid_w, &whole_w)] {
+            let (got, due) = (laid.grad().expect("a leaf"), whole.grad().expect("a leaf"));
+            assert_eq!(got.dtype(), DType::F32);
+            // The sums over rows are rounded once on each rank.
+            let apart = got.full_tensor()?.sub(&due)?.abs()?.max_all()?.item::<f32>()?;
+            assert!(apart <= 0.02, "{apart}");
+        }
+        Ok(())
     });
 }

@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use dtensor::comm::{World, record};
-use dtensor::parallel::{MapFunction, PassThrough, Plain};
+use dtensor::parallel::{Leaves, MapFunction, MapValue, PassThrough, Plain, Tensors};
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
 use modules::{close, raises};
@@ -305,7 +305,8 @@ fn ranks_outside_the_mesh_do_not_run_the_function() {
             close(&neg.call(&laid)?, &x.neg()?);
         } else {
             let (result, calls) = record(|| neg.call(&laid));
-            raises(result, "rank 1 is not in the mesh");
+            let error = raises(result, "rank 1 is not in the mesh").to_string();
+            assert!(error.contains("`if mesh.coordinate().is_some()`"), "{error}");
             assert!(calls.is_empty() && !ran.get());
             // Plain tensors are its own.
             close(&neg.call(&x)?, &x.neg()?);
@@ -320,4 +321,86 @@ fn a_map_can_be_shown() {
     let shown = format!("{map:?}");
     assert!(shown.starts_with("local_map(") && shown.contains("out_placements=([S(0)],)"), "{shown}");
     assert!(shown.contains("in_placements=([S(1)],), in_grad_placements=None"), "{shown}");
+    assert!(shown.contains("out_shapes=None, even_outputs=false, device_mesh=None"), "{shown}");
+    let mesh = DeviceMesh::new(&World::simulated(2, 0).unwrap(), [2], "tp").unwrap();
+    let shown = format!("{:?}", map.out_shapes([5, 3]).even_outputs(true).device_mesh(&mesh));
+    let said = format!("out_shapes=([5, 3],), even_outputs=true, device_mesh={mesh}");
+    assert!(shown.contains(&said), "{shown}");
+}
+
+/// What was asked for is not implicit.
+#[test]
+fn inputs_are_redistributed_where_communication_is_explicit() {
+    spmd(2, |world| {
+        let mesh = line(&world)?;
+        let x = numbers(0, [3, 5])?;
+        let rows = distribute_tensor(&x, &mesh, [Shard(0)])?;
+        let columns = rows.redistribute([Shard(1)])?;
+        let neg = local_map(Tensor::neg).in_placements([Shard(1)]).out_placements([Shard(1)]);
+        let neg = neg.redistribute_inputs(true);
+        let (y, calls) = record(|| explicit_communication(Mode::Error, || neg.call(&rows)));
+        close(&y?, &x.neg()?);
+        assert_eq!(
+            calls.iter().map(|call| call.collective.name()).collect::<Vec<_>>(),
+            ["all_to_all", "exchange"]
+        );
+        // What the function does with distributed tensors that it holds is.
+        let held = rows.clone();
+        let implicit = local_map(move |_: &Tensor| Ok(Plain(held.add(&columns)?)));
+        raises(explicit_communication(Mode::Error, || implicit.call(&rows)), "add");
+        Ok(())
+    });
+}
+
+/// Shapes without data go the same way.
+#[test]
+fn meta_tensors_have_shapes() {
+    spmd(3, |world| {
+        let mesh = line(&world)?;
+        for n in [6, 5, 2, 0] {
+            let meta = Tensor::meta_of([n, 4], DType::F32)?;
+            let x = distribute_tensor(&meta, &mesh, [Shard(0)])?.requires_grad_(true)?;
+            let both = |x: &Tensor| Ok((x.transpose(0, 1)?, Some(x.sum([0])?)));
+            let map = local_map(both).in_placements([Shard(0)]).out_placements(([Shard(1)], [P]));
+            let (turned, sum) = map.call(&x)?;
+            let sum = sum.expect("it is there");
+            assert!(turned.is_meta() && sum.is_meta());
+            assert_eq!((turned.dims(), turned.placements()), (&[4, n][..], &[Shard(1)][..]));
+            assert_eq!((sum.dims(), sum.placements()), (&[4][..], &[P][..]));
+            turned.sum_all()?.add(&sum.sum_all()?)?.backward()?;
+            let grad = x.grad().expect("it was used");
+            assert!(grad.is_meta());
+            assert_eq!(grad.layout(), x.layout());
+        }
+        Ok(())
+    });
+}
+
+/// However many results are cut, their sizes are told at once.
+#[test]
+fn sizes_of_all_results_are_told_in_one_exchange() {
+    spmd(3, |world| {
+        let mesh = line(&world)?;
+        let x = numbers(0, [5, 4])?;
+        let laid = distribute_tensor(&x, &mesh, [Shard(0)])?;
+        let names = |calls: &[dtensor::comm::Call]| {
+            calls.iter().map(|call| call.collective.name()).collect::<Vec<_>>()
+        };
+        let all = |x: &Tensor| Ok((x.neg()?, x.transpose(0, 1)?, Some(x.sum([1])?), x.sum([0])?));
+        let map = local_map(all).out_placements(([Shard(0)], [Shard(1)], [Shard(0)], [P]));
+        let (results, calls) = record(|| map.call(&laid));
+        assert_eq!(names(&calls), ["exchange"]);
+        let (neg, turned, sums, sum) = results?;
+        close(&neg, &x.neg()?);
+        close(&turned, &x.transpose(0, 1)?);
+        close(&sums.expect("it is there"), &x.sum([1])?);
+        close(&sum, &x.sum([0])?);
+        // Whether an optional one is there is told even if its shape is said, but not if all are said to be the same.
+        let some = local_map(|x: &Tensor| Ok(Some(x.sum([0])?))).out_placements([P]);
+        let (_, calls) = record(|| some.clone().out_shapes([4]).call(&laid));
+        assert_eq!(names(&calls), ["exchange"]);
+        let (sum, calls) = record(|| some.even_outputs(true).call(&laid));
+        assert!(sum?.is_some() && calls.is_empty());
+        Ok(())
+    });
 }

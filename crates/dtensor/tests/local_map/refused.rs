@@ -143,7 +143,7 @@ fn arguments() {
         // Gradients that parts of these inputs cannot have.
         for (grad, shown) in [([Shard(1)], "[5, 3] [S(1)]"), ([R], "[5, 3] [R]"), ([P], "[5, 3] [P(sum)]")] {
             let grads = map.clone().in_grad_placements((grad, [Shard(1)], None));
-            let words = "in_grad_placements of input 0: the function is given parts of [5, 3] [S(0)]";
+            let words = "in_grad_placements of input 0: gradients of parts of a tensor [5, 3] [S(0)]";
             refused(|| grads.call(both), &[words, shown]);
         }
         Ok(())
@@ -248,6 +248,14 @@ fn results_that_their_types_tell() {
         // With the shape, all is known.
         let low = map.clone().out_placements(([Shard(2)], None)).out_shapes(([5, 3], None));
         refused(|| low.call(&b.rows), &["out_placements of output 0: sharding dim 2"]);
+        let known = said.out_shapes(([5, 3], None));
+        let low = known.clone().out_grad_placements(([Shard(2)], None));
+        refused(|| low.call(&b.rows), &["out_grad_placements of output 0: sharding dim 2"]);
+        for grad in [R, P, Shard(1)] {
+            let other = known.clone().out_grad_placements(([grad], None));
+            let words = "out_grad_placements of output 0: gradients of parts of a tensor [5, 3] [S(0)]";
+            refused(|| other.call(&b.rows), &[words]);
+        }
         // Nothing has been moved for what is refused then.
         let moving = map.in_placements([Shard(1)]).redistribute_inputs(true);
         refused(|| moving.call(&b.rows), &["output 0 is a tensor"]);
@@ -284,7 +292,7 @@ fn results_that_must_be_seen() {
         );
         // A gradient that its parts cannot have.
         let grads = local_map(Tensor::neg).out_placements([Shard(0)]).out_grad_placements([R]);
-        let error = raises(grads.call(rows), "the function returned parts of [5, 3] [S(0)]").to_string();
+        let error = raises(grads.call(rows), "gradients of parts of a tensor [5, 3] [S(0)]").to_string();
         assert!(error.contains("output 0") && error.contains("[5, 3] [R]"), "{error}");
         // What the function finds wrong is told as it is.
         let fails = local_map(|x: &Tensor| x.reshape([7])).out_placements([Shard(0)]);
@@ -320,4 +328,85 @@ fn a_rank_that_fails_does_not_leave_the_others_waiting() {
             assert_eq!(error.starts_with("mine: "), rank == 1, "{error}");
         },
     );
+}
+
+/// Parts of the same shapes, but other elements.
+#[test]
+fn gradients_of_other_elements() {
+    spmd(4, |world| {
+        let square = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        let x = distribute_tensor(&numbers(0, [4, 4])?, &square, [Shard(0), Shard(1)])?;
+        let both = [Shard(0), Shard(1)];
+        let never = |_: &Tensor| -> Result<Tensor> { panic!("what is refused is not run") };
+        let turned = local_map(never).out_placements(both).in_grad_placements([Shard(1), Shard(0)]);
+        refused(|| turned.call(&x), &["in_grad_placements of input 0", "[4, 4] [S(1), S(0)]"]);
+        let turned = local_map(never).out_placements(both).out_grad_placements([Shard(1), Shard(0)]);
+        refused(|| turned.out_shapes([4, 4]).call(&x), &["out_grad_placements of output 0", "[S(1), S(0)]"]);
+        let line = line(&world)?;
+        let strided = StridedShard { dim: 0, split_factor: 2 };
+        let x = distribute_tensor(&numbers(0, [8])?, &line, [Shard(0)])?;
+        let pieces = local_map(never).out_placements([Shard(0)]).in_grad_placements([strided]);
+        refused(|| pieces.call(&x), &["in_grad_placements of input 0", "[8] [_S(0, 2)]"]);
+        // The same elements by another name, and nothing by any.
+        let x = distribute_tensor(&numbers(0, [1])?, &line, [Shard(0)])?;
+        let same = local_map(Tensor::neg).out_placements([Shard(0)]).in_grad_placements([strided]);
+        close(&same.call(&x)?, &numbers(0, [1])?.neg()?);
+        let x = distribute_tensor(&numbers(0, [0, 4])?, &square, [R, Shard(0)])?;
+        let none = local_map(Tensor::neg).out_placements([R, Shard(0)]).in_grad_placements([Shard(0), R]);
+        assert_eq!(none.call(&x)?.dims(), [0, 4]);
+        Ok(())
+    });
+}
+
+/// A tensor that only some ranks return is an error on all of them.
+#[test]
+fn results_that_are_there_on_some_ranks() {
+    spmd(3, |world| {
+        let mesh = line(&world)?;
+        let x = distribute_tensor(&numbers(0, [5])?, &mesh, [Shard(0)])?;
+        for who in [[true, false, false], [false, true, true], [true, true, false]] {
+            let there = who[world.rank()];
+            let maybe = move |x: &Tensor| Ok((1, if there { Some(x.neg()?) } else { None }));
+            for placement in [Shard(0), R, P] {
+                let map = local_map(maybe).out_placements((None, [placement]));
+                let message = raises(map.call(&x), "local_map: output 1: inconsistent results").to_string();
+                assert!(
+                    message.contains("returned a tensor") && message.contains("returned none"),
+                    "{message}"
+                );
+            }
+            // Beside others.
+            let list = move |x: &Tensor| Ok((vec![x.neg()?], if there { Some(x.neg()?) } else { None }));
+            let map = local_map(list).out_placements(([Shard(0)], [R])).out_shapes(([5], None));
+            raises(map.call(&x), "output 1: inconsistent results");
+        }
+        // They can go on with each other.
+        let some = local_map(|x: &Tensor| Ok(Some(x.neg()?))).out_placements([Shard(0)]);
+        close(&some.call(&x)?.expect("it is there"), &numbers(0, [5])?.neg()?);
+        Ok(())
+    });
+}
+
+/// A value of a user's own that takes less than it has given.
+#[test]
+fn values_that_leave_tensors() {
+    struct Pair(Tensor, Tensor);
+
+    impl MapValue for Pair {
+        type As<'h> = Tensor;
+        type Rest = ();
+
+        fn give(self, leaves: &mut Leaves) {
+            (self.0, self.1).give(leaves);
+        }
+
+        fn take<'h>((): (), tensors: &mut Tensors<'h>) -> Result<Tensor> {
+            Tensor::take((), tensors)
+        }
+    }
+    let x = numbers(0, [2]).unwrap();
+    let never = |_: Tensor, _: &Tensor| -> Result<()> { panic!("what is refused is not run") };
+    let words = "1 of 3 tensors were not taken";
+    refused(|| local_map(never).call((Pair(x.clone(), x.clone()), &x)), &[words, "`give`"]);
+    refused(|| local_map(|x: &Tensor| Ok(Pair(x.clone(), x.clone()))).call(&x), &["1 of 2 tensors"]);
 }

@@ -10,7 +10,7 @@ use super::window::Window;
 use super::{fill_local, simd};
 use crate::engine::{Elem, Local, Num, with_elem};
 use crate::tensor::{DType, Shape};
-use crate::{Element, Result};
+use crate::{Element, Error, Result};
 
 /// A copy with the elements row by row.
 pub(crate) fn contiguous(x: &Local) -> Result<Local> {
@@ -306,14 +306,22 @@ pub(crate) fn arange(dtype: DType, start: f64, step: f64, window: &Window) -> Re
     }
 }
 
-/// Ones where the two indices are equal, zeros elsewhere.
-pub(crate) fn eye(dtype: DType, n: usize, m: usize) -> Result<Local> {
+/// The part that a window shows of a matrix with ones where the two indices are equal, zeros elsewhere.
+pub(crate) fn eye(dtype: DType, window: &Window) -> Result<Local> {
+    let &[rows, columns] = &window.whole_shape()[..] else {
+        return Err(Error::argument("eye", format!("{} is not the shape of a matrix", window.whole_shape())));
+    };
     with_elem!(dtype, T => {
-        let mut data = vec![T::default(); n * m];
-        for i in 0..n.min(m) {
-            data[i * m + i] = T::from_acc(Num::ONE);
-        }
-        Local::from_vec(data, &[n, m])
+        let mut data = vec![T::default(); window.shape().numel()];
+        window.each_run(|at, first, n| {
+            // Counted row by row, the ones are so far apart.
+            let apart = columns + 1;
+            let ones = (first.div_ceil(apart)..rows.min(columns)).map(|i| i * apart);
+            for one in ones.take_while(|&one| one < first + n) {
+                data[at + one - first] = T::from_acc(Num::ONE);
+            }
+        });
+        Local::from_vec(data, window.shape())
     })
 }
 
@@ -418,7 +426,7 @@ mod tests {
             with_elem!(dtype, T => {
                 let data = full_i64(dtype, &[2], 5).unwrap().to_vec::<T>().unwrap();
                 assert!(data.iter().all(|x| x.acc().to_f64() == 5.0));
-                let data = eye(dtype, 3, 4).unwrap().to_vec::<T>().unwrap();
+                let data = eye(dtype, &Window::whole(&[3, 4])).unwrap().to_vec::<T>().unwrap();
                 let expected = |i: usize| if i / 4 == i % 4 { 1.0 } else { 0.0 };
                 assert!((0..12).all(|i| data[i].acc().to_f64() == expected(i)));
             });
@@ -453,6 +461,12 @@ mod tests {
                 let part = arange(dtype, start, step, &window).unwrap();
                 assert_eq!(part.dims(), &window.shape()[..]);
                 assert_eq!(bits(&part), pick(&bits(&whole), &indices), "{dtype} {window:?}");
+            }
+            if window.whole_shape().rank() == 2 {
+                let whole = eye(DType::F32, &Window::whole(window.whole_shape())).unwrap();
+                let part = eye(DType::F32, &window).unwrap();
+                assert_eq!(part.dims(), &window.shape()[..]);
+                assert_eq!(bits(&part), pick(&bits(&whole), &indices), "eye {window:?}");
             }
         }
     }

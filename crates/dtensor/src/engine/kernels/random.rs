@@ -17,8 +17,8 @@ pub(crate) use distribution::{Distribution, draw};
 #[cfg(test)]
 pub(crate) use dropout::keep_mask;
 pub(crate) use dropout::{dropout, dropout_run};
-use philox::CHUNK;
 pub(crate) use philox::Draw;
+use philox::{CHUNK, FEW};
 pub(crate) use whole::bernoulli_each;
 
 use super::window::Window;
@@ -26,12 +26,16 @@ use super::{fill_local, simd};
 use crate::engine::Local;
 use crate::{Element, Result};
 
-/// Makes `CHUNK` elements at a time, starting at a block.
+/// Makes `CHUNK` elements at a time, starting at a block, or `FEW`, which costs less than a whole chunk.
 trait Source<T> {
     /// Elements per block.
     const PER_BLOCK: u64;
     fn chunk(&self, block: u64) -> [T; CHUNK];
+    fn few(&self, block: u64) -> [T; FEW];
 }
+
+/// Up to how many elements are made a few at a time.
+const SHORT: usize = CHUNK / 4;
 
 /// Calls `put(offset, values)` for runs of values that together are elements `first` to `first + n`.
 #[inline(always)]
@@ -40,6 +44,15 @@ fn each_run<T: Copy, S: Source<T>>(source: &S, first: u64, n: usize, mut put: im
     let mut skip = (first % S::PER_BLOCK) as usize;
     let mut done = 0;
     while done < n {
+        if skip + n - done <= SHORT {
+            let values = source.few(block);
+            let take = (FEW - skip).min(n - done);
+            put(done, &values[skip..skip + take]);
+            done += take;
+            skip = 0;
+            block = block.wrapping_add(FEW as u64 / S::PER_BLOCK);
+            continue;
+        }
         let values = source.chunk(block);
         if skip == 0 && n - done >= CHUNK {
             put(done, &values);

@@ -18,11 +18,23 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// How many there are along a dim of this size, if any fits and the sizes are ones that can be counted.
-    pub(crate) fn count(&self, size: usize) -> Option<usize> {
-        let padded = size.checked_add(self.before)?.checked_add(self.after)?;
-        let reach = self.dilation.checked_mul(self.kernel.checked_sub(1)?)?.checked_add(1)?;
-        Some(padded.checked_sub(reach)? / self.stride + 1)
+    /// A dim of this size with the zeros around it, if that can be counted.
+    pub(crate) fn padded(&self, size: usize) -> Option<usize> {
+        size.checked_add(self.before)?.checked_add(self.after)
+    }
+
+    /// From the first element of a window to the last, if that can be counted.
+    pub(crate) fn reach(&self) -> Option<usize> {
+        self.dilation.checked_mul(self.kernel.checked_sub(1)?)?.checked_add(1)
+    }
+
+    /// The same windows along a dim of this size, and how many there are, if any fits. A stride from one end to beyond the other is
+    /// cut down to one that can be counted with.
+    pub(crate) fn along(mut self, size: usize) -> Option<(Windows, usize)> {
+        let padded = self.padded(size)?;
+        let room = padded.checked_sub(self.reach()?)?;
+        self.stride = self.stride.min(padded);
+        Some((self, room / self.stride + 1))
     }
 
     /// For the `k`-th element of all windows: which of them, `from..to` of `count`, have it inside a dim of this size, and where the
@@ -105,7 +117,8 @@ pub(crate) fn fold(
     with_elem!(cols.dtype(), T => {
         let read = cols.read::<T>()?;
         let data = &read.data()[..cols.numel()];
-        let mut sums = vec![<T as Elem>::Acc::ZERO; h * w];
+        // Of no images, one may be larger than any memory.
+        let mut sums = vec![<T as Elem>::Acc::ZERO; if n * c == 0 { 0 } else { h * w }];
         let fill = |out: &mut [MaybeUninit<T>]| {
             for (plane, out) in out.chunks_exact_mut((h * w).max(1)).enumerate() {
                 sums.fill(<T as Elem>::Acc::ZERO);
@@ -158,6 +171,12 @@ mod tests {
     use super::*;
     use crate::engine::kernels::testing::{small, strided, values};
     use crate::tensor::DType;
+
+    impl Windows {
+        fn count(self, size: usize) -> Option<usize> {
+            self.along(size).map(|(_, count)| count)
+        }
+    }
 
     fn windows(kernel: usize, stride: usize, dilation: usize, before: usize, after: usize) -> Windows {
         Windows { kernel, stride, dilation, before, after }

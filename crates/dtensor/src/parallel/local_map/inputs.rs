@@ -1,6 +1,6 @@
 //! From distributed arguments to this rank's parts. Everything is checked before anything is moved.
 
-use super::{Leaf, Leaves, OP, PerTensor, Settings, about, have_same_parts, listed};
+use super::{Leaf, Leaves, OP, PerTensor, Settings, about, listed};
 use crate::{DeviceMesh, Error, Layout, Placements, Result, Tensor};
 
 /// What becomes of the distributed tensors among the arguments.
@@ -46,7 +46,7 @@ pub(super) fn prepare(how: &Settings, leaves: &Leaves) -> Result<Option<Prepared
     {
         let message = format!(
             "rank {} is not in the mesh {mesh}: it has no part to run the function on, and is not told what comes out on the \
-             others; call it where `mesh.coordinate()` is there",
+             others; call it `if mesh.coordinate().is_some()`",
             mesh.rank()
         );
         return Err(Error::argument(OP, message));
@@ -90,14 +90,12 @@ fn check_input(how: &Settings, mesh: &DeviceMesh, i: usize, layout: &Layout) -> 
         let message = format!("distributed input {i}, {layout}, expects {what} but received None");
         Error::argument(OP, message)
     };
-    let laid = |list: &str, placements: &Placements| {
-        Layout::checked(OP, mesh, placements.clone(), layout.shape().clone())
-            .map_err(|error| about(format!("{list} of input {i}"), error))
-    };
+    let of_input = |list: &'static str| move |error: Error| about(format!("{list} of input {i}"), error);
     let mut wanted = layout.clone();
     if !how.in_placements.is_empty() {
         let placements = how.in_placements.get(i).ok_or_else(|| missing("placements"))?;
-        wanted = laid("in_placements", placements)?;
+        wanted = Layout::checked(OP, mesh, placements.clone(), layout.shape().clone())
+            .map_err(of_input("in_placements"))?;
     }
     if wanted != *layout && !how.redistribute_inputs {
         let message = format!(
@@ -110,14 +108,7 @@ fn check_input(how: &Settings, mesh: &DeviceMesh, i: usize, layout: &Layout) -> 
     }
     if !how.in_grad_placements.is_empty() {
         let placements = how.in_grad_placements.get(i).ok_or_else(|| missing("in grad placements"))?;
-        let grad = laid("in_grad_placements", placements)?;
-        if !have_same_parts(&grad, &wanted)? {
-            let message = format!(
-                "in_grad_placements of input {i}: the function is given parts of {wanted}, and gradients of these are no \
-                 parts of {grad}"
-            );
-            return Err(Error::argument(OP, message));
-        }
+        wanted.of_gradient(OP, placements.clone()).map_err(of_input("in_grad_placements"))?;
     }
     Ok((wanted != *layout).then_some(wanted))
 }

@@ -17,8 +17,7 @@ pub use per_tensor::PerTensor;
 pub use value::{Leaf, Leaves, MapValue, PassThrough, Plain, Tensors};
 
 use crate::comm::{asked_by, on_behalf_of};
-use crate::placement::unravel;
-use crate::{DeviceMesh, Error, Layout, Placements, Result, Shape};
+use crate::{DeviceMesh, Error, Placements, Result, Shape};
 
 const OP: &str = "local_map";
 
@@ -93,9 +92,12 @@ pub fn local_map<F>(function: F) -> LocalMap<F> {
 /// same on all ranks is something only the function can know. A value that is no tensor has `None`, and is returned as it is.
 ///
 /// Ranks tell each other the shapes of results that are cut, so that the whole has its true size even where parts
-/// are uneven or empty, and parts that do not fit together are an error on all ranks. This is an exchange of a few bytes for each such
-/// result. It is not needed where the shape of the whole is [said](LocalMap::out_shapes), or that all parts are
+/// are uneven or empty, and parts that do not fit together are an error on all ranks. This is one exchange of a few bytes, however many
+/// such results there are. It is not needed where the shape of the whole is [said](LocalMap::out_shapes), or that all parts are
 /// [the same](LocalMap::even_outputs).
+///
+/// An `Option<Tensor>` has a tensor on all ranks, or on none. Since a rank cannot know what the others return, they tell each other that in
+/// the same exchange, which is left out only where all results are said to be [the same](LocalMap::even_outputs).
 ///
 /// # Gradients
 ///
@@ -106,8 +108,9 @@ pub fn local_map<F>(function: F) -> LocalMap<F> {
 ///
 /// # Ranks
 ///
-/// All ranks of the mesh have to call it. On a rank outside the mesh there is nothing to run the function on, and a call is an
-/// error.
+/// All ranks of the mesh have to call it. On a rank outside the mesh there is nothing to run the function on and nobody says what comes
+/// out, neither how many tensors nor of which dtype, and a call is an error: unlike an operator, it has to be called only
+/// `if mesh.coordinate().is_some()`.
 ///
 /// ```
 /// use dtensor::prelude::*;
@@ -238,8 +241,8 @@ impl<F> LocalMap<F> {
         self
     }
 
-    /// Whether all ranks are known to return parts of the same shapes. They then do not ask each other for them. If it is not
-    /// so, ranks have different ideas of the whole, and the next collective on it fails.
+    /// Whether all ranks are known to return parts of the same shapes, and optional tensors all or none. They then do not ask each
+    /// other. If it is not so, ranks have different ideas of the whole, and the next collective on it fails.
     pub fn even_outputs(mut self, even_outputs: bool) -> Self {
         self.how.even_outputs = even_outputs;
         self
@@ -278,13 +281,13 @@ impl<F> LocalMap<F> {
             on_behalf_of(at, || prepared.localize(&mut leaves.tensors))?;
         }
         // Not on behalf of this line: what the function does is done for its own lines.
-        let returned = self.function.run(A::take(rest, &mut leaves.tensors[..].into())?)?;
+        let returned = self.function.run(Tensors::from(&leaves.tensors[..]).take_all::<A>(rest)?)?;
         let mut leaves = Leaves::default();
         let rest = returned.give(&mut leaves);
         if let Some(prepared) = &prepared {
             on_behalf_of(at, || outputs::wrap(&self.how, &prepared.mesh, &mut leaves))?;
         }
-        F::Returned::take(rest, &mut leaves.tensors[..].into())
+        Tensors::from(&leaves.tensors[..]).take_all::<F::Returned>(rest)
     }
 }
 
@@ -294,12 +297,15 @@ impl<F> fmt::Debug for LocalMap<F> {
         write!(
             f,
             "local_map({}, out_placements={}, in_placements={}, in_grad_placements={}, out_grad_placements={}, \
-             redistribute_inputs={})",
+             out_shapes={}, even_outputs={}, device_mesh={}, redistribute_inputs={})",
             std::any::type_name::<F>(),
             how.out_placements,
             how.in_placements,
             how.in_grad_placements,
             how.out_grad_placements,
+            how.out_shapes,
+            how.even_outputs,
+            how.device_mesh.as_ref().map_or_else(|| "None".to_string(), DeviceMesh::to_string),
             how.redistribute_inputs
         )
     }
@@ -311,21 +317,6 @@ fn about(what: String, error: Error) -> Error {
         Error::Argument { message, .. } => Error::argument(OP, format!("{what}: {message}")),
         other => other,
     }
-}
-
-/// Whether all ranks have parts of the same shapes in both layouts of one tensor.
-fn have_same_parts(one: &Layout, other: &Layout) -> Result<bool> {
-    let cuts = |layout: &Layout| layout.placements().iter().map(|p| p.cut()).collect::<Vec<_>>();
-    if cuts(one) == cuts(other) {
-        return Ok(true);
-    }
-    for rank in 0..one.mesh().size() {
-        let at = unravel(rank, one.mesh().shape());
-        if one.part_at(&at)?.0 != other.part_at(&at)?.0 {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// Leaves, for a message.

@@ -27,6 +27,10 @@ use crate::{Placement, Placements, Shape};
 /// // Shapes are said in the same way.
 /// assert_eq!(PerTensor::<Shape>::from(([5, 3], None)).to_string(), "([5, 3], None)");
 /// ```
+///
+/// An entry of a tuple (of up to eight) is, for placements: [`Placements`], one [`Placement`], or an array, a slice or a `Vec` of these;
+/// for shapes: [`Shape`], or an array, a slice or a `Vec` of sizes, by value or by reference; for both: an `Option` of [`Placements`]
+/// or of [`Shape`]. The same may be given for one tensor without a tuple.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PerTensor<T>(Option<Vec<Option<T>>>);
 

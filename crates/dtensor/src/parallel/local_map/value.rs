@@ -122,6 +122,8 @@ pub struct Leaves {
     kinds: Vec<Leaf>,
     /// One for each that is a tensor.
     pub(super) tensors: Vec<Tensor>,
+    /// Whether there is one of those that may be there or not, be it there or not.
+    optional: bool,
 }
 
 impl Leaves {
@@ -140,7 +142,13 @@ impl Leaves {
         tensors.len()
     }
 
+    /// Whether a tensor among them might not have been there, or is not.
+    pub(super) fn has_optional(&self) -> bool {
+        self.optional
+    }
+
     fn add_optional(&mut self, tensor: Option<&Tensor>) -> bool {
+        self.optional = true;
         match tensor {
             Some(tensor) => self.add(tensor),
             None => self.kinds.push(Leaf::Optional),
@@ -190,6 +198,20 @@ impl<'h> Tensors<'h> {
 
     fn one(&mut self) -> Result<&'h Tensor> {
         self.several(1).map(|one| &one[0])
+    }
+
+    /// A value of all of them: that none is left over.
+    pub(super) fn take_all<V: MapValue>(mut self, rest: V::Rest) -> Result<V::As<'h>> {
+        let given = self.0.len();
+        let value = V::take(rest, &mut self)?;
+        if self.0.is_empty() {
+            return Ok(value);
+        }
+        let message = format!(
+            "{} of {given} tensors were not taken: `take` of a `MapValue` takes as many as its `give` has added",
+            self.0.len()
+        );
+        Err(Error::argument(super::OP, message))
     }
 }
 

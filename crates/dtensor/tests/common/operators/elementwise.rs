@@ -1,6 +1,6 @@
 //! Functions of one, two or three elements, masks, casts, and tensors like another.
 
-use dtensor::{DType, Gelu, Shape, Tensor, manual_seed};
+use dtensor::{DType, Gelu, Generator, Shape, Tensor, manual_seed};
 
 use super::{
     Binary, Make, Operator, SHAPES, Unary, half, mask, nonzero, on_shapes, positive, special, whole,
@@ -222,7 +222,7 @@ fn casts() -> Vec<Operator> {
 
 /// Whose results depend on nothing but their inputs' shapes, and dropout. Every rank has the same generator.
 fn likes() -> Vec<Operator> {
-    let functions: [(&'static str, &str, Unary); 10] = [
+    let functions: [(&'static str, &str, Unary); 11] = [
         ("zeros_like", "", |x| x.zeros_like()),
         ("ones_like", "", |x| x.ones_like()),
         ("full_like", "2.5", |x| x.full_like(2.5)),
@@ -242,6 +242,7 @@ fn likes() -> Vec<Operator> {
             manual_seed(9);
             x.clamp(0.0, 1.0)?.bernoulli_each()
         }),
+        ("bernoulli_each_with", "", |x| x.clamp(0.0, 1.0)?.bernoulli_each_with(&mut Generator::new(9))),
         ("dropout", "0.4", |x| {
             manual_seed(5);
             x.dropout(0.4)

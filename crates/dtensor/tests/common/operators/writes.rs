@@ -4,6 +4,9 @@ use dtensor::Tensor;
 
 use super::{Operator, Sizes, half, whole};
 
+/// From where to where, in which steps.
+type Slice = (isize, isize, usize);
+
 /// All different, and not in order.
 fn places(n: usize, of: usize) -> Tensor {
     let step = if of.is_multiple_of(5) { 3 } else { 5 };
@@ -13,7 +16,7 @@ fn places(n: usize, of: usize) -> Tensor {
 pub(super) fn operators() -> Vec<Operator> {
     let mut all = Vec::new();
     // The shape, the dim, from where to where in which steps, and how many these are.
-    let slices: [(Sizes, isize, (isize, isize, usize), usize); 9] = [
+    let slices: [(Sizes, isize, Slice, usize); 9] = [
         (&[8, 4], 0, (2, 6, 1), 4),
         (&[8, 4], 0, (1, 100, 3), 3),
         (&[8, 4], -1, (-2, 4, 1), 2),

@@ -1,7 +1,7 @@
 //! What is drawn: a distribution, its arguments, and what they must be.
 
 use super::philox::Draw;
-use super::real::{nearest, normal_source, uniform_source};
+use super::real::{nearest, normal_source, uniform_bounds, uniform_source};
 use super::truncated::{bounds, truncated_source};
 use super::whole::{Choice, Integers, threshold};
 use super::{Window, part};
@@ -15,8 +15,7 @@ pub(crate) enum Distribution {
     Uniform { low: f64, high: f64 },
     /// Normally.
     Normal { mean: f64, std: f64 },
-    /// Normally, but between bounds, which are included. Where there is hardly anything between them, at the one that is
-    /// nearer to the mean.
+    /// Normally, but between bounds, which are included.
     Truncated { mean: f64, std: f64, low: f64, high: f64 },
     /// 1 with probability `p`, else 0.
     Bernoulli { p: f64 },
@@ -52,6 +51,11 @@ impl Distribution {
                 })?;
                 if !fits {
                     return wrong(format!("low {low} or high {high} is out of bounds for dtype {dtype}"));
+                }
+                if with_float!(op, dtype, T => Ok(uniform_bounds::<T>(low, high)))?.is_none() {
+                    return wrong(format!(
+                        "there is no number of dtype {dtype} from low = {low} up to but without high = {high}"
+                    ));
                 }
             }
             Distribution::Normal { std, .. } => {
@@ -101,16 +105,17 @@ impl Distribution {
 /// The elements of a draw that a window shows. The arguments have been [checked](Distribution::check).
 pub(crate) fn draw(distribution: Distribution, dtype: DType, window: &Window, draw: Draw) -> Result<Local> {
     const OP: &str = "random";
+    let nothing = || Error::argument(OP, "no number is between the bounds");
     match distribution {
-        Distribution::Uniform { low, high } => {
-            with_float!(OP, dtype, T => part::<T, _>(&uniform_source::<T>(draw, low, high), window))
-        }
+        Distribution::Uniform { low, high } => with_float!(OP, dtype, T => {
+            part::<T, _>(&uniform_source::<T>(draw, low, high).ok_or_else(nothing)?, window)
+        }),
         Distribution::Normal { mean, std } => {
             with_float!(OP, dtype, T => part::<T, _>(&normal_source::<T>(draw, mean, std), window))
         }
         Distribution::Truncated { mean, std, low, high } => with_float!(OP, dtype, T => {
             let source = truncated_source::<T>(draw, mean, std, [low, high]);
-            part::<T, _>(&source.ok_or_else(|| Error::argument(OP, "no number is between the bounds"))?, window)
+            part::<T, _>(&source.ok_or_else(nothing)?, window)
         }),
         Distribution::Bernoulli { p } => with_elem!(dtype, T => {
             let (less, not) = (T::from_acc(Num::ONE), T::from_acc(Num::ZERO));

@@ -4,6 +4,8 @@
 const LANES: usize = 16;
 /// Elements produced at a time.
 pub(super) const CHUNK: usize = 64;
+/// Elements produced where only a few are wanted.
+pub(super) const FEW: usize = 4;
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -20,8 +22,7 @@ pub(crate) struct Draw {
 
 /// One block of Philox 4×32-10.
 #[inline(always)]
-#[cfg(test)]
-pub(crate) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+pub(super) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let [mut c0, mut c1, mut c2, mut c3] = counter;
     let [mut k0, mut k1] = key;
     for _ in 0..ROUNDS {
@@ -95,6 +96,27 @@ impl Draw {
         out
     }
 
+    /// The words of one block.
+    #[inline(always)]
+    pub(super) fn few_words(self, block: u64) -> [u32; FEW] {
+        let counter = [block as u32, (block >> 32) as u32, self.stream as u32, (self.stream >> 32) as u32];
+        philox(counter, [self.seed as u32, (self.seed >> 32) as u32])
+    }
+
+    /// The words of one block, two by two.
+    #[inline(always)]
+    pub(super) fn few_pairs(self, block: u64) -> [u64; FEW / 2] {
+        let words = self.few_words(block).map(u64::from);
+        [words[0] | words[1] << 32, words[2] | words[3] << 32]
+    }
+
+    /// Two words, as one of 64 bits, for each of the `FEW` elements from block `block` on.
+    #[inline(always)]
+    pub(super) fn few_wide_words(self, block: u64) -> [u64; FEW] {
+        let ([a, b], [c, d]) = (self.few_pairs(block), self.few_pairs(block.wrapping_add(1)));
+        [a, b, c, d]
+    }
+
     /// One 32-bit word for each of the `CHUNK` elements from block `block` on.
     #[inline(always)]
     pub(super) fn words(self, block: u64) -> [u32; CHUNK] {
@@ -127,6 +149,7 @@ mod tests {
         let [a, b] = draw.blocks(first);
         for lane in 0..LANES {
             let block = first + lane as u64;
+            assert_eq!(draw.few_pairs(block), [a[lane], b[lane]]);
             let counter =
                 [block as u32, (block >> 32) as u32, draw.stream as u32, (draw.stream >> 32) as u32];
             let expected = philox(counter, [draw.seed as u32, (draw.seed >> 32) as u32]);

@@ -3,7 +3,7 @@ use half::{bf16, f16};
 use super::super::testing::{FLOATS, bits, local, noise, pick, strided, windows};
 use super::philox::philox;
 use super::real::{Sample, neighbour, normal_source, uniform_source};
-use super::truncated::truncated_source;
+use super::truncated::{bounds, truncated_source};
 use super::whole::{Choice, threshold};
 use super::*;
 use crate::DType;
@@ -36,6 +36,41 @@ fn bernoulli(dtype: DType, window: &Window, seed: u64, stream: u64, p: f64) -> R
     checked(Distribution::Bernoulli { p }, dtype, window, seed, stream)
 }
 
+/// How many standard deviations off is too far: what is random passes with a probability of all but one in a million.
+const SIGMAS: f64 = 5.0;
+
+/// How far rounding to a dtype takes a number, at most, in relation to it.
+fn rounding(dtype: DType) -> f64 {
+    match dtype {
+        DType::BF16 => 2f64.powi(-8),
+        DType::F16 => 2f64.powi(-11),
+        DType::F32 => 2f64.powi(-24),
+        _ => 2f64.powi(-53),
+    }
+}
+
+/// That the mean of numbers is one of numbers with this mean and variance, each moved by at most `moved` on the average.
+#[track_caller]
+fn expect_mean(
+    numbers: impl ExactSizeIterator<Item = f64>,
+    mean: f64,
+    variance: f64,
+    moved: f64,
+    what: &str,
+) {
+    let n = numbers.len() as f64;
+    let got = numbers.sum::<f64>() / n;
+    let limit = SIGMAS * (variance / n).sqrt() + moved;
+    assert!((got - mean).abs() <= limit, "{what}: mean {got}, not within {limit} of {mean}");
+}
+
+/// That so many of `n` are what each is with probability `p`.
+#[track_caller]
+fn expect_count(count: usize, n: usize, p: f64, what: &str) {
+    let of = (0..n).map(|i| f64::from(u8::from(i < count)));
+    expect_mean(of, p, p * (1.0 - p), 0.0, what);
+}
+
 fn run<T: Elem>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
     // SAFETY: the fills under test write every element.
     unsafe { super::super::fill_vec(n, fill) }.unwrap()
@@ -45,7 +80,7 @@ fn run<T: Elem>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
 fn an_element_depends_on_its_index_alone() {
     fn check<T: Float<Acc: Sample>>() {
         let draw = Draw { seed: 7, stream: 3 };
-        let uniform = uniform_source::<T>(draw, -1.0, 2.0);
+        let uniform = uniform_source::<T>(draw, -1.0, 2.0).unwrap();
         let normal = normal_source::<T>(draw, 0.0, 1.0);
         let truncated = truncated_source::<T>(draw, 0.5, 2.0, [-1.0, 2.0]).unwrap();
         let choice = Choice { draw, threshold: threshold(0.3), less: 1u8, not: 0 };
@@ -53,7 +88,9 @@ fn an_element_depends_on_its_index_alone() {
         let normals = run::<T>(400, |out| fill(&normal, 0, out));
         let truncateds = run::<T>(400, |out| fill(&truncated, 0, out));
         let choices = run::<u8>(400, |out| fill(&choice, 0, out));
-        for (a, b) in [(0, 1), (1, 2), (3, 70), (5, 5), (63, 200), (66, 400), (129, 131)] {
+        for (a, b) in
+            [(0, 1), (1, 2), (3, 70), (5, 5), (63, 200), (66, 400), (129, 131), (5, 17), (62, 66), (100, 117)]
+        {
             let first = a as u64;
             assert!(run::<T>(b - a, |out| fill(&uniform, first, out)) == uniforms[a..b], "uniform {a}..{b}");
             assert!(run::<T>(b - a, |out| fill(&normal, first, out)) == normals[a..b], "normal {a}..{b}");
@@ -143,14 +180,14 @@ fn uniform_numbers() {
             .unwrap();
         let x: Vec<f64> = x.into_iter().map(|x| x.acc().to_f64()).collect();
         assert!(x.iter().all(|&x| low <= x && x < high), "{} {low} {high}", <T as Element>::DTYPE);
-        let mean = x.iter().sum::<f64>() / n as f64;
-        let var = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
-        assert!(((mean - low) / (high - low) - 0.5).abs() < 0.01, "{} mean {mean}", <T as Element>::DTYPE);
-        assert!(
-            (var / (high - low).powi(2) * 12.0 - 1.0).abs() < 0.03,
-            "{} var {var}",
-            <T as Element>::DTYPE
-        );
+        let (width, what) = (high - low, format!("{} {low} {high}", <T as Element>::DTYPE));
+        let mean = 0.5 * (low + high);
+        // Rounding, and that what is rounded to the upper end goes one step down.
+        let moved = 3.0 * rounding(<T as Element>::DTYPE) * low.abs().max(high.abs());
+        expect_mean(x.iter().copied(), mean, width.powi(2) / 12.0, moved, &what);
+        // The variance of (x − mean)² is that of the fourth moment, width⁴ / 80, less the square of width² / 12.
+        let squares = x.iter().map(|x| (x - mean).powi(2));
+        expect_mean(squares, width.powi(2) / 12.0, width.powi(4) / 180.0, moved * width, &what);
     }
     for (low, high) in [(0.0, 1.0), (-3.0, -1.0), (0.1, 7.3), (-0.05, 0.05)] {
         check::<f32>(low, high);
@@ -186,21 +223,33 @@ fn normal_numbers() {
             .to_vec::<T>()
             .unwrap();
         let z: Vec<f64> = x.into_iter().map(|x| (x.acc().to_f64() - 3.0) / 2.0).collect();
-        let moment = |k: i32| z.iter().map(|z| z.powi(k)).sum::<f64>() / n as f64;
         assert!(z.iter().all(|z| z.is_finite()));
-        for (k, expected, within) in [(1, 0.0, 0.01), (2, 1.0, 0.02), (3, 0.0, 0.04), (4, 3.0, 0.1)] {
-            assert!(
-                (moment(k) - expected).abs() < within,
-                "{} moment {k}: {}",
-                <T as Element>::DTYPE,
-                moment(k)
+        let what = <T as Element>::DTYPE.to_string();
+        // How far each has been rounded, and how far on the average what is computed of it is then.
+        let rounded = |z: f64| rounding(<T as Element>::DTYPE) * (3.0 + 2.0 * z).abs() / 2.0;
+        let moved = |slope: &dyn Fn(f64) -> f64| {
+            z.iter().map(|&z| rounded(z) * slope(z).abs()).sum::<f64>() / n as f64
+        };
+        // The moments of a normal number, and their variances: differences of such of twice the order.
+        for (k, expected, variance) in [(1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)] {
+            // Twice, for what is not straight.
+            let moved = 2.0 * moved(&|z| f64::from(k) * z.powi(k - 1));
+            expect_mean(
+                z.iter().map(|z| z.powi(k)),
+                expected,
+                variance,
+                moved,
+                &format!("{what} moment {k}"),
             );
         }
         // Neighbours, which share a block, are independent.
-        let pairs = z.chunks(2).map(|p| p[0] * p[1]).sum::<f64>() / (n / 2) as f64;
-        assert!(pairs.abs() < 0.015, "{} covariance {pairs}", <T as Element>::DTYPE);
-        let beyond = z.iter().filter(|z| z.abs() > 2.0).count() as f64 / n as f64;
-        assert!((beyond - 0.0455).abs() < 0.003, "{} beyond two sigma: {beyond}", <T as Element>::DTYPE);
+        let pairs = z.chunks(2).map(|p| p[0] * p[1]);
+        expect_mean(pairs, 0.0, 1.0, 4.0 * moved(&|z| z), &what);
+        // Two standard deviations off is at values that all dtypes have; what is a little beyond may be rounded to them.
+        let p = libm::erfc(2f64.sqrt());
+        let density = 2.0 * (-2f64).exp() / std::f64::consts::TAU.sqrt();
+        let beyond = z.iter().map(|z| f64::from(u8::from(z.abs() > 2.0)));
+        expect_mean(beyond, p, p * (1.0 - p), density * rounded(2.0), &what);
     }
     check::<f32>();
     check::<f64>();
@@ -218,7 +267,7 @@ fn whole_numbers() {
     let x = integers(&Window::whole(&[60_000]), 1, 1, -2, 4).unwrap().to_vec::<i64>().unwrap();
     for value in -2..4 {
         let count = x.iter().filter(|&&x| x == value).count();
-        assert!((9_500..10_500).contains(&count), "{value}: {count}");
+        expect_count(count, 60_000, 1.0 / 6.0, &value.to_string());
     }
     assert!(x.iter().all(|x| (-2..4).contains(x)));
     let x = integers(&Window::whole(&[1000]), 1, 1, i64::MIN, i64::MAX).unwrap().to_vec::<i64>().unwrap();
@@ -246,8 +295,7 @@ fn dropping() {
         assert_eq!(y[i], if kept { x[i] * (1.0 / 0.75f32) } else { 0.0 });
         assert_eq!(run[i], if i < 13 { x[i] } else { y[i] });
     }
-    let kept = mask.iter().filter(|&&m| m == 1).count() as f64 / n as f64;
-    assert!((kept - 0.75).abs() < 0.02);
+    expect_count(mask.iter().filter(|&&m| m == 1).count(), n, 0.75, "kept");
     assert_eq!(dropout(&local, &Window::whole(local.dims()), 0.0, 3, 4).unwrap().to_vec::<f32>().unwrap(), x);
     assert!(
         dropout(&local, &Window::whole(local.dims()), 1.0, 3, 4)
@@ -281,8 +329,8 @@ fn coins() {
         assert_eq!(bernoulli(dtype, &Window::whole(&[3, 0]), 0, 0, 0.5).unwrap().dtype(), dtype);
     }
     let ones = bernoulli(DType::U8, &Window::whole(&[20_000]), 0, 9, 0.3).unwrap().to_vec::<u8>().unwrap();
-    let mean = ones.iter().map(|&x| f64::from(x)).sum::<f64>() / 20_000.0;
-    assert!((mean - 0.3).abs() < 0.015 && ones.iter().all(|&x| x <= 1));
+    assert!(ones.iter().all(|&x| x <= 1));
+    expect_count(ones.iter().filter(|&&x| x == 1).count(), 20_000, 0.3, "ones");
     assert!(
         bernoulli(DType::F32, &Window::whole(&[9]), 0, 0, 1.0)
             .unwrap()
@@ -294,9 +342,27 @@ fn coins() {
 }
 
 #[test]
+fn probabilities_are_exact_to_32_bits() {
+    // One in a hundred million is 42.9 words of all, and what lacks as much to 1 is all but as many.
+    for (p, words) in [(0.0, 0u64), (1e-8, 43), (1e-7, 429), (0.25, 1 << 30), (1.0 - 1e-8, (1 << 32) - 43)] {
+        for word in [0, 42, 43, 428, 429, (1 << 30) - 1, 1 << 30, u32::MAX - 43, u32::MAX - 42, u32::MAX] {
+            assert_eq!(threshold(p).takes(word), u64::from(word) < words, "{p} {word}");
+        }
+    }
+    assert!(threshold(1.0).takes(0) && threshold(1.0).takes(u32::MAX));
+    // Multiples of 2⁻²⁴ go by the upper bits alone.
+    for upper in [0u32, 1, 77, 1 << 23, (1 << 24) - 1] {
+        let threshold = threshold(f64::from(upper) / f64::from(1 << 24));
+        for word in [0, 255, 256, (77 << 8) - 1, 77 << 8, 1 << 31, u32::MAX - 256, u32::MAX - 255] {
+            assert_eq!(threshold.takes(word), word >> 8 < upper, "{upper} {word}");
+        }
+    }
+}
+
+#[test]
 fn coins_of_their_own() {
     // One probability everywhere is what a draw with that probability makes.
-    for p in [0.0, 0.25, 0.3, 0.999, 1.0] {
+    for p in [0.0, 1e-9, 0.25, 0.3, 0.999, 1.0] {
         for dtype in FLOATS {
             let each = local(dtype, &[p; 999], &[999]);
             let rounded = super::super::testing::values(&each)[0];
@@ -344,6 +410,17 @@ fn bounds_of_a_dtype() {
     assert!(uniform(DType::F16, &Window::whole(&[1]), 0, 0, -1e5, 0.0).is_err());
     assert!(uniform(DType::F32, &Window::whole(&[1]), 0, 0, -3e38, 3e38).is_err());
     assert!(uniform(DType::F16, &Window::whole(&[9]), 0, 0, -65504.0, 65504.0).is_ok());
+    // Between two values of the dtype, or beyond the last one.
+    assert!(uniform(DType::BF16, &Window::whole(&[1]), 0, 0, 1.0001, 1.0002).is_err());
+    assert!(uniform(DType::F16, &Window::whole(&[1]), 0, 0, 65510.0, 65515.0).is_err());
+    assert!(uniform(DType::F64, &Window::whole(&[1]), 0, 0, 1.0001, 1.0002).is_ok());
+    // What is the same is what it is nearest to.
+    let same = uniform(DType::BF16, &Window::whole(&[2]), 0, 0, 1.0001, 1.0001).unwrap();
+    assert_eq!(super::super::testing::values(&same), [1.0, 1.0]);
+    assert_eq!(bounds::<f16>(1e5, f64::INFINITY), None);
+    assert_eq!(bounds::<f16>(f64::NEG_INFINITY, -1e5), None);
+    assert_eq!(bounds::<f16>(f64::NEG_INFINITY, f64::INFINITY), Some((-65504.0, 65504.0)));
+    assert_eq!(bounds::<f16>(-1e5, 1.0), Some((-65504.0, 1.0)));
     assert_eq!(neighbour::<f16>(f64::INFINITY, false), 65504.0);
     assert_eq!(neighbour::<f32>(f64::NEG_INFINITY, true), -f64::from(f32::MAX));
     assert_eq!(neighbour::<f64>(f64::INFINITY, false), f64::MAX);
@@ -379,17 +456,42 @@ fn truncated_normal_numbers() {
                 x[x.len() / 2]
             };
             let share = (q(low) - q(middle)) / (q(low) - q(high));
-            // Steps of a coarse dtype are wide.
-            let limit = if dtype == DType::BF16 || dtype == DType::F16 { 0.3 } else { 0.01 };
+            // The spread of the middle of n uniform numbers is 1 / 2√n; and a step of the dtype may be wide.
+            let step = rounding(dtype) * 2.0 * middle.abs();
+            let coarse = (q(middle - step) - q(middle + step)) / (q(low) - q(high));
+            let limit = SIGMAS / (2.0 * 40_000f64.sqrt()) + coarse;
             assert!((share - 0.5).abs() < limit, "{dtype} {mean} {std} {low} {high}: {share}");
         }
-        // Nothing to choose from, or nothing likely: the nearest to the mean.
+        // Nothing to choose from: the nearest to the mean.
         assert_eq!(between(dtype, 0.0, 1.0, 0.5, 0.5), vec![0.5; 40_000]);
         assert_eq!(between(dtype, 0.0, 0.0, -1.0, 1.0), vec![0.0; 40_000]);
         assert_eq!(between(dtype, 0.0, 0.0, 1.0, 2.0), vec![1.0; 40_000]);
-        assert_eq!(between(dtype, 0.0, 1.0, 50.0, 60.0), vec![50.0; 40_000]);
-        assert_eq!(between(dtype, 0.0, 1.0, -60.0, -50.0), vec![-50.0; 40_000]);
+        // So far out, z is 1 / (Mills' ratio) on the average, 50 + 1 / (50 + 2 / (50 + …)), and its spread less than 1 / 50; between bounds
+        // that are near to each other in relation to the spread, all is even.
+        let (mean, spread, moved) = (50.0 + 1.0 / 50.04, 1.0 / 50.0, 51.0 * rounding(dtype));
+        for sign in [1.0, -1.0] {
+            let x = between(
+                dtype,
+                0.0,
+                1.0,
+                (sign * 50.0f64).min(sign * 60.0),
+                (sign * 50.0f64).max(sign * 60.0),
+            );
+            expect_mean(x.iter().map(|x| x * sign), mean, spread * spread, moved + 1e-6, "far out");
+        }
+        for std in [1e6, 1e16, 1e300] {
+            let x = between(dtype, 0.0, std, 0.0, 1.0);
+            expect_mean(x.iter().copied(), 0.5, 1.0 / 12.0, rounding(dtype), "narrow");
+            let squares = x.iter().map(|x| (x - 0.5).powi(2));
+            expect_mean(squares, 1.0 / 12.0, 1.0 / 180.0, rounding(dtype), "narrow");
+        }
+        // Further out than a number can say, at the bound.
+        assert_eq!(between(dtype, 0.0, 1e-310, 1.0, 2.0), vec![1.0; 40_000]);
     }
+    // Steps are fine in double precision.
+    let x = between(DType::F64, 0.0, 1e9, 0.0, 1.0);
+    let distinct: std::collections::HashSet<u64> = x.iter().map(|x| x.to_bits()).collect();
+    assert_eq!(distinct.len(), x.len());
     // Half precision does not have all that is between.
     let narrow = Distribution::Truncated { mean: 0.0, std: 1.0, low: 1.0001, high: 1.0002 };
     assert!(narrow.check("test", DType::BF16).is_err() && narrow.check("test", DType::F32).is_ok());

@@ -1,34 +1,50 @@
 //! Normally distributed numbers between two bounds.
 //!
-//! Each is made of one uniform number by the inverse of the distribution function, in double precision and from whichever end
-//! of the distribution is nearer, so that both tails are exact.
+//! Each is made of one uniform number by the inverse of the distribution function, in double precision. Where that function is too flat
+//! or too steep between the bounds for its values to tell numbers apart, the way from a bound is what is computed.
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
 use super::Source;
-use super::philox::{CHUNK, Draw};
+use super::philox::{CHUNK, Draw, FEW};
 use super::real::{Sample, at_least, nearest, neighbour};
 use crate::engine::{Float, Num};
 
-/// Normal numbers of a mean and a standard deviation, from `low` to `high`, which are values of the type that is drawn.
+/// Normal numbers between bounds.
 pub(super) struct Truncated {
     draw: Draw,
-    mean: f64,
-    std: f64,
-    /// How likely a number is to be less than the lower bound, more than the upper one, and between them.
-    below: f64,
-    above: f64,
-    between: f64,
+    form: Form,
+    /// The least and the greatest value of the type that is drawn.
     low: f64,
     high: f64,
 }
 
-/// The least and the greatest value of `T` from `low` to `high`, if there is one.
+/// How a number is made of a share of those between the bounds. Lengths are in standard deviations; `step` is one, away from the bound
+/// that is nearer to the mean.
+enum Form {
+    /// There is only one.
+    One(f64),
+    /// By how likely a number is to be less than the lower bound, more than the upper one, and between them; from whichever end of the
+    /// distribution is nearer, so that both tails are exact.
+    Quantile { mean: f64, std: f64, below: f64, above: f64, between: f64 },
+    /// So narrow that the logarithm of the density is as good as straight, and falls with this slope.
+    Narrow { bound: f64, step: f64, slope: f64, width: f64 },
+    /// So far out that probabilities are tiny, beginning at `from`: by Mills' ratio there, and the logarithm of the share of all from
+    /// there on that is beyond the other bound.
+    Tail { bound: f64, step: f64, from: f64, ratio: f64, beyond: f64 },
+}
+
+/// Up to this width, the logarithm of the density is nowhere further than width² / 8, about 1e-9, from straight.
+const NARROW: f64 = 1e-4;
+/// Where a tail begins.
+const FAR: f64 = 10.0;
+
+/// The least and the greatest value of `T` from `low` to `high`, if there is one. Infinity is none.
 pub(super) fn bounds<T: Float>(low: f64, high: f64) -> Option<(f64, f64)> {
-    let least = at_least::<T>(low);
-    let most = nearest::<T>(high);
-    let most = if most > high { neighbour::<T>(most, false) } else { most };
-    (least <= most).then_some((least, most))
+    let (least, most) = (at_least::<T>(low), nearest::<T>(high));
+    let least = if least == f64::NEG_INFINITY { neighbour::<T>(least, true) } else { least };
+    let most = if most > high || most == f64::INFINITY { neighbour::<T>(most, false) } else { most };
+    (low <= least && least <= most && most <= high).then_some((least, most))
 }
 
 /// The source for `T`; the bounds must have a value of `T` between them.
@@ -39,39 +55,103 @@ pub(super) fn truncated_source<T: Float>(
     [low, high]: [f64; 2],
 ) -> Option<Truncated> {
     let (least, most) = bounds::<T>(low, high)?;
-    let (from, to) = ((low - mean) / std, (high - mean) / std);
-    let (below, above) = (under(from), under(-to));
-    // As a difference of the smaller two of the numbers that could be subtracted.
-    let between = match () {
-        _ if std == 0.0 => 0.0,
-        _ if from > 0.0 => under(-from) - above,
-        _ if to < 0.0 => under(to) - below,
-        _ => 1.0 - below - above,
-    };
-    Some(Truncated { draw, mean, std, below, above, between, low: least, high: most })
+    Some(Truncated { draw, form: Form::of(mean, std, low, high), low: least, high: most })
 }
 
 impl<T: Float<Acc: Sample>> Source<T> for Truncated {
     const PER_BLOCK: u64 = <T::Acc as Sample>::PER_BLOCK;
     #[inline(always)]
     fn chunk(&self, block: u64) -> [T; CHUNK] {
-        T::Acc::inner_uniforms(self.draw, block).map(|u| {
-            let x = if self.between > 0.0 { self.number(u) } else { self.mean };
-            let x = T::from_acc(T::Acc::from_f64(x)).acc().to_f64();
-            let x = if x > self.high { self.high } else { x };
-            T::from_acc(T::Acc::from_f64(if x < self.low { self.low } else { x }))
-        })
+        T::Acc::inner_uniforms(self.draw, block).map(|u| self.number(u))
+    }
+    #[inline(always)]
+    fn few(&self, block: u64) -> [T; FEW] {
+        T::Acc::few_inner_uniforms(self.draw, block).map(|u| self.number(u))
     }
 }
 
 impl Truncated {
+    #[inline(always)]
+    fn number<T: Float>(&self, u: f64) -> T {
+        let x = nearest::<T>(self.form.number(u));
+        let x = if x > self.high { self.high } else { x };
+        T::from_acc(T::Acc::from_f64(if x < self.low { self.low } else { x }))
+    }
+}
+
+impl Form {
+    fn of(mean: f64, std: f64, low: f64, high: f64) -> Form {
+        if std == 0.0 {
+            return Form::One(mean);
+        }
+        let (from, to, width) = ((low - mean) / std, (high - mean) / std, (high - low) / std);
+        let (bound, step, near, far) =
+            if from + to < 0.0 { (high, -std, -to, -from) } else { (low, std, from, to) };
+        if width <= NARROW {
+            return Form::Narrow { bound, step, slope: 0.5 * (near + far), width };
+        }
+        if near == f64::INFINITY {
+            return Form::One(bound);
+        }
+        if near >= FAR {
+            let ratio = mills(near);
+            let beyond = (mills(far) / ratio).ln() - width * (near + 0.5 * width);
+            return Form::Tail { bound, step, from: near, ratio, beyond };
+        }
+        let (below, above) = (under(from), under(-to));
+        // As a difference of the smaller two of the numbers that could be subtracted.
+        let between = match () {
+            _ if from > 0.0 => under(-from) - above,
+            _ if to < 0.0 => under(to) - below,
+            _ => 1.0 - below - above,
+        };
+        Form::Quantile { mean, std, below, above, between }
+    }
+
     /// The number under which a share `u` of those between the bounds lies.
     fn number(&self, u: f64) -> f64 {
-        let under = self.below + u * self.between;
-        let over = self.above + (1.0 - u) * self.between;
-        let z = if under < over { quantile(under) } else { -quantile(over) };
-        self.mean + self.std * z
+        match *self {
+            Form::One(x) => x,
+            Form::Quantile { mean, std, below, above, between } => {
+                let under = below + u * between;
+                let over = above + (1.0 - u) * between;
+                mean + std * if under < over { quantile(under) } else { -quantile(over) }
+            }
+            Form::Narrow { bound, step, slope, width } => {
+                let (u, rest) = if step < 0.0 { (1.0 - u, u) } else { (u, 1.0 - u) };
+                let fall = slope * width;
+                // What falls by nothing is even.
+                let way = if fall > f64::EPSILON { -left(u, rest, -fall) / slope } else { u * width };
+                bound + step * way
+            }
+            Form::Tail { bound, step, from, ratio, beyond } => {
+                let (u, rest) = if step < 0.0 { (1.0 - u, u) } else { (u, 1.0 - u) };
+                // The logarithm of how many of those from the bound on are further out still.
+                let further = left(u, rest, beyond);
+                // As if it fell like the density, then by Newton's method on the logarithm, which is nearly straight.
+                let mut way = -2.0 * further / (from + from.hypot((-2.0 * further).sqrt()));
+                for _ in 0..3 {
+                    let here = mills(from + way);
+                    let off = (here / ratio).ln() - way * (from + 0.5 * way) - further;
+                    way += off * here;
+                }
+                bound + step * way
+            }
+        }
     }
+}
+
+/// The logarithm of what is left of 1 on a share `u` of the way, of which there is a `rest`, down to another number, whose logarithm is
+/// given: exact near both ends.
+fn left(u: f64, rest: f64, log: f64) -> f64 {
+    let change = u * log.exp_m1();
+    if change > -0.5 { change.ln_1p() } else { (rest + u * log.exp()).ln() }
+}
+
+/// Mills' ratio: how likely a standard normal number is to be more than `z`, over the density at `z`. By Laplace's continued fraction, to
+/// the last digits for `z` from [`FAR`] on.
+fn mills(z: f64) -> f64 {
+    1.0 / (1..=16).rev().fold(z, |rest, n| z + f64::from(n) / rest)
 }
 
 /// How likely a standard normal number is to be less than `z`.
@@ -186,6 +266,55 @@ fn quantile(p: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Where both can be computed, Mills' ratio is what the distribution function says.
+    #[test]
+    fn mills_ratios() {
+        for z in [FAR, 10.5, 12.0, 17.0, 25.0, 37.0] {
+            let density = (-0.5 * z * z).exp() / std::f64::consts::TAU.sqrt();
+            let expected = under(-z) / density;
+            assert!((mills(z) / expected - 1.0).abs() < 1e-12, "{z}: {} instead of {expected}", mills(z));
+        }
+        // Further out, by the first terms of the asymptotic series.
+        for z in [1e4f64, 1e8, 1e200] {
+            assert!((mills(z) * z - (1.0 - 1.0 / z / z)).abs() < 1e-15, "{z}");
+        }
+        assert_eq!(mills(f64::INFINITY), 0.0);
+    }
+
+    /// Every way to make a number, where two of them can: the same up to what the coarser one can tell apart.
+    #[test]
+    fn forms_agree() {
+        for (low, high) in [(10.0, 10.5), (10.0, 12.0), (10.0, 10.001), (20.0, f64::INFINITY), (-14.0, -11.0)]
+        {
+            let tail = Form::of(0.0, 1.0, low, high);
+            assert!(matches!(tail, Form::Tail { .. }));
+            let (below, above) = (under(low), under(-high));
+            let between = if low > 0.0 { under(-low) - above } else { under(high) - below };
+            let quantile = Form::Quantile { mean: 0.0, std: 1.0, below, above, between };
+            for u in [1e-12, 1e-5, 0.1, 0.25, 0.5, 0.9, 1.0 - 1e-9] {
+                let (a, b) = (tail.number(u), quantile.number(u));
+                // Probabilities are good to some 1e-14 of themselves (erfc loses z² of its last digits), numbers by Mills' ratio times that.
+                let limit = 1e-12;
+                assert!((a - b).abs() < limit, "{low} {high} {u}: {a} {b}");
+            }
+        }
+        let width = 0.99 * NARROW;
+        for (low, high) in
+            [(0.5, 0.5 + width), (-3.0, -3.0 + width), (-0.5 * width, 0.5 * width), (10.0, 10.0 + width)]
+        {
+            let narrow = Form::of(0.0, 1.0, low, high);
+            assert!(matches!(narrow, Form::Narrow { .. }));
+            let (below, above) = (under(low), under(-high));
+            let between = if low > 0.0 { under(-low) - above } else { under(high) - below };
+            let quantile = Form::Quantile { mean: 0.0, std: 1.0, below, above, between };
+            for u in [1e-5, 0.1, 0.25, 0.5, 0.9, 0.999] {
+                let (a, b) = (narrow.number(u), quantile.number(u));
+                // The density is off by 1e-9 of itself; the other form by some 1e-16 of the probability over the density.
+                assert!((a - b).abs() < 2e-9 * NARROW + 1e-14, "{low} {high} {u}: {a} {b}");
+            }
+        }
+    }
 
     /// The quantile is where the distribution function, which is exact to the last digits, has the value asked for.
     #[test]

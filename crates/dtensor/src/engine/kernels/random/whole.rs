@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::philox::{CHUNK, Draw};
+use super::philox::{CHUNK, Draw, FEW};
 use super::{Source, each_run, fill_local, simd};
 use crate::engine::kernels::window::Window;
 use crate::engine::{Float, Local, Num, with_float};
@@ -21,18 +21,27 @@ impl<T: Copy + Default, F: Fn(i64) -> T> Source<T> for Integers<F> {
     const PER_BLOCK: u64 = 2;
     #[inline(always)]
     fn chunk(&self, block: u64) -> [T; CHUNK] {
-        // The upper half of the product with the range: off from even by one part in 2⁶⁴ / range.
-        self.draw.wide_words(block).map(|word| {
-            let above = (u128::from(word) * u128::from(self.range)) >> 64;
-            (self.make)(self.low.wrapping_add(above as i64))
-        })
+        self.draw.wide_words(block).map(|word| self.number(word))
+    }
+    #[inline(always)]
+    fn few(&self, block: u64) -> [T; FEW] {
+        self.draw.few_wide_words(block).map(|word| self.number(word))
     }
 }
 
-/// `less` where the element's 24-bit uniform number is under a probability, else `not`.
+impl<T, F: Fn(i64) -> T> Integers<F> {
+    #[inline(always)]
+    fn number(&self, word: u64) -> T {
+        // The upper half of the product with the range: off from even by one part in 2⁶⁴ / range.
+        let above = (u128::from(word) * u128::from(self.range)) >> 64;
+        (self.make)(self.low.wrapping_add(above as i64))
+    }
+}
+
+/// `less` where the element's word is under a probability, else `not`.
 pub(super) struct Choice<T> {
     pub(super) draw: Draw,
-    pub(super) threshold: u32,
+    pub(super) threshold: Threshold,
     pub(super) less: T,
     pub(super) not: T,
 }
@@ -41,23 +50,56 @@ impl<T: Copy> Source<T> for Choice<T> {
     const PER_BLOCK: u64 = 4;
     #[inline(always)]
     fn chunk(&self, block: u64) -> [T; CHUNK] {
-        self.draw.words(block).map(|word| if word >> 8 < self.threshold { self.less } else { self.not })
+        self.draw.words(block).map(|word| self.choice(word))
+    }
+    #[inline(always)]
+    fn few(&self, block: u64) -> [T; FEW] {
+        self.draw.few_words(block).map(|word| self.choice(word))
     }
 }
 
-/// The number under which the upper 24 bits of a word stand for a uniform number under `p`.
-pub(super) fn threshold(p: f64) -> u32 {
-    (p * f64::from(1 << 24)).ceil() as u32
+impl<T: Copy> Choice<T> {
+    #[inline(always)]
+    fn choice(&self, word: u32) -> T {
+        if self.threshold.takes(word) { self.less } else { self.not }
+    }
 }
 
-/// The upper 24 bits of each element's word.
-struct Levels(Draw);
+/// Words as numbers from 0 to 1: how many of them there are.
+const WORDS: f64 = (1u64 << 32) as f64;
 
-impl Source<u32> for Levels {
+/// Which words stand for numbers under a probability: the first so many, or all.
+#[derive(Clone, Copy)]
+pub(super) struct Threshold {
+    under: u32,
+    all: bool,
+}
+
+impl Threshold {
+    #[inline(always)]
+    pub(super) fn takes(self, word: u32) -> bool {
+        (word < self.under) | self.all
+    }
+}
+
+/// As large a part of all words as `p` says, to the nearest.
+pub(super) fn threshold(p: f64) -> Threshold {
+    let words = (p * WORDS).round() as u64;
+    Threshold { under: words as u32, all: words >> 32 > 0 }
+}
+
+/// Each element's word.
+struct Words(Draw);
+
+impl Source<u32> for Words {
     const PER_BLOCK: u64 = 4;
     #[inline(always)]
     fn chunk(&self, block: u64) -> [u32; CHUNK] {
-        self.0.words(block).map(|word| word >> 8)
+        self.0.words(block)
+    }
+    #[inline(always)]
+    fn few(&self, block: u64) -> [u32; FEW] {
+        self.0.few_words(block)
     }
 }
 
@@ -76,7 +118,6 @@ fn chosen<T: Float + Element>(p: &Local, window: &Window, draw: Draw) -> Result<
         let message = format!("every probability must be between 0 and 1, but there is {p}");
         return Err(Error::argument("bernoulli", message));
     }
-    let steps = T::Acc::from_f64(f64::from(1 << 24));
     let (one, zero) = (T::from_acc(Num::ONE), T::from_acc(Num::ZERO));
     // SAFETY: the runs cover every element.
     unsafe {
@@ -87,15 +128,16 @@ fn chosen<T: Float + Element>(p: &Local, window: &Window, draw: Draw) -> Result<
                     #[inline(always)]
                     || {
                         each_run(
-                            &Levels(draw),
+                            &Words(draw),
                             first as u64,
                             n,
                             #[inline(always)]
-                            |at, levels| {
-                                let (p, out) = (&p[at..at + levels.len()], &mut out[at..at + levels.len()]);
-                                for ((out, &p), &level) in out.iter_mut().zip(p).zip(levels) {
-                                    // Scaled by a power of two, and compared with a number of 24 bits: exact.
-                                    let less = T::Acc::from_f64(f64::from(level)) < p.acc() * steps;
+                            |at, words| {
+                                let (p, out) = (&p[at..at + words.len()], &mut out[at..at + words.len()]);
+                                for ((out, &p), &word) in out.iter_mut().zip(p).zip(words) {
+                                    // A whole number is under the nearest one of another just if half a step more is not
+                                    // above the other. All is exact.
+                                    let less = f64::from(word) + 0.5 <= p.acc().to_f64() * WORDS;
                                     out.write(if less { one } else { zero });
                                 }
                             },

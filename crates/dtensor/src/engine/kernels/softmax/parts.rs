@@ -1,6 +1,8 @@
 //! Softmax where no array holds all of the dim: what each part adds, and each part's results from what all have added. What is
 //! summed is kept in the dtype of the arithmetic, with size 1 in the place of the dim.
 
+use std::cell::RefCell;
+
 use super::*;
 
 /// The dims of one number per row.
@@ -12,37 +14,55 @@ fn of_rows(dims: &[usize], dim: usize) -> Vec<usize> {
     dims
 }
 
+/// A number for each row of `[outer, size, inner]`: one after the other where rows lie so, else a block of columns at a time.
+/// Inside [`simd`] only.
+#[inline(always)]
+fn each_row<A: Num>(
+    (outer, size, inner): (usize, usize, usize),
+    mut row: impl FnMut(usize) -> A,
+    mut block: impl FnMut(Columns) -> [A; COLUMNS],
+) -> Vec<A> {
+    let mut out = vec![A::ZERO; outer * inner];
+    if inner == 1 {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = row(i);
+        }
+        return out;
+    }
+    Columns::each(
+        outer,
+        size,
+        inner,
+        #[inline(always)]
+        |columns| {
+            let numbers = block(columns);
+            out[columns.first..][..columns.width].copy_from_slice(&numbers[..columns.width]);
+        },
+    );
+    out
+}
+
 /// The largest element of each row; −∞ where there is none.
 pub(crate) fn maxima(x: &Local, dim: usize) -> Result<Local> {
     with_float!("softmax", x.dtype(), T => maxima_of::<T>(x, dim))
 }
 
 fn maxima_of<T: Float<Acc: Element> + Element>(x: &Local, dim: usize) -> Result<Local> {
-    let (outer, size, inner) = split(x.dims(), dim);
+    let sizes @ (_, size, _) = split(x.dims(), dim);
     let shape = of_rows(x.dims(), dim);
     let x = x.contiguous()?;
     let read = x.read::<T>()?;
     let data = &read.data()[..x.numel()];
-    let mut out = vec![T::Acc::LOWEST; outer * inner];
-    simd::<T, _>(
+    let out = simd::<T, _>(
         #[inline(always)]
         || {
-            if inner == 1 {
-                for (out, x) in out.iter_mut().zip(data.chunks_exact(size.max(1))) {
-                    *out = max_of(x);
-                }
-                return;
-            }
-            Columns::each(
-                outer,
-                size,
-                inner,
+            each_row(
+                sizes,
                 #[inline(always)]
-                |block| {
-                    let max = block.max(data, size);
-                    out[block.first..][..block.width].copy_from_slice(&max[..block.width]);
-                },
-            );
+                |row| max_of(&data[row * size..][..size]),
+                #[inline(always)]
+                |block| block.max(data, size),
+            )
         },
     );
     Local::from_vec(out, &shape)
@@ -54,34 +74,22 @@ pub(crate) fn exp_sums(x: &Local, maxima: &Local, dim: usize) -> Result<Local> {
 }
 
 fn exp_sums_of<T: Float<Acc: Element> + Element>(x: &Local, maxima: &Local, dim: usize) -> Result<Local> {
-    let (outer, size, inner) = split(x.dims(), dim);
+    let sizes @ (_, size, inner) = split(x.dims(), dim);
     let x = x.contiguous()?;
     let read = x.read::<T>()?;
     let data = &read.data()[..x.numel()];
     let max = maxima.to_vec::<T::Acc>()?;
-    let mut exps = vec![T::Acc::ZERO; size * inner.min(COLUMNS)];
-    let mut out = vec![T::Acc::ZERO; outer * inner];
-    simd::<T, _>(
+    let exps = RefCell::new(vec![T::Acc::ZERO; size * inner.min(COLUMNS)]);
+    let out = simd::<T, _>(
         #[inline(always)]
         || {
-            if inner == 1 {
-                let rows = data.chunks_exact(size.max(1));
-                for ((out, x), &max) in out.iter_mut().zip(rows).zip(&max) {
-                    *out = exp_row(x, max, &mut exps);
-                }
-                return;
-            }
-            Columns::each(
-                outer,
-                size,
-                inner,
+            each_row(
+                sizes,
                 #[inline(always)]
-                |block| {
-                    let max = &max[block.first..][..block.width];
-                    let sum = block.exp(data, size, max, &mut exps);
-                    out[block.first..][..block.width].copy_from_slice(&sum[..block.width]);
-                },
-            );
+                |row| exp_row(&data[row * size..][..size], max[row], &mut exps.borrow_mut()),
+                #[inline(always)]
+                |block| block.exp(data, size, &max[block.first..][..block.width], &mut exps.borrow_mut()),
+            )
         },
     );
     Local::from_vec(out, maxima.dims())
@@ -136,32 +144,24 @@ fn backward_totals<T: Float<Acc: Element> + Element, const LOG: bool>(
     dy: &Local,
     dim: usize,
 ) -> Result<Local> {
-    let (outer, size, inner) = split(y.dims(), dim);
+    let sizes @ (_, size, _) = split(y.dims(), dim);
     let shape = of_rows(y.dims(), dim);
     let (y, dy) = (y.contiguous()?, dy.contiguous()?);
     let (y_read, dy_read) = (y.read::<T>()?, dy.read::<T>()?);
     let (y_data, dy_data) = (&y_read.data()[..y.numel()], &dy_read.data()[..y.numel()]);
-    let mut out = vec![T::Acc::ZERO; outer * inner];
-    simd::<T, _>(
+    let out = simd::<T, _>(
         #[inline(always)]
         || {
-            if inner == 1 {
-                let rows = y_data.chunks_exact(size.max(1)).zip(dy_data.chunks_exact(size.max(1)));
-                for (out, (y, dy)) in out.iter_mut().zip(rows) {
-                    *out = backward_row_sum::<T, LOG>(y, dy);
-                }
-                return;
-            }
-            Columns::each(
-                outer,
-                size,
-                inner,
+            each_row(
+                sizes,
                 #[inline(always)]
-                |block| {
-                    let totals = backward_column_sums::<T, LOG>(&block, y_data, dy_data, size);
-                    out[block.first..][..block.width].copy_from_slice(&totals[..block.width]);
+                |row| {
+                    let row = row * size..(row + 1) * size;
+                    backward_row_sum::<T, LOG>(&y_data[row.clone()], &dy_data[row])
                 },
-            );
+                #[inline(always)]
+                |block| backward_column_sums::<T, LOG>(&block, y_data, dy_data, size),
+            )
         },
     );
     Local::from_vec(out, &shape)

@@ -1,0 +1,69 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use dtensor::comm::record;
+use dtensor::parallel::{local_map, loss_parallel};
+use dtensor::testing::spmd;
+use dtensor::{
+    CrossEntropy, Error, Mode, Replicate, Result, Shard, Tensor, distribute_tensor, explicit_communication,
+};
+
+use super::{P, line, numbers, plane, refused, same};
+
+/// PyTorch: `loss_parallel` has no `finally`: after an exception inside, its handlers stay, and losses elsewhere are computed by
+/// them. A gradient that is computed after the block is an error, and `log_softmax` alone gets a wrong one inside
+/// (issue 190746).
+#[test]
+fn item_09_loss_parallel_ends_with_an_error() {
+    spmd(4, |world| {
+        let mesh = line(&world)?;
+        let (scores, labels) = (numbers(&[5, 7]), Tensor::from_slice(&[0i64, 6, 3, -100, 2], [5])?);
+        let partial = distribute_tensor(&scores, &mesh, [P])?;
+        let target = distribute_tensor(&labels, &mesh, [Replicate])?;
+        let options = CrossEntropy::default();
+        // Inside, scores that would have to be moved are refused. So the scope is over if they are not.
+        let inside = |body: &dyn Fn() -> Result<()>| loss_parallel(body);
+        refused(inside(&|| partial.log_softmax(1).map(drop)), &["Shard or Replicate"]);
+        refused(inside(&|| Err(Error::argument("my loss", "no"))), &["my loss"]);
+        assert!(catch_unwind(AssertUnwindSafe(|| inside(&|| panic!("out")))).is_err());
+        same(&partial.cross_entropy(&target, options)?, &scores.cross_entropy(&labels, options)?)?;
+
+        // And gradients have nothing to do with it.
+        let alone = scores.detach().requires_grad_(true)?;
+        alone.cross_entropy(&labels, options)?.backward()?;
+        let x = distribute_tensor(&scores, &mesh, [Shard(1)])?.requires_grad_(true)?;
+        let loss = loss_parallel(|| x.cross_entropy(&target, options))?;
+        let (done, calls) = record(|| explicit_communication(Mode::Error, || loss.backward()));
+        done?;
+        assert!(calls.is_empty(), "{calls:?}");
+        let apart = x.grad().unwrap().full_tensor()?.sub(&alone.grad().unwrap())?;
+        assert!(apart.abs()?.max_all()?.item::<f64>()? < 1e-12);
+        Ok(())
+    });
+}
+
+/// PyTorch: lists of the wrong length and wrong kind are bare IndexErrors, TypeErrors and AssertionErrors; a result that is sharded
+/// unevenly gets a wrong size (issue 172812).
+#[test]
+fn item_19_local_map_says_what_is_wrong() {
+    spmd(4, |world| {
+        let mesh = plane(&world)?;
+        let whole = numbers(&[5, 6]);
+        let x = distribute_tensor(&whole, &mesh, [Shard(0), Shard(1)])?;
+        let twice = || local_map(|x: &Tensor| x.mul(2.0));
+        let both = [Shard(0), Shard(1)];
+        same(&twice().out_placements(both).call(&x)?, &whole.mul(2.0)?)?;
+        let short = twice().in_placements([Shard(0)]).out_placements(both);
+        refused(short.call(&x), &["local_map", "in_placements"]);
+        refused(twice().out_placements([Shard(0)]).call(&x), &["local_map", "out_placements"]);
+        refused(twice().out_placements([Shard(0), Shard(2)]).call(&x), &["local_map", "2"]);
+        refused(twice().out_placements((both, both)).call(&x), &["local_map", "out_placements"]);
+        let grads = twice().out_placements(both).in_grad_placements((both, both));
+        refused(grads.call(&x), &["local_map", "in_grad_placements"]);
+        let other = [Shard(1), Shard(0)];
+        refused(
+            twice().in_placements(other).out_placements(both).call(&x),
+            &["mismatched placements", "redistribute_inputs"],
+        );
+        Ok(())
+    });
+}
