@@ -75,6 +75,7 @@ pub mod prelude {
     pub use crate::comm::{Group, ReduceOp, World, launch};
     pub use crate::debug::CommDebugMode;
     pub use crate::nn::{Module, forward};
+    pub use crate::optim::Optimizer;
     pub use crate::parallel::{
         ColwiseParallel, DistributeModule, ParallelStyle, PrepareModuleInput, PrepareModuleInputOutput,
         PrepareModuleOutput, RowwiseParallel, SequenceParallel, distribute_module, local_map, loss_parallel,

@@ -2,7 +2,7 @@
 
 use dtensor::comm::{ReduceOp, World, launch, record};
 use dtensor::nn::Parameter;
-use dtensor::optim::Sgd;
+use dtensor::optim::{Optimizer, Sgd};
 use dtensor::testing::spmd;
 use dtensor::{
     BackwardOptions, DType, Device, DeviceMesh, Error, FromLocal, Generator, Mode, Partial, Placement,

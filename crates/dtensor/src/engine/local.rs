@@ -1,11 +1,13 @@
 //! The value of a tensor on this rank.
 
+use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use candle_core as candle;
-use candle_core::Storage;
+use candle_core::{CpuStorage, Storage};
 
 use super::Elem;
 use crate::tensor::{DType, Meta, Shape};
@@ -145,6 +147,28 @@ impl Local {
         Ok(Read { storage, offset, dims: layout.dims(), strides: layout.stride(), elem: PhantomData })
     }
 
+    /// The elements, to be changed: where they are if nobody else can see them, else a copy of them, which is this value from
+    /// then on. They lie row by row without gaps.
+    pub(crate) fn write<T: Element>(&mut self) -> Result<Write<'_, T>> {
+        let (left, right) = (self.dtype(), <T as Element>::DTYPE);
+        if left != right {
+            return Err(Error::DTypeMismatch { op: "write", left, right });
+        }
+        if !(self.is_unique() && self.is_contiguous()) {
+            let copy = Local::from_vec(self.to_vec::<T>()?, self.dims())?;
+            *self = copy;
+        }
+        let data = T::cpu_storage_data(self.exchange(T::to_cpu_storage_owned(Vec::new()))?)?;
+        Ok(Write { local: self, data })
+    }
+
+    /// Puts another storage in the place of this one, which nobody else can see.
+    fn exchange(&mut self, storage: CpuStorage) -> Result<CpuStorage> {
+        let exchange = Exchange(RefCell::new(storage));
+        self.0.tensor.inplace_op1(&exchange)?;
+        Ok(exchange.0.into_inner())
+    }
+
     /// The elements row by row, copied out.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         let dense = self.contiguous()?;
@@ -183,6 +207,46 @@ impl<T: Elem> Read<'_, T> {
     }
 }
 
+/// Elements that are being changed. They are back in the value when this goes.
+pub(crate) struct Write<'a, T: Element> {
+    local: &'a mut Local,
+    data: Vec<T>,
+}
+
+impl<T: Element> Deref for Write<'_, T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.data
+    }
+}
+
+impl<T: Element> DerefMut for Write<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.data
+    }
+}
+
+impl<T: Element> Drop for Write<'_, T> {
+    fn drop(&mut self) {
+        let data = T::to_cpu_storage_owned(std::mem::take(&mut self.data));
+        self.local.exchange(data).expect("the storage that they were taken from takes them back");
+    }
+}
+
+/// Candle lends a storage to be written to only to an operator: this one exchanges it for another.
+struct Exchange(RefCell<CpuStorage>);
+
+impl candle::InplaceOp1 for Exchange {
+    fn name(&self) -> &'static str {
+        "exchange"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &candle::Layout) -> candle::Result<()> {
+        std::mem::swap(storage, &mut self.0.borrow_mut());
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,5 +274,35 @@ mod tests {
         let mut x = Local::from_vec(vec![1f32, 2.0], &[2]).unwrap();
         x.view_with(|t| t.narrow(0, 0, 1)).unwrap().export();
         assert!(!x.is_unique());
+    }
+
+    #[test]
+    fn elements_are_changed_where_they_are_unless_somebody_else_sees_them() {
+        let address = |x: &Local| x.read::<f32>().unwrap().data().as_ptr();
+        let mut x = Local::from_vec(vec![1f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+        let there = address(&x);
+        x.write::<f32>().unwrap()[3] = 5.0;
+        assert_eq!((address(&x), x.to_vec::<f32>().unwrap()), (there, vec![1.0, 2.0, 3.0, 5.0]));
+
+        let held = x.clone();
+        x.write::<f32>().unwrap()[0] = 7.0;
+        assert_eq!((address(&held), held.to_vec::<f32>().unwrap()), (there, vec![1.0, 2.0, 3.0, 5.0]));
+        assert_eq!(x.to_vec::<f32>().unwrap(), [7.0, 2.0, 3.0, 5.0]);
+        let there = address(&x);
+        x.write::<f32>().unwrap()[1] = 8.0;
+        assert_eq!(address(&x), there);
+
+        // What is not row by row is so afterwards; its base is as it was.
+        let mut turned = x.view_with(|t| t.t()).unwrap();
+        turned.write::<f32>().unwrap()[1] = 9.0;
+        assert_eq!(turned.to_vec::<f32>().unwrap(), [7.0, 9.0, 8.0, 5.0]);
+        assert_eq!(x.to_vec::<f32>().unwrap(), [7.0, 8.0, 3.0, 5.0]);
+
+        let given = x.export();
+        x.write::<f32>().unwrap()[0] = 0.0;
+        assert_eq!(given.to_vec2::<f32>().unwrap(), [[7.0, 8.0], [3.0, 5.0]]);
+        assert!(x.write::<f64>().is_err());
+        assert_eq!(x.to_vec::<f32>().unwrap()[0], 0.0);
+        assert!(Local::from_vec(Vec::<f64>::new(), &[0, 3]).unwrap().write::<f64>().unwrap().is_empty());
     }
 }

@@ -12,7 +12,7 @@ mod threads;
 
 pub(crate) use elem::{Elem, Float, Num, Real, Vectors};
 pub use local::Local;
-pub(crate) use local::Read;
+pub(crate) use local::{Read, Write};
 pub use threads::{num_threads, set_num_threads, with_num_threads};
 
 /// Runs `body` with `T` standing for the Rust type of a dtype, of those listed.

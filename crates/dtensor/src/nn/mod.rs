@@ -156,6 +156,7 @@ pub use norm::{LayerNorm, RmsNorm};
 pub use parameter::Parameter;
 pub use sequential::Sequential;
 pub use state::{IncompatibleKeys, StateDict};
+pub(crate) use state::{fit, misfit};
 pub(crate) use track::{Entered, watched};
 pub(crate) use undo::all_or_nothing;
 pub use walk::Walk;

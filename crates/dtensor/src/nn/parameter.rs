@@ -174,6 +174,18 @@ impl Parameter {
         self.set(&value)
     }
 
+    /// Has `rule` change the value in its place, given the gradient. Without a gradient, nothing happens.
+    pub(crate) fn change(&self, rule: impl FnOnce(&mut Tensor, &Tensor) -> Result<()>) -> Result<()> {
+        let mut cell = self.cell.tensor.write();
+        let Some(grad) = cell.grad() else { return Ok(()) };
+        rule(&mut cell, &grad)
+    }
+
+    /// Has `rule` change the gradient in its place. Without a gradient, nothing happens.
+    pub(crate) fn change_grad(&self, rule: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.cell.tensor.read().change_grad(rule)
+    }
+
     /// Whether two handles are the same parameter.
     pub fn is(&self, other: &Parameter) -> bool {
         Arc::ptr_eq(&self.cell, &other.cell)

@@ -109,40 +109,15 @@ pub(super) fn load<M: Module + ?Sized>(
     for (path, place) in &places {
         let Some(value) = state.get(path) else { continue };
         let here = place.get();
-        if value.dims() != here.dims() {
-            wrong.push(format!(
-                "size mismatch for `{path}`: {} in the state, {} in the model",
-                value.shape(),
-                here.shape()
-            ));
-        } else if value.is_distributed() && value.mesh() != here.mesh() {
-            let on = |x: &Tensor| x.mesh().map_or("no mesh".into(), |mesh| format!("mesh {mesh}"));
-            wrong.push(format!("`{path}` lies on {} in the state, on {} in the model", on(value), on(&here)));
-        } else if value.is_meta() != here.is_meta() {
-            wrong.push(format!(
-                "`{path}` is on {} in the state, on {} in the model",
-                value.device(),
-                here.device()
-            ));
-        } else {
-            values.push((place, value, here));
+        match misfit(path, value, &here, "the model") {
+            Some(why) => wrong.push(why),
+            None => values.push((place, value, here)),
         }
     }
     if !wrong.is_empty() {
         let message = format!("error(s) in loading state_dict for `{}`: {}", module.kind(), wrong.join("; "));
         return Err(Error::argument("load_state_dict", message));
     }
-    let fit = |value: &Tensor, here: &Tensor| -> Result<Tensor> {
-        let value = value.detach().to_dtype(here.dtype())?;
-        match here.layout() {
-            // Every rank has all of it, and takes its part.
-            Some(layout) if !value.is_distributed() => {
-                distribute_tensor_from(&value, layout.mesh(), layout.placements().to_vec(), None)
-            }
-            Some(layout) => value.relaid(layout),
-            None => Ok(value),
-        }
-    };
     let fitted = on_behalf_of(at, || {
         values
             .into_iter()
@@ -151,4 +126,33 @@ pub(super) fn load<M: Module + ?Sized>(
     })?;
     fitted.iter().try_for_each(|(place, value)| place.set(value))?;
     Ok(keys)
+}
+
+/// Why a value of a state dict has no place where `here` is, if it has none.
+pub(crate) fn misfit(path: &str, value: &Tensor, here: &Tensor, whose: &str) -> Option<String> {
+    if value.dims() != here.dims() {
+        let (given, there) = (value.shape(), here.shape());
+        Some(format!("size mismatch for `{path}`: {given} in the state, {there} in {whose}"))
+    } else if value.is_distributed() && value.mesh() != here.mesh() {
+        let on = |x: &Tensor| x.mesh().map_or("no mesh".into(), |mesh| format!("mesh {mesh}"));
+        Some(format!("`{path}` lies on {} in the state, on {} in {whose}", on(value), on(here)))
+    } else if value.is_meta() != here.is_meta() {
+        Some(format!("`{path}` is on {} in the state, on {} in {whose}", value.device(), here.device()))
+    } else {
+        None
+    }
+}
+
+/// A value of a state dict in the dtype of `here`, brought to how that lies.
+#[track_caller]
+pub(crate) fn fit(value: &Tensor, here: &Tensor) -> Result<Tensor> {
+    let value = value.detach().to_dtype(here.dtype())?;
+    match here.layout() {
+        // Every rank has all of it, and takes its part.
+        Some(layout) if !value.is_distributed() => {
+            distribute_tensor_from(&value, layout.mesh(), layout.placements().to_vec(), None)
+        }
+        Some(layout) => value.relaid(layout),
+        None => Ok(value),
+    }
 }

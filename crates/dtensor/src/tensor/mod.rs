@@ -158,6 +158,14 @@ impl Tensor {
         }
     }
 
+    /// What this rank has of the value, to be changed; none for a meta tensor. Others who hold the tensor do not see the change.
+    pub(crate) fn part_mut(&mut self) -> Option<&mut Local> {
+        match &mut self.value.part {
+            Part::Local(local) => Some(local),
+            Part::Meta(_) => None,
+        }
+    }
+
     /// An error for a distributed tensor.
     pub(crate) fn not_distributed(&self, op: &'static str) -> Result<()> {
         match &self.value.layout {
@@ -342,6 +350,18 @@ impl Tensor {
         }
         *leaf.grad.lock() = grad;
         Ok(())
+    }
+
+    /// Changes the gradient collected so far, if there is one. How it was computed is forgotten.
+    pub(crate) fn change_grad(&self, change: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
+        let Link::Leaf(leaf) = &self.link else { return Ok(()) };
+        match &mut *leaf.grad.lock() {
+            Some(grad) => {
+                grad.link = Link::None;
+                change(grad)
+            }
+            None => Ok(()),
+        }
     }
 
     /// The same place in the graph with another value of the same shape and dtype: how a parameter is updated.

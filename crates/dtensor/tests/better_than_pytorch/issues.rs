@@ -2,7 +2,7 @@
 
 use dtensor::comm::record;
 use dtensor::nn::{LayerNorm, Linear, Module, Parameter};
-use dtensor::optim::Sgd;
+use dtensor::optim::{Optimizer, Sgd};
 use dtensor::parallel::SequenceParallel;
 use dtensor::testing::spmd;
 use dtensor::{

@@ -27,6 +27,7 @@ pub(crate) mod matmul;
 pub(crate) mod moments;
 pub(crate) mod nest;
 pub(crate) mod norm;
+pub(crate) mod optim;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rows;

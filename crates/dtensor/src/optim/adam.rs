@@ -1,0 +1,172 @@
+//! Adam, and AdamW.
+
+use super::Descent;
+use super::update::{Field, Step, Update, expect_positive};
+use crate::engine::kernels::optim::{AdamStep, adam};
+use crate::{Error, Result};
+
+/// Adam: along a running mean of the gradient over the root of a running mean of its square.
+///
+/// ```
+/// use dtensor::nn::{Linear, Module};
+/// use dtensor::optim::Adam;
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let layer = Linear::new(3, 1, true)?;
+/// let optimizer = Adam::new(layer.parameters(), 0.01)?;
+/// let x = Tensor::ones([1, 3], DType::F32)?;
+/// let loss = || layer.forward(&x)?.sub(5.0)?.pow(2)?.sum_all();
+/// let before = loss()?;
+/// before.backward()?;
+/// optimizer.step()?;
+/// assert!(loss()?.item::<f32>()? < before.item::<f32>()?);
+/// # Ok(())
+/// # }
+/// ```
+pub type Adam = Descent<AdamOptions>;
+
+/// Adam where decay has nothing to do with the gradient: parameters are multiplied by one minus learning rate times decay.
+///
+/// ```
+/// use dtensor::nn::Parameter;
+/// use dtensor::optim::{AdamW, AdamWOptions};
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let weight = Parameter::new(&Tensor::ones([2], DType::F64)?)?;
+/// let options = AdamWOptions { lr: 0.5, weight_decay: 0.5, ..Default::default() };
+/// let optimizer = AdamW::new([weight.clone()], options)?;
+/// weight.get().mul(0.0)?.sum_all()?.backward()?;
+/// optimizer.step()?;
+/// assert_eq!(weight.get().to_vec::<f64>()?, [0.75, 0.75]);
+/// # Ok(())
+/// # }
+/// ```
+pub type AdamW = Descent<AdamWOptions>;
+
+macro_rules! options {
+    (
+        $(#[$doc:meta])* $options:ident, $name:literal, $weight_decay:literal,
+        $(#[$decay:meta])* |$o:ident, $lr:ident| ($added:expr, $shrink:expr)
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq)]
+        pub struct $options {
+            /// The learning rate.
+            pub lr: f64,
+            /// How much of the running means of the gradient and of its square stays from step to step.
+            pub betas: (f64, f64),
+            /// Added to the root, which may be 0.
+            pub eps: f64,
+            $(#[$decay])*
+            pub weight_decay: f64,
+            /// Divides by the root of the largest mean of squares that there has been, and not of the last.
+            pub amsgrad: bool,
+            /// Goes up, not down.
+            pub maximize: bool,
+        }
+
+        impl Default for $options {
+            fn default() -> Self {
+                $options {
+                    lr: 1e-3,
+                    betas: (0.9, 0.999),
+                    eps: 1e-8,
+                    weight_decay: $weight_decay,
+                    amsgrad: false,
+                    maximize: false,
+                }
+            }
+        }
+
+        impl From<f64> for $options {
+            fn from(lr: f64) -> Self {
+                $options { lr, ..Default::default() }
+            }
+        }
+
+        impl Update for $options {
+            const NAME: &'static str = $name;
+            const SLOTS: &'static [&'static str] = &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
+            const COUNTS: bool = true;
+
+            fn check(&self) -> Result<()> {
+                expect_positive(Self::NAME, "learning rate", self.lr)?;
+                expect_positive(Self::NAME, "epsilon value", self.eps)?;
+                for (i, beta) in [self.betas.0, self.betas.1].into_iter().enumerate() {
+                    if !(0.0..1.0).contains(&beta) {
+                        let message = format!("invalid beta parameter at index {i}: {beta}");
+                        return Err(Error::argument(Self::NAME, message));
+                    }
+                }
+                expect_positive(Self::NAME, "weight_decay value", self.weight_decay)
+            }
+
+            fn lr(&self) -> f64 {
+                self.lr
+            }
+
+            fn slots(&self) -> usize {
+                if self.amsgrad { 3 } else { 2 }
+            }
+
+            fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+                vec![
+                    ("lr", Field::Number(&mut self.lr)),
+                    ("beta1", Field::Number(&mut self.betas.0)),
+                    ("beta2", Field::Number(&mut self.betas.1)),
+                    ("eps", Field::Number(&mut self.eps)),
+                    ("weight_decay", Field::Number(&mut self.weight_decay)),
+                    ("amsgrad", Field::Flag(&mut self.amsgrad)),
+                    ("maximize", Field::Flag(&mut self.maximize)),
+                ]
+            }
+
+            fn update(&self, step: Step<'_, '_>) -> Result<()> {
+                let ($o, $lr) = (self, step.lr);
+                // The running means began at zero: after n steps they are so much too small.
+                let too_small = |beta: f64| 1.0 - beta.powf(step.count as f64);
+                let numbers = AdamStep {
+                    lr: step.lr / too_small(self.betas.0),
+                    scale: 1.0 / too_small(self.betas.1).sqrt(),
+                    betas: self.betas,
+                    eps: self.eps,
+                    weight_decay: $added,
+                    shrink: $shrink,
+                    maximize: self.maximize,
+                };
+                let [mean, square, largest @ ..] = step.state else {
+                    return Err(Error::argument(Self::NAME, "the running means are not there"));
+                };
+                let largest = largest.first_mut().map(|slot| &mut **slot);
+                adam(&numbers, step.value, step.grad, [mean, square], largest)
+            }
+        }
+    };
+}
+
+options! {
+    /// How [`Adam`] goes. A number alone is a learning rate.
+    ///
+    /// ```
+    /// use dtensor::optim::{Adam, AdamOptions};
+    /// assert_eq!(AdamOptions::from(0.1), AdamOptions { lr: 0.1, ..Default::default() });
+    /// let error = Adam::new([], AdamOptions { betas: (0.9, 1.0), ..Default::default() }).unwrap_err().to_string();
+    /// assert!(error.contains("invalid beta parameter at index 1: 1"), "{error}");
+    /// ```
+    AdamOptions, "Adam", 0.0,
+    /// How much of the parameter is added to its gradient.
+    |o, _lr| (o.weight_decay, 1.0)
+}
+
+options! {
+    /// How [`AdamW`] goes. A number alone is a learning rate.
+    ///
+    /// ```
+    /// use dtensor::optim::AdamWOptions;
+    /// assert_eq!(AdamWOptions::from(0.1), AdamWOptions { lr: 0.1, ..Default::default() });
+    /// assert_eq!(AdamWOptions::default().weight_decay, 0.01);
+    /// ```
+    AdamWOptions, "AdamW", 0.01,
+    /// How much smaller the parameter becomes in every step, times the learning rate.
+    |o, lr| (0.0, 1.0 - lr * o.weight_decay)
+}

@@ -1,0 +1,224 @@
+//! Groups of parameters, each with options of its own.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::update::{Step, Update, expect_positive};
+use super::{Optimizer, expect_whole, state};
+use crate::nn::{Parameter, StateDict};
+use crate::{Error, Result, Tensor};
+
+/// An optimizer whose options are `O`: [`Sgd`](super::Sgd), [`Adam`](super::Adam) and [`AdamW`](super::AdamW) are its kinds.
+///
+/// A tensor that it remembers for a parameter is made when the parameter makes its first step: of its shape and dtype, and where it
+/// lies. A parameter that is laid otherwise before may so be laid; after that, a step is an error until the state has been
+/// [brought there](Optimizer::load_state_dict).
+///
+/// ```
+/// use dtensor::nn::Linear;
+/// use dtensor::optim::{Adam, AdamOptions};
+/// use dtensor::prelude::*;
+/// # fn main() -> Result<()> {
+/// let (first, second) = (Linear::new(2, 2, true)?, Linear::new(2, 2, true)?);
+/// let optimizer = Adam::new(first.parameters(), 0.1)?;
+/// optimizer.add_group(second.parameters(), AdamOptions { lr: 0.2, eps: 1e-6, ..Default::default() })?;
+/// assert_eq!(optimizer.learning_rates(), [0.1, 0.2]);
+/// assert!(optimizer.add_group(first.parameters(), 0.3).is_err());
+/// # Ok(())
+/// # }
+/// ```
+pub struct Descent<O> {
+    groups: Mutex<Groups<O>>,
+}
+
+pub(super) struct Groups<O> {
+    pub(super) all: Vec<Group<O>>,
+    pub(super) factor: f64,
+}
+
+pub(super) struct Group<O> {
+    pub(super) options: O,
+    pub(super) members: Vec<Member>,
+}
+
+/// A parameter, and what is remembered of it.
+pub(super) struct Member {
+    pub(super) parameter: Parameter,
+    pub(super) state: State,
+}
+
+/// What is remembered of a parameter.
+#[derive(Default)]
+pub(super) struct State {
+    /// How many steps it has made.
+    pub(super) count: u64,
+    /// The first of the slots, as many as have been needed.
+    pub(super) slots: SmallVec<[Tensor; 3]>,
+}
+
+impl<O: Update> Descent<O> {
+    /// Changes these parameters. Options may be given as no more than a learning rate. A parameter that comes twice counts once; one
+    /// whose gradient is not wanted stays as it is.
+    pub fn new(parameters: impl IntoIterator<Item = Parameter>, options: impl Into<O>) -> Result<Self> {
+        let optimizer = Descent { groups: Mutex::new(Groups { all: Vec::new(), factor: 1.0 }) };
+        optimizer.add_group(parameters, options)?;
+        Ok(optimizer)
+    }
+
+    /// Changes these parameters too, with options of their own. A parameter that is in a group already is an error.
+    pub fn add_group(
+        &self,
+        parameters: impl IntoIterator<Item = Parameter>,
+        options: impl Into<O>,
+    ) -> Result<()> {
+        let options = options.into();
+        options.check()?;
+        let mut groups = self.groups.lock();
+        let known: HashSet<usize> = groups.members().map(|member| member.parameter.address()).collect();
+        let (mut seen, mut members) = (HashSet::new(), Vec::new());
+        for parameter in parameters {
+            if known.contains(&parameter.address()) {
+                let message =
+                    format!("some parameters appear in more than one parameter group: {parameter:?}");
+                return Err(Error::argument(O::NAME, message));
+            }
+            if seen.insert(parameter.address()) {
+                members.push(Member { parameter, state: State::default() });
+            }
+        }
+        groups.all.push(Group { options, members });
+        Ok(())
+    }
+
+    /// The options of a group, the first of which is 0.
+    pub fn options(&self, group: usize) -> Result<O> {
+        Ok(self.groups.lock().at(group)?.options.clone())
+    }
+
+    /// Gives a group other options. What has been remembered stays.
+    pub fn set_options(&self, group: usize, options: impl Into<O>) -> Result<()> {
+        let options = options.into();
+        options.check()?;
+        self.groups.lock().at(group)?.options = options;
+        Ok(())
+    }
+}
+
+impl<O> Groups<O> {
+    pub(super) fn members(&self) -> impl Iterator<Item = &Member> {
+        self.all.iter().flat_map(|group| &group.members)
+    }
+}
+
+impl<O: Update> Groups<O> {
+    fn at(&mut self, group: usize) -> Result<&mut Group<O>> {
+        let count = self.all.len();
+        let none = || Error::argument(O::NAME, format!("there is no group {group}: there are {count}"));
+        self.all.get_mut(group).ok_or_else(none)
+    }
+}
+
+impl Member {
+    /// That the parameter can make a step.
+    fn check(&self, op: &'static str, number: usize) -> Result<()> {
+        let tensor = self.parameter.get();
+        if tensor.grad().is_none() {
+            return Ok(());
+        }
+        expect_whole(op, &tensor)?;
+        let shown = |x: &Tensor| match x.layout() {
+            Some(layout) => format!("{} {layout} on mesh {}", x.dtype(), layout.mesh()),
+            None => format!("{} {} on no mesh", x.dtype(), x.shape()),
+        };
+        match self
+            .state
+            .slots
+            .iter()
+            .find(|slot| slot.meta() != tensor.meta() || slot.layout() != tensor.layout())
+        {
+            None => Ok(()),
+            Some(slot) => {
+                let message = format!(
+                    "parameter {number} is {} now, but its state is {}: bring the state there with \
+                     `optimizer.load_state_dict(&optimizer.state_dict())`",
+                    shown(&tensor),
+                    shown(slot)
+                );
+                Err(Error::argument(op, message))
+            }
+        }
+    }
+
+    fn step<O: Update>(&mut self, options: &O, lr: f64) -> Result<()> {
+        let Member { parameter, state } = self;
+        parameter.change(|value, grad| {
+            let fresh = state.slots.len() < options.slots();
+            while state.slots.len() < options.slots() {
+                state.slots.push(value.zeros_like()?);
+            }
+            state.count += 1;
+            // Without values, there is nothing else to do.
+            let Some(value) = value.part_mut() else { return Ok(()) };
+            let mut slots: SmallVec<[_; 3]> =
+                state.slots[..options.slots()].iter_mut().filter_map(Tensor::part_mut).collect();
+            let grad = grad.part(O::NAME)?;
+            options.update(Step { lr, count: state.count, fresh, value, grad, state: &mut slots })
+        })
+    }
+}
+
+impl<O: Update> Optimizer for Descent<O> {
+    fn step(&self) -> Result<()> {
+        let Groups { all, factor } = &mut *self.groups.lock();
+        for (number, member) in all.iter().flat_map(|group| &group.members).enumerate() {
+            member.check(O::NAME, number)?;
+        }
+        for Group { options, members } in all {
+            let lr = options.lr() * *factor;
+            members.iter_mut().try_for_each(|member| member.step(options, lr))?;
+        }
+        Ok(())
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        self.groups.lock().members().map(|member| member.parameter.clone()).collect()
+    }
+
+    fn learning_rates(&self) -> Vec<f64> {
+        let Groups { all, factor } = &*self.groups.lock();
+        all.iter().map(|group| group.options.lr() * factor).collect()
+    }
+
+    fn factor(&self) -> f64 {
+        self.groups.lock().factor
+    }
+
+    fn set_factor(&self, factor: f64) -> Result<()> {
+        expect_positive(O::NAME, "factor of the learning rate", factor)?;
+        self.groups.lock().factor = factor;
+        Ok(())
+    }
+
+    fn state_dict(&self) -> StateDict {
+        state::read(&self.groups.lock())
+    }
+
+    #[track_caller]
+    fn load_state_dict(&self, state: &StateDict) -> Result<()> {
+        state::load(&mut self.groups.lock(), state)
+    }
+}
+
+impl<O: Update> fmt::Debug for Descent<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let groups = self.groups.lock();
+        let mut list = f.debug_list();
+        for group in &groups.all {
+            list.entry(&format_args!("{} parameters with {:?}", group.members.len(), group.options));
+        }
+        list.finish()
+    }
+}
