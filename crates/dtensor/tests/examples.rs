@@ -22,6 +22,7 @@ examples! {
     prepare_module_input_output: "../examples/prepare_module_input_output.rs";
     loss_parallel: "../examples/loss_parallel.rs";
     random: "../examples/random.rs";
+    optimizer: "../examples/optimizer.rs";
 }
 
 /// None is left out.

@@ -222,3 +222,94 @@ impl<O: Update> fmt::Debug for Descent<O> {
         list.finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::nn::{Linear, Module};
+    use crate::optim::{Adam, AdamW, ClipOptions, Sgd, SgdOptions, clip_grad_norm};
+
+    fn address(x: &Tensor) -> *const f32 {
+        x.part("address").unwrap().read::<f32>().unwrap().data().as_ptr()
+    }
+
+    /// The addresses of the values and of all that is remembered of them.
+    fn addresses(optimizer: &dyn Optimizer) -> Vec<*const f32> {
+        let state = optimizer.state_dict();
+        let slots = state.iter().filter(|(key, _)| key.starts_with("state.") && !key.ends_with("step"));
+        let values = optimizer.parameters().into_iter().map(|parameter| address(&parameter.get()));
+        values.chain(slots.map(|(_, slot)| address(slot))).collect()
+    }
+
+    fn all(parameters: &[Parameter]) -> Vec<Box<dyn Optimizer>> {
+        let options = SgdOptions { lr: 0.1, momentum: 0.9, ..Default::default() };
+        vec![
+            Box::new(Sgd::new(parameters.to_vec(), options).unwrap()),
+            Box::new(Adam::new(parameters.to_vec(), 0.1).unwrap()),
+            Box::new(AdamW::new(parameters.to_vec(), 0.1).unwrap()),
+        ]
+    }
+
+    #[test]
+    fn a_model_that_is_trained_stays_where_it_is() -> Result<()> {
+        let layer = Linear::new(5, 3, true)?;
+        let x = Tensor::rand([4, 5], DType::F32)?;
+        for optimizer in all(&layer.parameters()) {
+            let step = || -> Result<Tensor> {
+                optimizer.zero_grad();
+                let loss = layer.forward(&x)?.pow(2)?.mean_all()?;
+                loss.backward()?;
+                optimizer.step()?;
+                Ok(loss)
+            };
+            step()?;
+            let there = addresses(&*optimizer);
+            // Losses that are kept keep no parameter.
+            let losses = (0..3).map(|_| step()).collect::<Result<Vec<_>>>()?;
+            assert_eq!(addresses(&*optimizer), there);
+            assert_eq!(losses.len(), 3);
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn what_somebody_holds_is_left_and_what_follows_stays() -> Result<()> {
+        let weight = Parameter::new(&Tensor::ones([3], DType::F32)?)?;
+        for optimizer in all(std::slice::from_ref(&weight)) {
+            weight.get().set_grad(Some(Tensor::ones([3], DType::F32)?))?;
+            optimizer.step()?;
+            let there = address(&weight.get());
+            let held = weight.get();
+            optimizer.step()?;
+            assert_eq!(address(&held), there);
+            let moved = address(&weight.get());
+            assert_ne!(moved, there);
+            drop(held);
+            optimizer.step()?;
+            assert_eq!(address(&weight.get()), moved);
+            // So it is with what is remembered.
+            let state = optimizer.state_dict();
+            optimizer.step()?;
+            let slots = |state: &StateDict| -> Vec<*const f32> {
+                let slots =
+                    state.iter().filter(|(key, _)| key.starts_with("state.") && !key.ends_with("step"));
+                slots.map(|(_, slot)| address(slot)).collect()
+            };
+            assert!(slots(&state).iter().zip(slots(&optimizer.state_dict())).all(|(a, b)| *a != b));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn gradients_are_clipped_where_they_are() -> Result<()> {
+        let weight = Parameter::new(&Tensor::ones([3], DType::F32)?)?;
+        weight.get().set_grad(Some(Tensor::full([3], 4.0, DType::F32)?))?;
+        let there = address(&weight.grad().unwrap());
+        clip_grad_norm(std::slice::from_ref(&weight), 1.0, ClipOptions::default())?;
+        let grad = weight.grad().unwrap();
+        assert_eq!(address(&grad), there);
+        assert!(grad.to_vec::<f32>()?[0] < 1.0);
+        Ok(())
+    }
+}

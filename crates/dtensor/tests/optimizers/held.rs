@@ -1,0 +1,123 @@
+//! Nobody who holds a value sees it change.
+
+use dtensor::nn::{Linear, Module, Parameter};
+use dtensor::optim::{ClipOptions, clip_grad_norm, clip_grad_value};
+use dtensor::prelude::*;
+use dtensor::{BackwardOptions, grad};
+
+use super::{ALL, bits, random, set_grad};
+
+#[test]
+fn who_holds_a_value_keeps_it() -> Result<()> {
+    for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
+        for (name, make) in ALL {
+            let given = random(&[4, 3], dtype, &[1]);
+            let weight = Parameter::new(&given)?;
+            let optimizer = make(vec![weight.clone()])?;
+            let mut held: Vec<(Tensor, Vec<u64>)> = Vec::new();
+            let hold = |x: Tensor, held: &mut Vec<(Tensor, Vec<u64>)>| {
+                let now = bits(&x);
+                held.push((x, now));
+            };
+            hold(given, &mut held);
+            for step in 0..4 {
+                let gradient = random(&[4, 3], dtype, &[2, step]);
+                set_grad(&weight, &gradient)?;
+                hold(gradient, &mut held);
+                hold(weight.get(), &mut held);
+                hold(weight.get().detach().t()?, &mut held);
+                optimizer.step()?;
+                hold(weight.get().detach().narrow(0, 1, 2)?, &mut held);
+                optimizer
+                    .state_dict()
+                    .into_values()
+                    .filter(|x| x.rank() == 2)
+                    .for_each(|x| hold(x, &mut held));
+                // Nobody holds what this one makes.
+                set_grad(&weight, &random(&[4, 3], dtype, &[3, step]))?;
+                optimizer.step()?;
+            }
+            for (i, (x, then)) in held.iter().enumerate() {
+                assert_eq!(&bits(x), then, "{name} of {dtype}: {i}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_value_given_to_candle_is_not_written_to() -> Result<()> {
+    for (_, make) in ALL {
+        let weight = Parameter::new(&Tensor::ones([3], DType::F32)?)?;
+        let optimizer = make(vec![weight.clone()])?;
+        let given = candle_core::Tensor::try_from(&weight.get())?;
+        set_grad(&weight, &Tensor::ones([3], DType::F32)?)?;
+        optimizer.step()?;
+        assert_eq!(given.to_vec1::<f32>().unwrap(), [1.; 3]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_graph_keeps_the_value_that_it_was_made_with() -> Result<()> {
+    for (name, make) in ALL {
+        let layer = Linear::new(3, 2, true)?;
+        let x = random(&[4, 3], DType::F32, &[5]).requires_grad_(true)?;
+        let optimizer = make(layer.parameters())?;
+        let loss = layer.forward(&x)?.pow(2)?.sum_all()?;
+        let options = || BackwardOptions { retain_graph: true, ..Default::default() };
+        let before = grad(&loss, &[&x], options())?.remove(0).unwrap();
+        loss.backward_with(options())?;
+        optimizer.step()?;
+        let after = grad(&loss, &[&x], options())?.remove(0).unwrap();
+        assert_eq!(bits(&before), bits(&after), "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_gradient_that_is_the_value_itself_is_read_before_it_changes() -> Result<()> {
+    for (name, make) in ALL {
+        let (a, b) = (random(&[5], DType::F32, &[1]), random(&[5], DType::F32, &[1]));
+        let (same, apart) = (Parameter::new(&a)?, Parameter::new(&a)?);
+        set_grad(&same, &same.get().detach())?;
+        set_grad(&apart, &b)?;
+        make(vec![same.clone()])?.step()?;
+        make(vec![apart.clone()])?.step()?;
+        assert_eq!(bits(&same.get()), bits(&apart.get()), "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn clipping_changes_no_gradient_that_somebody_holds() -> Result<()> {
+    let whole = random(&[4, 3], DType::F32, &[7]);
+    let weights: Vec<Parameter> =
+        (0..3).map(|_| Parameter::new(&Tensor::zeros([4, 3], DType::F32)?)).collect::<Result<_>>()?;
+    // Two of them have one gradient, and the third is expanded from one number.
+    set_grad(&weights[0], &whole)?;
+    set_grad(&weights[1], &whole)?;
+    set_grad(&weights[2], &Tensor::from_slice(&[3f32], [1, 1])?.expand([4, 3])?)?;
+    let held: Vec<(Tensor, Vec<u64>)> =
+        weights.iter().map(|w| w.grad().unwrap()).map(|g| (g.clone(), bits(&g))).collect();
+    clip_grad_norm(&weights, 0.5, ClipOptions::default())?;
+    clip_grad_value(&weights, 0.05)?;
+    for (x, then) in &held {
+        assert_eq!(&bits(x), then);
+    }
+    assert_eq!(bits(&weights[0].grad().unwrap()), bits(&weights[1].grad().unwrap()));
+    assert!(weights.iter().all(|w| w.grad().unwrap().to_f64_vec().unwrap().iter().all(|g| g.abs() <= 0.05)));
+    Ok(())
+}
+
+#[test]
+fn a_gradient_that_was_recorded_is_clipped_without_its_history() -> Result<()> {
+    let weight = Parameter::new(&Tensor::full([2], 3.0, DType::F64)?)?;
+    let options = BackwardOptions { create_graph: true, ..Default::default() };
+    weight.get().pow(2)?.sum_all()?.backward_with(options)?;
+    assert!(weight.grad().unwrap().requires_grad());
+    clip_grad_value(&[weight.clone()], 1.0)?;
+    let clipped = weight.grad().unwrap();
+    assert_eq!((clipped.to_vec::<f64>()?, clipped.requires_grad()), (vec![1.0, 1.0], false));
+    Ok(())
+}
