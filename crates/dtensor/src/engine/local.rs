@@ -154,6 +154,10 @@ impl Local {
         if left != right {
             return Err(Error::DTypeMismatch { op: "write", left, right });
         }
+        // Of nothing, Candle finds that it lies upon itself.
+        if self.numel() == 0 {
+            return Ok(Write { local: self, data: Vec::new() });
+        }
         if !(self.is_unique() && self.is_contiguous()) {
             let copy = Local::from_vec(self.to_vec::<T>()?, self.dims())?;
             *self = copy;
@@ -228,6 +232,9 @@ impl<T: Element> DerefMut for Write<'_, T> {
 
 impl<T: Element> Drop for Write<'_, T> {
     fn drop(&mut self) {
+        if self.data.is_empty() {
+            return;
+        }
         let data = T::to_cpu_storage_owned(std::mem::take(&mut self.data));
         self.local.exchange(data).expect("the storage that they were taken from takes them back");
     }
@@ -303,6 +310,8 @@ mod tests {
         assert_eq!(given.to_vec2::<f32>().unwrap(), [[7.0, 8.0], [3.0, 5.0]]);
         assert!(x.write::<f64>().is_err());
         assert_eq!(x.to_vec::<f32>().unwrap()[0], 0.0);
-        assert!(Local::from_vec(Vec::<f64>::new(), &[0, 3]).unwrap().write::<f64>().unwrap().is_empty());
+        for dims in [[0, 3], [3, 0]] {
+            assert!(Local::from_vec(Vec::<f64>::new(), &dims).unwrap().write::<f64>().unwrap().is_empty());
+        }
     }
 }

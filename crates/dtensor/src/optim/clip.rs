@@ -125,16 +125,23 @@ fn expect_bound(op: &'static str, what: &str, bound: f64) -> Result<()> {
 }
 
 /// Those that have a gradient, each once.
-fn with_grads<'a>(op: &'static str, parameters: &'a [Parameter]) -> Result<Vec<(&'a Parameter, Tensor)>> {
+fn with_grads<'a>(op: &'static str, parameters: &'a [Parameter]) -> Result<Vec<&'a Parameter>> {
     let mut seen = HashSet::new();
-    let once = parameters.iter().filter(|parameter| seen.insert(parameter.address()));
-    let found: Vec<_> = once.filter_map(|parameter| Some((parameter, parameter.grad()?))).collect();
-    found.iter().try_for_each(|(_, grad)| expect_whole(op, grad))?;
+    let mut found = Vec::new();
+    for parameter in parameters {
+        if let Some(grad) = parameter.grad()
+            && seen.insert(parameter.address())
+        {
+            expect_whole(op, &grad)?;
+            found.push(parameter);
+        }
+    }
     Ok(found)
 }
 
-fn change(parameters: &[(&Parameter, Tensor)], f: impl Fn(&mut Local) -> Result<()>) -> Result<()> {
-    for (parameter, _) in parameters {
+/// Changes this rank's parts of the gradients, where they are if nobody holds them.
+fn change(parameters: &[&Parameter], f: impl Fn(&mut Local) -> Result<()>) -> Result<()> {
+    for parameter in parameters {
         parameter.change_grad(|grad| grad.part_mut().map_or(Ok(()), &f))?;
     }
     Ok(())
@@ -241,12 +248,13 @@ fn cuts(placement: &Placement) -> bool {
 
 /// The norm, and the dtype that it is to have.
 #[track_caller]
-fn norm(op: &'static str, parameters: &[(&Parameter, Tensor)], p: f64) -> Result<(f64, DType)> {
+fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(f64, DType)> {
     let at = asked_by(Location::caller());
     let sum = Sum::new(op, p)?;
     let mut dtype = DType::F32;
     let (mut plain, mut meshes): (Vec<&Tensor>, Vec<OnMesh<'_>>) = (Vec::new(), Vec::new());
-    for (_, grad) in parameters {
+    let grads: Vec<Tensor> = parameters.iter().filter_map(|parameter| parameter.grad()).collect();
+    for grad in &grads {
         // A value that is not there is found before anybody waits for it.
         grad.part(op)?;
         if grad.dtype() == DType::F64 {
@@ -267,7 +275,7 @@ fn norm(op: &'static str, parameters: &[(&Parameter, Tensor)], p: f64) -> Result
             },
         }
     }
-    if parameters.is_empty() {
+    if grads.is_empty() {
         return Ok((0.0, dtype));
     }
     let mut total = sum.nothing();
