@@ -393,7 +393,7 @@ impl DeviceMesh {
         dim.into().resolve(op, self)
     }
 
-    fn outside(&self, op: &'static str) -> Error {
+    pub(crate) fn outside(&self, op: &'static str) -> Error {
         Error::argument(op, format!("rank {} is not in the mesh {self}", self.rank()))
     }
 

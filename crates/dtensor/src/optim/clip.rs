@@ -265,11 +265,7 @@ fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(f64, DTy
             Some(mesh) => match meshes.iter_mut().find(|known| known.mesh == mesh) {
                 Some(known) => known.grads.push(grad),
                 None => {
-                    let outside = || {
-                        let message = format!("rank {} is not in the mesh {mesh} of a gradient", mesh.rank());
-                        Error::argument(op, message)
-                    };
-                    let here = mesh.coordinate().ok_or_else(outside)?;
+                    let here = mesh.coordinate().ok_or_else(|| mesh.outside(op))?;
                     meshes.push(OnMesh { mesh, here, grads: vec![grad] });
                 }
             },
