@@ -1,5 +1,7 @@
 //! Clipping of gradients that lie on meshes: one all-reduce for each, and the norm of the whole.
 
+use std::slice::from_ref;
+
 use dtensor::comm::record;
 use dtensor::nn::Parameter;
 use dtensor::optim::{ClipOptions, clip_grad_norm, clip_grad_value, grad_norm};
@@ -188,7 +190,7 @@ fn what_is_not_finite_on_one_rank_is_found_on_all() {
             let before = bits(&parameter.grad().unwrap());
             for norm_type in [2.0, f64::INFINITY] {
                 let options = ClipOptions { norm_type, error_if_nonfinite: true };
-                raises(clip_grad_norm(&[parameter.clone()], 1.0, options), "for gradients is non-finite");
+                raises(clip_grad_norm(from_ref(&parameter), 1.0, options), "for gradients is non-finite");
             }
             assert_eq!(bits(&parameter.grad().unwrap()), before);
             let norm = grad_norm(&[parameter], 2.0)?.item::<f32>()?;
@@ -241,7 +243,7 @@ fn values_are_clipped_where_they_lie() {
             let whole = random(shape, DType::F32, &[9]);
             for placements in [[Shard(0), Replicate], [Replicate, Shard(0)], [Shard(0), Shard(0)]] {
                 let parameter = with_grad(&distribute_tensor(&whole, &mesh, placements)?)?;
-                let ((), calls) = counted(|| clip_grad_value(&[parameter.clone()], 0.75))?;
+                let ((), calls) = counted(|| clip_grad_value(from_ref(&parameter), 0.75))?;
                 assert_eq!(calls, "0");
                 let grad = parameter.grad().unwrap();
                 assert_eq!(grad.placements(), placements);

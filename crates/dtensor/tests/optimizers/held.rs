@@ -118,7 +118,7 @@ fn a_gradient_that_was_recorded_is_clipped_without_its_history() -> Result<()> {
     let options = BackwardOptions { create_graph: true, ..Default::default() };
     weight.get().pow(2)?.sum_all()?.backward_with(options)?;
     assert!(weight.grad().unwrap().requires_grad());
-    clip_grad_value(&[weight.clone()], 1.0)?;
+    clip_grad_value(std::slice::from_ref(&weight), 1.0)?;
     let clipped = weight.grad().unwrap();
     assert_eq!((clipped.to_vec::<f64>()?, clipped.requires_grad()), (vec![1.0, 1.0], false));
     Ok(())
