@@ -23,6 +23,15 @@ examples! {
     loss_parallel: "../examples/loss_parallel.rs";
     random: "../examples/random.rs";
     optimizer: "../examples/optimizer.rs";
+    mesh: "../examples/mesh.rs";
+    redistribute: "../examples/redistribute.rs";
+    sharded_operators: "../examples/sharded_operators.rs";
+    distribute_module: "../examples/distribute_module.rs";
+    comm_debug_mode: "../examples/comm_debug_mode.rs";
+    checkpoint_autocast: "../examples/checkpoint_autocast.rs";
+    register_sharding: "../examples/register_sharding.rs";
+    own_operator: "../examples/own_operator.rs";
+    collectives: "../examples/collectives.rs";
 }
 
 /// None is left out.

@@ -1,0 +1,59 @@
+//! An operator of one's own: what it makes of shapes, on which parts it can be run, a kernel and a gradient. It runs on a
+//! mesh like any other, and its rule is tried out before.
+//!
+//! `cargo run --example own_operator`
+
+use dtensor::prelude::*;
+use dtensor::testing::validate;
+use dtensor::{Backward, Bits, Grads, Here, Local, Locals, Meta, Metas, Op, Rule, Saves, apply};
+
+/// Each number, or `slope` times it if it is negative.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Leaky {
+    slope: Bits,
+}
+
+impl Op for Leaky {
+    fn name(&self) -> &'static str {
+        "leaky"
+    }
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok([x[0].clone()].into_iter().collect())
+    }
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::pointwise(x, out)
+    }
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        let leak = |v: f64| if v < 0.0 { self.slope.get() * v } else { v };
+        let values = x[0].to_vec::<f64>()?.into_iter().map(leak).collect();
+        Ok([Local::from_vec(values, x[0].dims())?].into_iter().collect())
+    }
+    fn saves(&self) -> Saves {
+        Saves::INPUTS
+    }
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let dx = || cx.input(0)?.lt(0.0)?.where_(&cx.dy()?.mul(self.slope.get())?, &cx.dy()?);
+        Ok([cx.when(0, dx)?].into_iter().collect())
+    }
+}
+
+pub(crate) fn main() -> Result<()> {
+    let leaky = Leaky { slope: Bits::new(0.25) };
+    let x = Tensor::arange(0, 15, 1, DType::F64)?.sub(7)?.view([5, 3])?.requires_grad_(true)?;
+    // Forward and backward, on parts of every kind: no rank is needed for that.
+    let (done, found) = validate(|| apply(leaky.clone(), &[&x])?.sum_all()?.backward());
+    done?;
+    assert!(found.unsound.is_empty(), "{found}");
+    println!("{found}");
+    launch(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        let laid = distribute_tensor(&x.detach(), &mesh, [Shard(0), Shard(1)])?.requires_grad_(true)?;
+        let y = apply(leaky.clone(), &[&laid])?;
+        assert_eq!(y.placements(), [Shard(0), Shard(1)]);
+        y.sum_all()?.backward()?;
+        let (grad, due) = (laid.grad().expect("a leaf"), x.grad().expect("a leaf"));
+        assert_eq!(grad.full_tensor()?.to_vec::<f64>()?, due.to_vec::<f64>()?);
+        Ok(())
+    })?;
+    Ok(())
+}
