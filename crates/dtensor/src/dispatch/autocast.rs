@@ -103,19 +103,33 @@ pub(super) fn cast(
     at: &'static Location<'static>,
 ) -> Result<Option<SmallVec<[Tensor; 4]>>> {
     let Some(low) = autocast_dtype() else { return Ok(None) };
-    let precision = op.precision();
-    if precision == Precision::AsGiven {
+    if op.precision() == Precision::AsGiven {
         return Ok(None);
     }
-    let given: SmallVec<[Given; 4]> = inputs.iter().map(|x| Given::of(x)).collect();
-    let wanted = precision.among(&given, low);
-    if wanted.iter().zip(&given).all(|(wanted, given)| *wanted == given.dtype) {
+    let wanted = wanted(op, inputs, low);
+    if wanted.iter().zip(inputs).all(|(wanted, x)| *wanted == x.dtype()) {
         return Ok(None);
     }
-    let metas = inputs.iter().zip(&wanted).map(|(x, &dtype)| Meta { dtype, ..x.meta() });
-    shapes(op, &metas.collect::<SmallVec<[Meta; 4]>>())?;
+    shapes(op, &cast_metas(op, inputs))?;
     let cast = || inputs.iter().zip(wanted).map(|(x, dtype)| x.to_dtype(dtype)).collect::<Result<_>>();
     on_behalf_of(asked_by(at), cast).map(Some)
+}
+
+/// What an operator is told of its inputs: shapes and dtypes as they are once they have been cast, if they are.
+pub(crate) fn cast_metas(op: &dyn Op, inputs: &[&Tensor]) -> SmallVec<[Meta; 4]> {
+    match autocast_dtype() {
+        Some(low) => {
+            let dtypes = wanted(op, inputs, low);
+            inputs.iter().zip(dtypes).map(|(x, dtype)| Meta { dtype, ..x.meta() }).collect()
+        }
+        None => inputs.iter().map(|x| x.meta()).collect(),
+    }
+}
+
+/// The dtypes that an operator is run in where `low` is the dtype of the scope.
+fn wanted(op: &dyn Op, inputs: &[&Tensor], low: DType) -> SmallVec<[DType; 4]> {
+    let given: SmallVec<[Given; 4]> = inputs.iter().map(|x| Given::of(x)).collect();
+    op.precision().among(&given, low)
 }
 
 /// A tensor that something made of several operators is to be run on, cast as if it were one.

@@ -29,7 +29,7 @@ fn need_product(op: &'static str, x: &[Meta]) -> Result<DType> {
 
 fn transposed(x: &Local) -> Result<Local> {
     let rank = x.dims().len();
-    x.view_with(|t| t.transpose(rank - 2, rank - 1))
+    x.transpose(rank - 2, rank - 1)
 }
 
 /// `a · b (+ bias)`: `[…, m, k] · […, k, n] → […, m, n]`, the leading dims broadcast.
@@ -152,13 +152,12 @@ impl Op for Linear {
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
         let (weight, bias) = (transposed(x[1])?, x.get(2).copied());
         if x[0].dims().len() > 1 {
             return Ok(one(kernel::matmul(x[0], &weight, bias)?));
         }
-        let y = kernel::matmul(&x[0].view_with(|t| t.unsqueeze(0))?, &weight, bias)?;
-        Ok(one(y.view_with(|t| t.reshape(&out[0].shape[..]))?))
+        let y = kernel::matmul(&x[0].unsqueeze(0)?, &weight, bias)?;
+        Ok(one(y.reshape(&here.out()[0].shape)?))
     }
 
     fn saves(&self) -> Saves {

@@ -444,7 +444,7 @@ impl ArgExtreme {
         match self.dim {
             Some(dim) => extremum::extremum(self.f, x, dim, self.keepdim),
             None => {
-                let row = x.contiguous()?.view_with(|t| t.flatten_all())?;
+                let row = x.flatten()?;
                 extremum::extremum(self.f, &row, 0, false)
             }
         }

@@ -34,37 +34,13 @@ impl Op for Reshape {
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
-        Ok(one(reshape(x[0], &out[0].shape)?))
+        Ok(one(x[0].reshape(&here.out()[0].shape)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let shape = cx.input_meta(0).shape.clone();
         Ok(grads![Some(apply(Reshape { op: self.op, shape, strict: false }, &[&cx.dy()?])?)])
     }
-}
-
-/// A view where the strides allow one: always for contiguous values, and for any if only dims of size 1 come or go.
-fn reshape(x: &Local, shape: &Shape) -> Result<Local> {
-    if x.is_contiguous() {
-        return x.view_with(|t| t.reshape(&shape[..]));
-    }
-    let large = |dims: &[usize]| dims.iter().copied().filter(|&n| n != 1).collect::<DimList>();
-    if large(x.dims()) != large(shape) {
-        return x.contiguous()?.view_with(|t| t.reshape(&shape[..]));
-    }
-    x.view_with(|t| {
-        let mut t = t.clone();
-        for dim in (0..t.rank()).rev() {
-            if t.dims()[dim] == 1 {
-                t = t.squeeze(dim)?;
-            }
-        }
-        for (dim, _) in shape.iter().enumerate().filter(|&(_, &n)| n == 1) {
-            t = t.unsqueeze(dim)?;
-        }
-        Ok(t)
-    })
 }
 
 /// The dims in another order.
@@ -91,7 +67,7 @@ impl Op for Permute {
     }
 
     fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        Ok(one(x[0].view_with(|t| t.permute(&self.dims[..]))?))
+        Ok(one(x[0].permute(&self.dims)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -131,8 +107,7 @@ impl Op for Expand {
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
-        Ok(one(x[0].view_with(|t| t.broadcast_as(&out[0].shape[..]))?))
+        Ok(one(x[0].expand(&here.out()[0].shape)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -181,10 +156,10 @@ impl Op for Narrow {
             return Ok(one(x[0].clone()));
         }
         if x[0].dims()[self.dim] == whole {
-            return Ok(one(x[0].view_with(|t| t.narrow(self.dim, self.start, self.len))?));
+            return Ok(one(x[0].narrow(self.dim, self.start, self.len)?));
         }
         let mine = Mine::of(here.offset(0, self.dim), x[0].dims()[self.dim], self.start, self.len, 1);
-        let part = x[0].view_with(|t| t.narrow(self.dim, mine.first, mine.len))?;
+        let part = x[0].narrow(self.dim, mine.first, mine.len)?;
         Ok(one(cat::pad_slice(&part, self.dim, mine.before, self.len, NOTHING)?))
     }
 
@@ -258,7 +233,7 @@ impl Op for Pad {
         }
         let offset = here.out_offset(0, self.dim);
         let mine = Mine::of(offset, size, self.start, n, 1);
-        let part = x[0].view_with(|t| t.narrow(self.dim, mine.before, mine.len))?;
+        let part = x[0].narrow(self.dim, mine.before, mine.len)?;
         Ok(one(cat::pad_slice(&part, self.dim, mine.first, size, 0.0)?))
     }
 
@@ -394,7 +369,6 @@ impl Op for Cast {
         // elsewhere. Summands that are rounded or too large are not the sum, rounded.
         match (x[0].dtype, self.0) {
             (from, to) if to == DType::U8 || (from.is_float() && to.is_int()) => Ok(rule),
-            (DType::U8, _) => rule.passing(&[ReduceOp::Max, ReduceOp::Min], &[0]),
             (from, to) if !from.is_float() || to.size() <= from.size() => {
                 rule.passing(&[ReduceOp::Max, ReduceOp::Min], &[0])
             }
@@ -427,7 +401,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn reshape(&self, shape: impl Into<NewShape>) -> Result<Tensor> {
-        self.reshape_as("reshape", shape)
+        self.reshape_as("reshape", shape, false)
     }
 
     /// As [`reshape`](Tensor::reshape), but of a distributed tensor it never moves anything: where its parts are not parts of
@@ -450,16 +424,16 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn view(&self, shape: impl Into<NewShape>) -> Result<Tensor> {
-        self.reshape_as("view", shape)
+        self.reshape_as("view", shape, true)
     }
 
     #[track_caller]
-    fn reshape_as(&self, op: &'static str, shape: impl Into<NewShape>) -> Result<Tensor> {
+    fn reshape_as(&self, op: &'static str, shape: impl Into<NewShape>, strict: bool) -> Result<Tensor> {
         let shape = shape.into().resolve(op, &self.shape())?;
         if &shape[..] == self.dims() {
             return Ok(self.clone());
         }
-        apply(Reshape { op, shape, strict: op == "view" }, &[self])
+        apply(Reshape { op, shape, strict }, &[self])
     }
 
     /// The dims in the order given.
@@ -546,19 +520,19 @@ impl Tensor {
             ));
         }
         if self.rank() == 0 {
-            return self.reshape_as("flatten", [1usize]);
+            return self.reshape_as("flatten", [1usize], false);
         }
         let dims = self.dims();
         let middle = dims[start..=end].iter().product();
         let shape: Shape =
             dims[..start].iter().copied().chain([middle]).chain(dims[end + 1..].iter().copied()).collect();
-        self.reshape_as("flatten", shape)
+        self.reshape_as("flatten", shape, false)
     }
 
     /// All dims as one.
     #[track_caller]
     pub fn flatten_all(&self) -> Result<Tensor> {
-        self.reshape_as("flatten", [self.numel()])
+        self.reshape_as("flatten", [self.numel()], false)
     }
 
     /// Dims of size 1, and new ones at the front, repeated to `shape`, without copying.

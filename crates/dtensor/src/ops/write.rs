@@ -55,7 +55,7 @@ impl Op for SliceScatter {
         if mine.len == 0 {
             return Ok(one(x[0].clone()));
         }
-        let source = x[1].view_with(|t| t.narrow(dim, mine.before, mine.len))?;
+        let source = x[1].narrow(dim, mine.before, mine.len)?;
         Ok(one(kernel::slice_write(x[0], &source, dim, mine.first, step)?))
     }
 

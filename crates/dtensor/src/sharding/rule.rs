@@ -353,10 +353,10 @@ impl Rule {
         self
     }
 
-    /// A factor that only outputs carry is cut where `layout` cuts a dim: that is where the output will go.
-    pub(crate) fn wanting(mut self, name: &str, dim: usize, layout: &[Placement]) -> Result<Rule> {
+    /// A factor that only outputs carry is cut along the mesh dims whose placement cuts `dim`: that is where the output will go.
+    pub(crate) fn wanting(mut self, name: &str, dim: usize, placements: &[Placement]) -> Result<Rule> {
         let f = self.find(name)?;
-        let cuts = layout.iter().enumerate().filter(|(_, p)| **p == Placement::Shard(dim as isize));
+        let cuts = placements.iter().enumerate().filter(|(_, p)| **p == Placement::Shard(dim as isize));
         self.wanted.extend(cuts.map(|(m, _)| (m, f)));
         Ok(self)
     }

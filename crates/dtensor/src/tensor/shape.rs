@@ -177,7 +177,7 @@ pub const INFER: usize = usize::MAX;
 pub struct NewShape(SmallVec<[usize; 4]>);
 
 impl NewShape {
-    /// The sizes once the inferred one is known, for a tensor of `numel` elements.
+    /// The sizes once the inferred one is known, for the elements of a tensor of shape `from`.
     pub(crate) fn resolve(&self, op: &'static str, from: &Shape) -> Result<Shape> {
         let numel = from.numel();
         let holes = self.0.iter().filter(|&&s| s == INFER).count();
@@ -258,7 +258,7 @@ impl Dim {
 #[derive(Clone, Debug)]
 pub struct Dims(SmallVec<[Dim; 4]>);
 
-/// Dims resolved against a rank: indices from the front, each once, ascending.
+/// Dims resolved against a rank: indices from the front, each at most once.
 pub(crate) type DimList = SmallVec<[usize; 4]>;
 
 impl Dims {
