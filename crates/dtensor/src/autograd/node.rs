@@ -12,10 +12,10 @@ use smallvec::SmallVec;
 use super::region::{Region, enter, in_region};
 use super::saved::{Saved, SavedValues, Saves};
 use crate::comm::{ReduceOp, Running, Site, running_module};
-use crate::dispatch::within;
 use crate::mesh::DeviceMesh;
 use crate::ops::Op;
 use crate::placement::{Layout, Partial, Placement};
+use crate::scope::within;
 use crate::sharding::Decision;
 use crate::tensor::{Meta, Value};
 use crate::{Error, Result, Tensor};
@@ -72,14 +72,7 @@ impl Moment {
 
     /// Runs `body`, which applies one operator, as if it had been run at this moment.
     pub(crate) fn record<R>(self, body: impl FnOnce() -> R) -> R {
-        struct Restore(Option<Moment>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                EARLIER.set(self.0);
-            }
-        }
-        let _restore = Restore(EARLIER.replace(Some(self)));
-        body()
+        within(&EARLIER, Some(self), body)
     }
 }
 

@@ -22,6 +22,7 @@ use crate::autograd::{Link, Node, Recorded, grad_enabled};
 use crate::comm::asked_by;
 use crate::engine::Local;
 use crate::ops::{Here, Locals, Metas, Op};
+use crate::scope::within;
 use crate::sharding::Decision;
 use crate::tensor::{Device, Meta, Part, Value, checked_numel};
 use crate::{Error, Result, Tensor};
@@ -31,7 +32,7 @@ pub use autocast::{autocast, autocast_dtype, autocast_off};
 pub(crate) use autocast::{cast_metas, prepared, within_autocast};
 pub(crate) use distributed::one_mesh;
 pub use mode::{Mode, explicit_communication, implicit_replication};
-pub(crate) use mode::{Modes, in_loss_parallel, within, within_loss_parallel};
+pub(crate) use mode::{Modes, in_loss_parallel, within_loss_parallel};
 
 /// Applies an operator with one output.
 ///
@@ -187,7 +188,7 @@ thread_local! {
 
 /// Runs `body` with an observer, or without one.
 pub(crate) fn observed<R>(by: Option<Observer>, body: impl FnOnce() -> R) -> R {
-    mode::within(&OBSERVER, by, body)
+    within(&OBSERVER, by, body)
 }
 
 /// One call of an operator on its way. It is filled in place: moving shapes about costs more than small kernels do.

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use super::autocast::{autocast_dtype, within_autocast};
 use crate::DType;
 use crate::comm::Site;
+use crate::scope::within;
 
 thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode::Allow) };
@@ -26,22 +27,6 @@ pub enum Mode {
     Warn,
     /// The operator fails, on all ranks alike and before anything is moved.
     Error,
-}
-
-/// Sets a cell for the length of a scope, however it ends.
-pub(crate) fn within<T: Copy + 'static, R>(
-    cell: &'static std::thread::LocalKey<Cell<T>>,
-    value: T,
-    body: impl FnOnce() -> R,
-) -> R {
-    struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
-    impl<T: Copy> Drop for Restore<T> {
-        fn drop(&mut self) {
-            self.0.set(self.1);
-        }
-    }
-    let _restore = Restore(cell, cell.replace(value));
-    body()
 }
 
 /// Runs `body`, in which operators and their gradients do not move their inputs between ranks silently. What

@@ -4,12 +4,12 @@ use std::cell::Cell;
 
 use super::{DType, Device, Element, Meta, Part, Scalar, Shape, Tensor, Value};
 use crate::autograd::Link;
-use crate::dispatch::within;
 use crate::engine::Local;
 use crate::engine::kernels::copy;
 use crate::engine::kernels::window::Window;
 use crate::mesh::DeviceMesh;
 use crate::placement::Layout;
+use crate::scope::within;
 use crate::{Error, Result, sharded};
 
 thread_local! {
