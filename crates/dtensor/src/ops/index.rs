@@ -240,7 +240,7 @@ impl Op for ScatterAdd {
             for (dim, &size) in cx.input_meta(2).shape.iter().enumerate() {
                 if grad.dims()[dim] != size {
                     grad = apply(
-                        super::view::Pad { dim, start: 0, size, onto: PlacementList::new() },
+                        super::slice::Pad { dim, start: 0, size, onto: PlacementList::new() },
                         &[&grad],
                     )?;
                 }

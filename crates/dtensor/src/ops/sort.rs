@@ -1,6 +1,6 @@
 //! Sorting along one dim, whole or only its top.
 
-use super::reduce::shifted;
+use super::extremum::shifted;
 use super::{Here, Locals, Metas, Op, Together, grads, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
