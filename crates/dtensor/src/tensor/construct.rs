@@ -59,7 +59,7 @@ impl Tensor {
                 format!("shape {shape} needs {} elements, but {} were given", shape.numel(), data.len());
             return Err(Error::argument("from_vec", message));
         }
-        Ok(Tensor::from_local_value(Local::from_vec(data, &shape)?))
+        Ok(Tensor::of(Local::from_vec(data, &shape)?))
     }
 
     /// A tensor of `shape`, filled row by row with copies of `data`.
@@ -107,13 +107,13 @@ impl Tensor {
             return Tensor::meta_of(shape, dtype);
         }
         checked_new(op, &shape, dtype)?;
-        Ok(Tensor::from_local_value(make()?))
+        Ok(Tensor::of(make()?))
     }
 
     fn full_here(shape: &Shape, value: Scalar, dtype: DType) -> Result<Tensor> {
         checked_new("full", shape, dtype)?;
         let number = value.for_dtype("full", dtype)?;
-        Ok(Tensor::from_local_value(match value {
+        Ok(Tensor::of(match value {
             Scalar::Int(whole) => copy::full_i64(dtype, shape, whole)?,
             Scalar::Float(_) => copy::full(dtype, shape, number)?,
         }))
