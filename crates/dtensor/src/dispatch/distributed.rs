@@ -115,7 +115,7 @@ fn finish<O: Op>(
         call.outputs.clone_from(&decision.outputs);
         return call.record(op, inputs, at, Some(decision));
     }
-    call.finish(op, inputs, at)
+    call.unrecorded()
 }
 
 /// How the operator is run on inputs that lie as these do.
