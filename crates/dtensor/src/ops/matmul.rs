@@ -93,8 +93,12 @@ impl Op for Matmul {
         let dy = cx.dy()?;
         let (a, b) = (cx.input(0)?, cx.input(1)?);
         let mut grads: Grads = grads![
-            cx.when_broadcast(0, || dy.matmul(&b.transpose(-2, -1)?))?,
             // A matrix used by a whole batch collects from all of it in one product.
+            cx.when_broadcast(0, || if a.rank() == 2 && b.rank() == dy.rank() && dy.rank() > 2 {
+                apply(FoldedMatmul, &[&dy.transpose(-2, -1)?, &b.transpose(-2, -1)?])
+            } else {
+                dy.matmul(&b.transpose(-2, -1)?)
+            })?,
             cx.when_broadcast(1, || if b.rank() == 2 && a.rank() == dy.rank() {
                 apply(FoldedMatmul, &[&a, &dy])
             } else {
@@ -207,18 +211,8 @@ impl Op for FoldedMatmul {
         Rule::of("… m, … n -> m n", x, out)?.linear(&[0])?.linear(&[1])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
-        let fold = |x: &Local, width: usize| {
-            if x.dims().len() == 2 {
-                return Ok(x.clone());
-            }
-            let rows = x.dims()[..x.dims().len() - 1].iter().product::<usize>();
-            x.contiguous()?.view_with(|t| t.reshape((rows, width)))
-        };
-        let a = fold(x[0], out[0].shape[0])?;
-        let b = fold(x[1], out[0].shape[1])?;
-        Ok(one(kernel::matmul(&transposed(&a)?, &b, None)?))
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        Ok(one(kernel::folded(x[0], x[1])?))
     }
 
     fn saves(&self) -> Saves {
