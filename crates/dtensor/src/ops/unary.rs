@@ -2,7 +2,7 @@
 
 use std::f64::consts::PI;
 
-use super::{Here, Locals, Metas, Op, grads, need_float, one};
+use super::{Here, Locals, Metas, Op, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
 use crate::engine::Local;
@@ -114,6 +114,7 @@ impl Op for MapGrad {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        same_dtype(self.name(), x)?;
         if x[0].shape != x[1].shape {
             return Err(Error::ShapeMismatch {
                 op: self.name(),
