@@ -23,12 +23,13 @@ thread_local! {
 ///
 /// - Matrix products and attention cast their inputs to `dtype`, and give results in it.
 /// - Losses and [`prod`](Tensor::prod) cast inputs of half precision to single precision.
-/// - Everything else is run in the dtype that its inputs have. Where several meet that must be alike, it is the widest of them, so
-///   that a result of half precision can be added to one of single precision; but a number without dims takes the dtype of what it
-///   meets.
+/// - Everything else is run in the dtype that its inputs have. Where several meet that must be alike, it is
+///   the widest of them, so that a result of half precision can be added to one of single precision; but a
+///   number without dims takes the dtype of what it meets.
 ///
-/// Tensors of double precision and of integers are not narrowed. These are PyTorch's rules for a processor; with other dtypes than
-/// those two, nothing is cast, as there. An operator of one's own is left alone unless it says otherwise ([`Op::precision`](crate::Op::precision)).
+/// Tensors of double precision and of integers are not narrowed. These are PyTorch's rules for a processor;
+/// with other dtypes than those two, nothing is cast, as there. An operator of one's own is left alone unless
+/// it says otherwise ([`Op::precision`](crate::Op::precision)).
 ///
 /// Tensors keep the dtype they have: parameters stay in single precision, and so do their gradients. On a mesh, a cast leaves the
 /// layout as it is, but partial sums are reduced before they are narrowed. A backward pass is run without this, also inside
@@ -95,8 +96,8 @@ pub(crate) fn within_autocast<R>(low: Option<DType>, body: impl FnOnce() -> R) -
     body()
 }
 
-/// The inputs of an operator in the dtypes that it is run in, if these are not those they have. A cast may have to communicate: what
-/// the operator has to say against the inputs it says before.
+/// The inputs of an operator in the dtypes that it is run in, if these are not those they have. A cast may
+/// have to communicate: what the operator has to say against the inputs it says before.
 pub(super) fn cast(
     op: &dyn Op,
     inputs: &[&Tensor],

@@ -30,9 +30,9 @@ pub enum Mode {
 }
 
 /// Runs `body`, in which operators and their gradients do not move their inputs between ranks silently. What
-/// [`redistribute`](crate::Tensor::redistribute) and its like move is asked for, and so is the way of a leaf's gradient to where
-/// the leaf lies: these go on. The innermost scope counts. A backward pass that is refused has, like any that fails, freed what it has
-/// gone through.
+/// [`redistribute`](crate::Tensor::redistribute) and its like move is asked for, and so is the way of a
+/// leaf's gradient to where the leaf lies: these go on. The innermost scope counts. A backward pass that is
+/// refused has, like any that fails, freed what it has gone through.
 ///
 /// ```
 /// use dtensor::comm::World;

@@ -180,9 +180,9 @@ impl Tensor {
     /// softmax(q · kᵀ · scale + mask) · v, with this tensor as q: `[…, queries, size]`, k `[…, keys, size]`,
     /// v `[…, keys, any]`. A query that may attend to no key gives zeros.
     ///
-    /// On a mesh, batches, heads and queries may be sharded; keys and values are brought together. So where q, k and v are sharded
-    /// along their length, each rank computes its own queries, and gradients of keys and values are summed: context
-    /// parallelism, without a scope of its own.
+    /// On a mesh, batches, heads and queries may be sharded; keys and values are brought together. So where
+    /// q, k and v are sharded along their length, each rank computes its own queries, and gradients of keys
+    /// and values are summed: context parallelism, without a scope of its own.
     ///
     /// ```
     /// use dtensor::{Attention, DType, Tensor};

@@ -98,7 +98,8 @@ impl<const N: usize> Convolution<N> {
     }
 }
 
-/// `[n, c, h, w] → [n, c · kernel, windows]`: for each channel and each place in a window, the element that every window has there.
+/// `[n, c, h, w] → [n, c · kernel, windows]`: for each channel and each place in a window, the element that
+/// every window has there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Unfold {
     op: &'static str,
@@ -271,9 +272,9 @@ impl Tensor {
         if self.rank() == 2 { y.squeeze(0) } else { Ok(y) }
     }
 
-    /// The convolution of `[batch, channels, height, width]` (or without the batch) with a weight
-    /// `[outputs, channels / groups, height of the kernel, width of the kernel]`, plus one number for each output channel. On a mesh it is
-    /// what it is on one device, however its inputs lie.
+    /// The convolution of `[batch, channels, height, width]` (or without the batch) with a weight `[outputs,
+    /// channels / groups, height of the kernel, width of the kernel]`, plus one number for each output
+    /// channel. On a mesh it is what it is on one device, however its inputs lie.
     ///
     /// ```
     /// use dtensor::comm::launch;
@@ -326,8 +327,8 @@ impl Tensor {
         } else {
             apply(Unfold { op, windows, counts: [oh, ow] }, &[self])?
         };
-        // One product for each image; if there are groups, for each group of each. No closures: what is moved is moved for the line
-        // that called this.
+        // One product for each image; if there are groups, for each group of each. No closures: what is moved
+        // is moved for the line that called this.
         let inside = weight.dims()[1..].iter().product();
         let per_group = [groups, outputs / groups];
         let (weight, columns) = if groups == 1 {

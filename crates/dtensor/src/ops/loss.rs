@@ -404,9 +404,10 @@ fn everywhere(scores: &Tensor, x: &Tensor) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// Cross-entropy between these logits, `[C]`, `[N, C]` or `[N, C, …]`, and class indices (`i64`) of the shape
-    /// without C. Where C is cut, each rank having some classes one after the other, it stays so: a few numbers per position are reduced,
-    /// three times on the way forward and never on the way back ([`loss_parallel`](crate::parallel::loss_parallel)).
+    /// Cross-entropy between these logits, `[C]`, `[N, C]` or `[N, C, …]`, and class indices (`i64`) of the
+    /// shape without C. Where C is cut, each rank having some classes one after the other, it stays so: a few
+    /// numbers per position are reduced, three times on the way forward and never on the way back
+    /// ([`loss_parallel`](crate::parallel::loss_parallel)).
     ///
     /// ```
     /// use dtensor::{CrossEntropy, DType, Tensor};

@@ -66,8 +66,9 @@ impl Op for Narrow {
     }
 }
 
-/// The rule of what takes `len` of the indices of a dim. Where that is less than half of them, ranks that share them give what they
-/// have as a sum with what the others have: to reduce that moves less than to gather the dim.
+/// The rule of what takes `len` of the indices of a dim. Where that is less than half of them, ranks that
+/// share them give what they have as a sum with what the others have: to reduce that moves less than to
+/// gather the dim.
 fn taken_rule(dim: usize, len: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
     let rank = x[0].shape.rank();
     if 2 * len >= x[0].shape[dim] {

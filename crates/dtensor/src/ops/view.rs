@@ -154,8 +154,9 @@ impl Op for Cast {
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let rule = Rule::pointwise(x, out)?;
-        // Rounding to integers keeps no sums, and makes a number of NaN; wrapping to u8 keeps nothing, and what wraps there would not
-        // elsewhere. Summands that are rounded or too large are not the sum, rounded.
+        // Rounding to integers keeps no sums, and makes a number of NaN; wrapping to u8 keeps nothing, and
+        // what wraps there would not elsewhere. Summands that are rounded or too large are not the sum,
+        // rounded.
         match (x[0].dtype, self.0) {
             (from, to) if to == DType::U8 || (from.is_float() && to.is_int()) => Ok(rule),
             (from, to) if !from.is_float() || to.size() <= from.size() => {

@@ -1,7 +1,7 @@
 //! Tensors with some of their elements replaced.
 //!
-//! There are no writes into a tensor, and none into a view of one: what these make is a new tensor. So no write can be lost, wherever
-//! the elements lie.
+//! There are no writes into a tensor, and none into a view of one: what these make is a new tensor. So no
+//! write can be lost, wherever the elements lie.
 
 use super::slice::{Mine, Slice};
 use super::{Here, Locals, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, same_dtype};
@@ -127,8 +127,9 @@ impl Op for IndexCopy {
 }
 
 impl Tensor {
-    /// A tensor like this one, in which [`slice`](Tensor::slice)`(dim, start, end, step)` is `source`. This one stays as it is: there
-    /// are no writes into tensors, and so none into a view or a gathered copy that would be lost. Both must be of one dtype.
+    /// A tensor like this one, in which [`slice`](Tensor::slice)`(dim, start, end, step)` is `source`. This
+    /// one stays as it is: there are no writes into tensors, and so none into a view or a gathered copy that
+    /// would be lost. Both must be of one dtype.
     ///
     /// ```
     /// use dtensor::comm::launch;
@@ -187,8 +188,9 @@ impl Tensor {
         apply(SliceScatter { op: OP, slice }, &[self, &source.unsqueeze(dim)?])
     }
 
-    /// A tensor like this one, in which the slices of one dim at the given indices (a vector of `i64`) are those of `source`. No index
-    /// may be there twice, since which of its slices counts would be anybody's guess; and there must be a dim.
+    /// A tensor like this one, in which the slices of one dim at the given indices (a vector of `i64`) are
+    /// those of `source`. No index may be there twice, since which of its slices counts would be anybody's
+    /// guess; and there must be a dim.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};

@@ -269,8 +269,8 @@ impl Tensor {
         Tensor::fresh("eye", window.shape(), dtype, || copy::eye(dtype, window))
     }
 
-    /// A tensor of this one's shape on `device`, and on its mesh: `make` makes the elements that a window shows. Where this one has
-    /// partial values, that one is whole.
+    /// A tensor of this one's shape on `device`, and on its mesh: `make` makes the elements that a window
+    /// shows. Where this one has partial values, that one is whole.
     pub(crate) fn parts_like(
         &self,
         device: Device,

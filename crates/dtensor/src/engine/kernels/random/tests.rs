@@ -469,8 +469,9 @@ fn truncated_normal_numbers() {
         assert_eq!(between(dtype, 0.0, 1.0, 0.5, 0.5), vec![0.5; 40_000]);
         assert_eq!(between(dtype, 0.0, 0.0, -1.0, 1.0), vec![0.0; 40_000]);
         assert_eq!(between(dtype, 0.0, 0.0, 1.0, 2.0), vec![1.0; 40_000]);
-        // So far out, z is 1 / (Mills' ratio) on the average, 50 + 1 / (50 + 2 / (50 + …)), and its spread less than 1 / 50; between bounds
-        // that are near to each other in relation to the spread, all is even.
+        // So far out, z is 1 / (Mills' ratio) on the average, 50 + 1 / (50 + 2 / (50 + …)), and its spread
+        // less than 1 / 50; between bounds that are near to each other in relation to the spread, all is
+        // even.
         let (mean, spread, moved) = (50.0 + 1.0 / 50.04, 1.0 / 50.0, 51.0 * rounding(dtype));
         for sign in [1.0, -1.0] {
             let x = between(
