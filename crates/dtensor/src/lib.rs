@@ -40,6 +40,7 @@ pub mod parallel;
 mod placement;
 mod random;
 mod redistribute;
+mod scope;
 mod sharding;
 mod tensor;
 pub mod testing;

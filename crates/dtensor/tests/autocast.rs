@@ -271,6 +271,18 @@ fn what_is_wrong_is_found_before_anything_is_cast() {
         let error = failed.unwrap_err().to_string();
         assert!(error.contains("matmul") && error.contains("[3, 3]"), "{error}");
         assert_eq!(calls, []);
+        // Doubles stay what they are and do not fit beside anything else: no image is brought together for that.
+        let image = |dtype| distribute_tensor(&Tensor::ones([1, 2, 3, 5], dtype)?, &mesh, [Shard(3)]);
+        let weight = |dtype| distribute_tensor(&Tensor::ones([2, 2, 2, 2], dtype)?, &mesh, [Replicate]);
+        for (x, w) in [(F64, F32), (F32, F64), (F64, BF16)] {
+            let (x, w) = (image(x)?, weight(w)?);
+            let (failed, calls) = record(|| autocast(BF16, || x.conv2d(&w, None, Default::default())));
+            let error = failed.unwrap_err().to_string();
+            assert!(error.contains("conv2d") && error.contains("f64"), "{error}");
+            assert_eq!(calls, []);
+        }
+        let (x, w) = (image(F32)?, weight(F16)?);
+        assert_eq!(autocast(BF16, || x.conv2d(&w, None, Default::default()))?.dtype(), BF16);
         Ok(())
     });
 }

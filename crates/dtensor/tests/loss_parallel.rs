@@ -212,6 +212,32 @@ fn gradients_do_not_depend_on_the_scope() {
     });
 }
 
+/// Half-precision logits and class weights of single precision: both are cast before they meet, in the scope too.
+#[test]
+fn class_weights_meet_logits_of_half_precision_under_autocast() {
+    spmd(3, |world| {
+        let mesh = DeviceMesh::new(&world, [3], "tp")?;
+        let Example { logits: whole, target, weight } = Example::new(&[4, 7], DType::F32)?;
+        let whole = whole.to_dtype(DType::BF16)?;
+        let options = CrossEntropy { weight: Some(&weight), ..CrossEntropy::default() };
+        let want = autocast(DType::BF16, || whole.cross_entropy(&target, options))?;
+        let logits = distribute_tensor(&whole, &mesh, [Shard(1)])?;
+        let run = || autocast(DType::BF16, || loss_parallel(|| logits.cross_entropy(&target, options)));
+        let loss = run()?;
+        assert_eq!((loss.dtype(), want.dtype()), (DType::F32, DType::F32));
+        near(&loss.full_tensor()?, &want, 1e-5, "weighted")?;
+        // What does not fit is still found before anything is moved.
+        let wrong = weight.to_dtype(DType::F64)?;
+        let options = CrossEntropy { weight: Some(&wrong), ..CrossEntropy::default() };
+        let run = || autocast(DType::BF16, || loss_parallel(|| logits.cross_entropy(&target, options)));
+        let (failed, calls) = record(run);
+        let error = failed.unwrap_err().to_string();
+        assert!(error.contains("the weight must be of dtype f32, not f64"), "{error}");
+        assert_eq!(calls, []);
+        Ok(())
+    });
+}
+
 #[test]
 fn what_the_scope_is_for() {
     spmd(4, |world| {

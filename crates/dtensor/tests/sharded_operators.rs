@@ -4,8 +4,8 @@
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
 use dtensor::{
-    Attention, DType, Device, DeviceMesh, FromLocal, Layout, Mode, Partial, Placement, Replicate, Result,
-    Shard, StridedShard, Tensor, distribute_tensor, explicit_communication, implicit_replication,
+    Attention, DType, Device, DeviceMesh, Error, FromLocal, Layout, Mode, Partial, Placement, Replicate,
+    Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication, implicit_replication,
     manual_seed, sharded,
 };
 
@@ -214,6 +214,33 @@ fn extremes_of_parts_that_are_empty_do_not_show() {
         let mine = Tensor::full([1], if world.rank() < 2 { 200 } else { 0 }, DType::U8)?;
         let wrapped = Tensor::from_local(&mine, &mesh, [P])?;
         assert_eq!(item(wrapped.sum_all())?, 144);
+        Ok(())
+    });
+}
+
+/// Zeros of both signs are equal, and yet a maximum has one sign however it is found: the positive one, and a minimum the negative.
+#[test]
+fn the_sign_of_an_extreme_zero_does_not_depend_on_the_parts() {
+    spmd(3, |world| {
+        let mesh = DeviceMesh::new(&world, [3], ())?;
+        for n in [2, 3, 7, 40] {
+            for at in 0..n {
+                let zeros = |one: f32, others: f32| {
+                    Tensor::from_vec((0..n).map(|i| if i == at { one } else { others }).collect(), [n])
+                };
+                let negative = |x: &Tensor| Ok::<_, Error>(x.item::<f32>()?.is_sign_negative());
+                for x in [zeros(0.0, -0.0)?, zeros(-0.0, 0.0)?] {
+                    let cut = distribute_tensor(&x, &mesh, [Shard(0)])?;
+                    assert!(!negative(&x.max_all()?)? && negative(&x.min_all()?)?, "{at} of {n}");
+                    assert!(!negative(&cut.max_all()?)? && negative(&cut.min_all()?)?, "{at} of {n}");
+                }
+            }
+        }
+        let (a, b) = (Tensor::full([1], 0.0, DType::F64)?, Tensor::full([1], -0.0, DType::F64)?);
+        for (a, b) in [(&a, &b), (&b, &a)] {
+            assert!(a.maximum(b)?.item::<f64>()?.is_sign_positive());
+            assert!(a.minimum(b)?.item::<f64>()?.is_sign_negative());
+        }
         Ok(())
     });
 }

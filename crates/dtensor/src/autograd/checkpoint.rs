@@ -11,10 +11,10 @@ use crate::{Error, Result, Tensor};
 /// such as parameters. Neither has to require one. Bodies may have checkpoints inside them, and gradients may have gradients.
 ///
 /// The body must do the same each time. It is run in the modes in which it was run first (such as
-/// [`explicit_communication`](crate::explicit_communication)), and draws the same random numbers from the thread's generator, which
-/// is then left where it was. What it reads from elsewhere must not have changed: a parameter that has been updated in between
-/// gives the gradients of the new value. If it records other operators than the first time, on other shapes, dtypes or layouts,
-/// the pass fails and changes no gradient.
+/// [`explicit_communication`](crate::explicit_communication)), and draws the same random numbers from the
+/// thread's generator, which is then left where it was. What it reads from elsewhere must not have changed: a
+/// parameter that has been updated in between gives the gradients of the new value. If it records other
+/// operators than the first time, on other shapes, dtypes or layouts, the pass fails and changes no gradient.
 ///
 /// Collectives in the body are called again, too: all ranks of the mesh must go back through it.
 ///

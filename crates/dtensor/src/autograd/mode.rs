@@ -4,6 +4,8 @@ use std::cell::Cell;
 
 use serde::{Deserialize, Serialize};
 
+use crate::scope::within;
+
 thread_local! {
     static ENABLED: Cell<bool> = const { Cell::new(true) };
     static PHASE: Cell<Phase> = const { Cell::new(Phase::Forward) };
@@ -43,30 +45,11 @@ pub(crate) fn phase() -> Phase {
 
 /// Runs `body` as a phase, and restores the one before even if it panics.
 pub(crate) fn in_phase<R>(phase: Phase, body: impl FnOnce() -> R) -> R {
-    struct Restore(Phase);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            PHASE.set(self.0);
-        }
-    }
-    let _restore = Restore(PHASE.replace(phase));
-    body()
+    within(&PHASE, phase, body)
 }
 
 pub(crate) fn grad_enabled() -> bool {
     ENABLED.get()
-}
-
-/// Runs `body` with recording on or off, and restores the mode even if it panics.
-fn scoped<R>(enabled: bool, body: impl FnOnce() -> R) -> R {
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            ENABLED.set(self.0);
-        }
-    }
-    let _restore = Restore(ENABLED.replace(enabled));
-    body()
 }
 
 /// Runs `body` without recording: results do not require gradients.
@@ -81,10 +64,10 @@ fn scoped<R>(enabled: bool, body: impl FnOnce() -> R) -> R {
 /// # }
 /// ```
 pub fn no_grad<R>(body: impl FnOnce() -> R) -> R {
-    scoped(false, body)
+    within(&ENABLED, false, body)
 }
 
 /// Runs `body` with recording on, inside a [`no_grad`] scope too.
 pub fn enable_grad<R>(body: impl FnOnce() -> R) -> R {
-    scoped(true, body)
+    within(&ENABLED, true, body)
 }

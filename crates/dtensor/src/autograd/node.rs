@@ -12,10 +12,10 @@ use smallvec::SmallVec;
 use super::region::{Region, enter, in_region};
 use super::saved::{Saved, SavedValues, Saves};
 use crate::comm::{ReduceOp, Running, Site, running_module};
-use crate::dispatch::within;
 use crate::mesh::DeviceMesh;
 use crate::ops::Op;
 use crate::placement::{Layout, Partial, Placement};
+use crate::scope::within;
 use crate::sharding::Decision;
 use crate::tensor::{Meta, Value};
 use crate::{Error, Result, Tensor};
@@ -72,14 +72,7 @@ impl Moment {
 
     /// Runs `body`, which applies one operator, as if it had been run at this moment.
     pub(crate) fn record<R>(self, body: impl FnOnce() -> R) -> R {
-        struct Restore(Option<Moment>);
-        impl Drop for Restore {
-            fn drop(&mut self) {
-                EARLIER.set(self.0);
-            }
-        }
-        let _restore = Restore(EARLIER.replace(Some(self)));
-        body()
+        within(&EARLIER, Some(self), body)
     }
 }
 
@@ -92,8 +85,8 @@ pub(crate) struct Leaf {
 }
 
 impl Leaf {
-    /// The sum of gradients where the leaf lies, whatever way they came: nobody has to communicate to use it. That they are brought
-    /// there is asked for by `at`, and is no operator's secret.
+    /// The sum of gradients where the leaf lies, whatever way they came: nobody has to communicate to use it.
+    /// That they are brought there is asked for by `at`, and is no operator's secret.
     pub(super) fn settled(&self, grads: &[&Tensor], at: &Site) -> Result<Option<Tensor>> {
         // Extremes and products are not added part by part: such a leaf's are added where they are whole, and brought back.
         let whole = self.layout.as_ref().filter(|layout| !adds_up(layout)).map(Layout::without_partials);
@@ -225,9 +218,9 @@ thread_local! {
 }
 
 impl<O: Recorded + ?Sized> Drop for Node<O> {
-    /// A long chain of nodes is taken apart by a loop: dropping it recursively would overflow the stack. The way from one node to
-    /// the next may lead through anything, such as what the body of a checkpoint has captured, so a node that is dropped meanwhile
-    /// only hands over what it held.
+    /// A long chain of nodes is taken apart by a loop: dropping it recursively would overflow the stack. The
+    /// way from one node to the next may lead through anything, such as what the body of a checkpoint has
+    /// captured, so a node that is dropped meanwhile only hands over what it held.
     fn drop(&mut self) {
         let holds = |edge: &Link| match edge {
             Link::None => false,

@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use super::drawn::Drawn;
 use super::running::running_module;
 use crate::engine::kernels::reduce::Reduce;
+use crate::scope::within;
 use crate::tensor::{DType, Meta, Shape};
 use crate::{Device, Error, Result};
 
@@ -365,14 +366,7 @@ pub(crate) fn on_behalf_of<R>(
     line: impl Into<Option<&'static Location<'static>>>,
     body: impl FnOnce() -> R,
 ) -> R {
-    struct Restore(Option<&'static Location<'static>>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            ORIGIN.set(self.0);
-        }
-    }
-    let _restore = Restore(ORIGIN.replace(line.into()));
-    body()
+    within(&ORIGIN, line.into(), body)
 }
 
 /// The line that everything is done for, if there is one.

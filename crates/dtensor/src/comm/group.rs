@@ -493,7 +493,7 @@ impl Group {
             .map(|x| without_gradient("scatter", x)?.local("scatter").cloned())
             .collect::<Result<_>>()?;
         let flight = self.start(collective, meta, values, false, Site::caller())?;
-        Ok(Pending::new(flight, |values| only("scatter", values).map(Tensor::from_local_value)))
+        Ok(Pending::new(flight, |values| only("scatter", values).map(Tensor::of)))
     }
 
     /// Rank `dst` gets the values of all, in rank order; the others get `None`. They may have different shapes.
@@ -512,7 +512,7 @@ impl Group {
         Ok(Pending::new(flight, move |values| {
             let all = || match meta {
                 Some(x) => vec![x; n],
-                None => values.into_iter().map(Tensor::from_local_value).collect(),
+                None => values.into_iter().map(Tensor::of).collect(),
             };
             Ok(mine.then(all))
         }))
@@ -544,7 +544,7 @@ impl Group {
         Ok(Pending::new(flight, move |values| {
             let value = || match meta {
                 Some(x) => Ok(x),
-                None => only("reduce", values).map(Tensor::from_local_value),
+                None => only("reduce", values).map(Tensor::of),
             };
             mine.then(value).transpose()
         }))
@@ -579,7 +579,7 @@ impl Group {
         collective.check(&nothing(), self.size())?;
         let call = self.call(collective, nothing(), false, Site::caller());
         let flight = self.inner.channel.receive(call, src, tag, self.timeout)?;
-        Ok(Pending::new(flight, |values| only("recv", values).map(Tensor::from_local_value)))
+        Ok(Pending::new(flight, |values| only("recv", values).map(Tensor::of)))
     }
 
     /// Waits until all members have come.

@@ -7,6 +7,8 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
+use crate::scope::within;
+
 /// A module that runs, and what it runs in. There is one for each module and place it is called from, for as long as the program
 /// runs: a node of the graph, or a note on a collective, names it without owning it.
 #[derive(Debug)]
@@ -93,12 +95,5 @@ pub(crate) fn set_running_module(module: Option<&'static Running>) {
 
 /// Runs `body` in the name of a module that ran before.
 pub(crate) fn within_module<R>(module: Option<&'static Running>, body: impl FnOnce() -> R) -> R {
-    struct Restore(Option<&'static Running>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            MODULE.set(self.0);
-        }
-    }
-    let _restore = Restore(MODULE.replace(module));
-    body()
+    within(&MODULE, module, body)
 }

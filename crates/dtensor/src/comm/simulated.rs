@@ -48,7 +48,7 @@ impl Channel for Alone {
             Collective::AllGather { .. } | Collective::ReduceScatter { .. } | Collective::AllToAll { .. } => {
                 let shape = call.collective.shape(&call.meta.shape, self.me);
                 let zero = copy::full(call.meta.dtype, &[], 0.0)?;
-                Locals::from_elem(zero.view_with(|t| t.broadcast_as(&shape[..]))?, 1)
+                Locals::from_elem(zero.expand(&shape)?, 1)
             }
             Collective::Exchange => values.iter().cycle().take(self.members).cloned().collect(),
             Collective::Gather { dst } if *dst == self.me => {

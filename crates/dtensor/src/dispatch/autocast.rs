@@ -23,12 +23,13 @@ thread_local! {
 ///
 /// - Matrix products and attention cast their inputs to `dtype`, and give results in it.
 /// - Losses and [`prod`](Tensor::prod) cast inputs of half precision to single precision.
-/// - Everything else is run in the dtype that its inputs have. Where several meet that must be alike, it is the widest of them, so
-///   that a result of half precision can be added to one of single precision; but a number without dims takes the dtype of what it
-///   meets.
+/// - Everything else is run in the dtype that its inputs have. Where several meet that must be alike, it is
+///   the widest of them, so that a result of half precision can be added to one of single precision; but a
+///   number without dims takes the dtype of what it meets.
 ///
-/// Tensors of double precision and of integers are not narrowed. These are PyTorch's rules for a processor; with other dtypes than
-/// those two, nothing is cast, as there. An operator of one's own is left alone unless it says otherwise ([`Op::precision`](crate::Op::precision)).
+/// Tensors of double precision and of integers are not narrowed. These are PyTorch's rules for a processor;
+/// with other dtypes than those two, nothing is cast, as there. An operator of one's own is left alone unless
+/// it says otherwise ([`Op::precision`](crate::Op::precision)).
 ///
 /// Tensors keep the dtype they have: parameters stay in single precision, and so do their gradients. On a mesh, a cast leaves the
 /// layout as it is, but partial sums are reduced before they are narrowed. A backward pass is run without this, also inside
@@ -95,27 +96,41 @@ pub(crate) fn within_autocast<R>(low: Option<DType>, body: impl FnOnce() -> R) -
     body()
 }
 
-/// The inputs of an operator in the dtypes that it is run in, if these are not those they have. A cast may have to communicate: what
-/// the operator has to say against the inputs it says before.
+/// The inputs of an operator in the dtypes that it is run in, if these are not those they have. A cast may
+/// have to communicate: what the operator has to say against the inputs it says before.
 pub(super) fn cast(
     op: &dyn Op,
     inputs: &[&Tensor],
     at: &'static Location<'static>,
 ) -> Result<Option<SmallVec<[Tensor; 4]>>> {
     let Some(low) = autocast_dtype() else { return Ok(None) };
-    let precision = op.precision();
-    if precision == Precision::AsGiven {
+    if op.precision() == Precision::AsGiven {
         return Ok(None);
     }
-    let given: SmallVec<[Given; 4]> = inputs.iter().map(|x| Given::of(x)).collect();
-    let wanted = precision.among(&given, low);
-    if wanted.iter().zip(&given).all(|(wanted, given)| *wanted == given.dtype) {
+    let wanted = wanted(op, inputs, low);
+    if wanted.iter().zip(inputs).all(|(wanted, x)| *wanted == x.dtype()) {
         return Ok(None);
     }
-    let metas = inputs.iter().zip(&wanted).map(|(x, &dtype)| Meta { dtype, ..x.meta() });
-    shapes(op, &metas.collect::<SmallVec<[Meta; 4]>>())?;
+    shapes(op, &cast_metas(op, inputs))?;
     let cast = || inputs.iter().zip(wanted).map(|(x, dtype)| x.to_dtype(dtype)).collect::<Result<_>>();
     on_behalf_of(asked_by(at), cast).map(Some)
+}
+
+/// What an operator is told of its inputs: shapes and dtypes as they are once they have been cast, if they are.
+pub(crate) fn cast_metas(op: &dyn Op, inputs: &[&Tensor]) -> SmallVec<[Meta; 4]> {
+    match autocast_dtype() {
+        Some(low) => {
+            let dtypes = wanted(op, inputs, low);
+            inputs.iter().zip(dtypes).map(|(x, dtype)| Meta { dtype, ..x.meta() }).collect()
+        }
+        None => inputs.iter().map(|x| x.meta()).collect(),
+    }
+}
+
+/// The dtypes that an operator is run in where `low` is the dtype of the scope.
+fn wanted(op: &dyn Op, inputs: &[&Tensor], low: DType) -> SmallVec<[DType; 4]> {
+    let given: SmallVec<[Given; 4]> = inputs.iter().map(|x| Given::of(x)).collect();
+    op.precision().among(&given, low)
 }
 
 /// A tensor that something made of several operators is to be run on, cast as if it were one.

@@ -22,16 +22,33 @@ use crate::autograd::{Link, Node, Recorded, grad_enabled};
 use crate::comm::asked_by;
 use crate::engine::Local;
 use crate::ops::{Here, Locals, Metas, Op};
+use crate::scope::within;
 use crate::sharding::Decision;
 use crate::tensor::{Device, Meta, Part, Value, checked_numel};
 use crate::{Error, Result, Tensor};
 
 pub(crate) use around::{Heard, overheard};
 pub use autocast::{autocast, autocast_dtype, autocast_off};
-pub(crate) use autocast::{prepared, within_autocast};
+pub(crate) use autocast::{cast_metas, prepared, within_autocast};
 pub(crate) use distributed::one_mesh;
 pub use mode::{Mode, explicit_communication, implicit_replication};
-pub(crate) use mode::{Modes, in_loss_parallel, within, within_loss_parallel};
+pub(crate) use mode::{Modes, in_loss_parallel, within_loss_parallel};
+
+/// Turns the inputs of an operator into those that it is run on. The names are the function's own: nothing is made, and nothing
+/// dropped, where nobody has asked for anything.
+macro_rules! as_cast {
+    ($op:ident, $inputs:ident, $at:ident) => {
+        let (cast, refs): (_, SmallVec<[&Tensor; 4]>);
+        let mut $inputs = $inputs;
+        if around::active() {
+            cast = autocast::cast(&$op, $inputs, $at)?;
+            if let Some(cast) = &cast {
+                refs = cast.iter().collect();
+                $inputs = &refs;
+            }
+        }
+    };
+}
 
 /// Applies an operator with one output.
 ///
@@ -88,15 +105,7 @@ pub(crate) use mode::{Modes, in_loss_parallel, within, within_loss_parallel};
 #[track_caller]
 pub fn apply<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Tensor> {
     let at = Location::caller();
-    let (cast, refs): (_, SmallVec<[&Tensor; 4]>);
-    let mut inputs = inputs;
-    if around::active() {
-        cast = autocast::cast(&op, inputs, at)?;
-        if let Some(cast) = &cast {
-            refs = cast.iter().collect();
-            inputs = &refs;
-        }
-    }
+    as_cast!(op, inputs, at);
     if inputs.iter().any(|x| x.is_distributed()) {
         return Ok(distributed::run(op, inputs, at)?.swap_remove(0));
     }
@@ -118,22 +127,14 @@ pub fn apply<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Tensor> {
 #[track_caller]
 pub fn apply_all<O: Op>(op: O, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 1]>> {
     let at = Location::caller();
-    let (cast, refs): (_, SmallVec<[&Tensor; 4]>);
-    let mut inputs = inputs;
-    if around::active() {
-        cast = autocast::cast(&op, inputs, at)?;
-        if let Some(cast) = &cast {
-            refs = cast.iter().collect();
-            inputs = &refs;
-        }
-    }
+    as_cast!(op, inputs, at);
     if inputs.iter().any(|x| x.is_distributed()) {
         return distributed::run(op, inputs, at);
     }
     let name = op.name();
     let mut call = Call::default();
     call.evaluate(&op, inputs)?;
-    let outputs = call.finish(op, inputs, at);
+    let outputs = if records(&op, inputs) { call.record(op, inputs, at, None) } else { call.unrecorded() };
     if around::active() {
         around::told(&Heard { name, inputs, outputs: &outputs, moved: &[], at });
     }
@@ -187,7 +188,7 @@ thread_local! {
 
 /// Runs `body` with an observer, or without one.
 pub(crate) fn observed<R>(by: Option<Observer>, body: impl FnOnce() -> R) -> R {
-    mode::within(&OBSERVER, by, body)
+    within(&OBSERVER, by, body)
 }
 
 /// One call of an operator on its way. It is filled in place: moving shapes about costs more than small kernels do.
@@ -199,16 +200,8 @@ struct Call {
 }
 
 impl Call {
-    /// The outputs, linked to a node if there is to be one.
-    fn finish<O: Op>(
-        self,
-        op: O,
-        inputs: &[&Tensor],
-        at: &'static Location<'static>,
-    ) -> SmallVec<[Tensor; 1]> {
-        if records(&op, inputs) {
-            return self.record(op, inputs, at, None);
-        }
+    /// The outputs, without a node.
+    fn unrecorded(self) -> SmallVec<[Tensor; 1]> {
         self.values.into_iter().map(|value| Tensor::new(value, Link::None)).collect()
     }
 

@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use super::autocast::{autocast_dtype, within_autocast};
 use crate::DType;
 use crate::comm::Site;
+use crate::scope::within;
 
 thread_local! {
     static MODE: Cell<Mode> = const { Cell::new(Mode::Allow) };
@@ -28,26 +29,10 @@ pub enum Mode {
     Error,
 }
 
-/// Sets a cell for the length of a scope, however it ends.
-pub(crate) fn within<T: Copy + 'static, R>(
-    cell: &'static std::thread::LocalKey<Cell<T>>,
-    value: T,
-    body: impl FnOnce() -> R,
-) -> R {
-    struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
-    impl<T: Copy> Drop for Restore<T> {
-        fn drop(&mut self) {
-            self.0.set(self.1);
-        }
-    }
-    let _restore = Restore(cell, cell.replace(value));
-    body()
-}
-
 /// Runs `body`, in which operators and their gradients do not move their inputs between ranks silently. What
-/// [`redistribute`](crate::Tensor::redistribute) and its like move is asked for, and so is the way of a leaf's gradient to where
-/// the leaf lies: these go on. The innermost scope counts. A backward pass that is refused has, like any that fails, freed what it has
-/// gone through.
+/// [`redistribute`](crate::Tensor::redistribute) and its like move is asked for, and so is the way of a
+/// leaf's gradient to where the leaf lies: these go on. The innermost scope counts. A backward pass that is
+/// refused has, like any that fails, freed what it has gone through.
 ///
 /// ```
 /// use dtensor::comm::World;

@@ -204,7 +204,7 @@ impl Tensor {
         let from = self.laid_out("redistribute")?.clone();
         let cast = self.cast_value(dtype)?;
         let value =
-            self.detach().with_value(cast).value_with(to, self.requires_grad() && grad_enabled(), at)?;
+            self.detach().with_value(cast).value_moved(to, self.requires_grad() && grad_enabled(), at)?;
         Ok(record(Redistribute { from, backward_dtype, at: at.clone() }, self, value))
     }
 
@@ -222,10 +222,10 @@ impl Tensor {
 
     /// The value in another layout on the same mesh.
     pub(crate) fn value_in(&self, to: &Layout, at: &Site) -> Result<Value> {
-        self.value_with(to, self.requires_grad() && grad_enabled(), at)
+        self.value_moved(to, self.requires_grad() && grad_enabled(), at)
     }
 
-    fn value_with(&self, to: &Layout, grad: bool, at: &Site) -> Result<Value> {
+    fn value_moved(&self, to: &Layout, grad: bool, at: &Site) -> Result<Value> {
         let from = self.laid_out("redistribute")?;
         if from.mesh() != to.mesh() || from.shape() != to.shape() {
             return Err(Error::layouts("redistribute", Some(from), Some(to)));
@@ -236,7 +236,6 @@ impl Tensor {
         }
         let part = match &self.value().part {
             Part::Meta(meta) => Part::of_meta(to.local_shape().clone(), meta.dtype),
-
             Part::Local(local) => {
                 let plan = from.mesh().plan(from.spec(), to.spec(), local.dtype().size());
                 Part::Local(execute(&plan, from.mesh(), local, grad, at)?)
@@ -296,7 +295,8 @@ impl Tensor {
     /// The whole tensor, on every rank. All ranks of the mesh must call this.
     #[track_caller]
     pub fn full_tensor(&self) -> Result<Tensor> {
-        self.gathered()?.to_local()
+        let whole = self.laid_out("full_tensor")?.replicated();
+        self.relaid(&whole)?.to_local()
     }
 
     /// As [`full_tensor`](Tensor::full_tensor), saying how the gradient that comes back will lie: all of it on every rank, or partial.
@@ -305,13 +305,7 @@ impl Tensor {
         const OP: &str = "full_tensor";
         let layout = self.laid_out(OP)?.replicated();
         let grad = layout.of_gradient(OP, grad_placements.into())?;
-        Ok(self.gathered()?.taken(layout, Some(grad)))
-    }
-
-    #[track_caller]
-    fn gathered(&self) -> Result<Tensor> {
-        let whole = self.laid_out("full_tensor")?.replicated();
-        self.redistributed(&whole, self.dtype(), None, &Site::caller())
+        Ok(self.relaid(&layout)?.taken(layout, Some(grad)))
     }
 }
 

@@ -107,7 +107,7 @@ pub fn distribute_tensor_from<'a>(
 fn piece(x: &Tensor, dim: usize, split: usize, n: usize, i: usize) -> Result<Tensor> {
     let whole: Ranges = SmallVec::from_elem(0..x.dims()[dim], 1);
     let part = keep(x.local("distribute_tensor")?, dim, &chunk_of_each(&whole, split, n, i))?;
-    Ok(Tensor::from_local_value(part))
+    Ok(Tensor::of(part))
 }
 
 /// This rank's part of the source's tensor. Mesh dim by mesh dim, those that have it hand it on.

@@ -13,7 +13,7 @@ impl TryFrom<candle::Tensor> for Tensor {
         if !tensor.device().is_cpu() {
             return Err(Error::argument("from_candle", "only CPU tensors are supported"));
         }
-        Ok(Tensor::from_local_value(Local::foreign(tensor.detach())?))
+        Ok(Tensor::of(Local::foreign(tensor.detach())?))
     }
 }
 

@@ -80,16 +80,25 @@ pub trait Num:
     fn from_f64(x: f64) -> Self;
     /// As a double.
     fn to_f64(self) -> f64;
-    /// The larger; NaN if either is NaN.
+    /// The bits that both have.
+    fn bits_of_both(self, other: Self) -> Self;
+    /// The bits that either has.
+    fn bits_of_either(self, other: Self) -> Self;
+    /// The larger; NaN if either is NaN. Of zeros it is the positive one, so that the order in which many are compared does
+    /// not matter.
     #[inline(always)]
     fn max(self, other: Self) -> Self {
-        // Comparisons with NaN are false: the second test keeps a NaN on the left, the first one on the right.
-        if self > other || self.is_nan() { self } else { other }
+        // Equal numbers have equal bits but for the sign of zero. A comparison with NaN is false, which keeps one on the left.
+        let most = if other > self { other } else { self };
+        let most = if other == self { self.bits_of_both(other) } else { most };
+        if other.is_nan() { other } else { most }
     }
-    /// The smaller; NaN if either is NaN.
+    /// The smaller; NaN if either is NaN. Of zeros it is the negative one.
     #[inline(always)]
     fn min(self, other: Self) -> Self {
-        if self < other || self.is_nan() { self } else { other }
+        let least = if other < self { other } else { self };
+        let least = if other == self { self.bits_of_either(other) } else { least };
+        if other.is_nan() { other } else { least }
     }
 }
 
@@ -134,7 +143,7 @@ real_functions! {
 }
 
 macro_rules! num {
-    ($t:ty, $zero:expr, $one:expr, $lowest:expr, $highest:expr, $is_nan:expr, $from:expr, $to:expr) => {
+    ($t:ty, $zero:expr, $one:expr, $lowest:expr, $highest:expr, $is_nan:expr, $from:expr, $to:expr, $bits:expr, $of_bits:expr) => {
         impl Num for $t {
             const ZERO: Self = $zero;
             const ONE: Self = $one;
@@ -152,11 +161,41 @@ macro_rules! num {
             fn to_f64(self) -> f64 {
                 $to(self)
             }
+            #[inline(always)]
+            fn bits_of_both(self, other: Self) -> Self {
+                $of_bits($bits(self) & $bits(other))
+            }
+            #[inline(always)]
+            fn bits_of_either(self, other: Self) -> Self {
+                $of_bits($bits(self) | $bits(other))
+            }
         }
     };
 }
-num!(f32, 0.0, 1.0, f32::NEG_INFINITY, f32::INFINITY, f32::is_nan, |x| x as f32, |x| x as f64);
-num!(f64, 0.0, 1.0, f64::NEG_INFINITY, f64::INFINITY, f64::is_nan, |x| x, |x| x);
+num!(
+    f32,
+    0.0,
+    1.0,
+    f32::NEG_INFINITY,
+    f32::INFINITY,
+    f32::is_nan,
+    |x| x as f32,
+    |x| x as f64,
+    f32::to_bits,
+    f32::from_bits
+);
+num!(
+    f64,
+    0.0,
+    1.0,
+    f64::NEG_INFINITY,
+    f64::INFINITY,
+    f64::is_nan,
+    |x| x,
+    |x| x,
+    f64::to_bits,
+    f64::from_bits
+);
 num!(
     Wrapping<i64>,
     Wrapping(0),
@@ -165,7 +204,9 @@ num!(
     Wrapping(i64::MAX),
     |_| false,
     |x| Wrapping(x as i64),
-    |x: Wrapping<i64>| x.0 as f64
+    |x: Wrapping<i64>| x.0 as f64,
+    |x: Wrapping<i64>| x.0,
+    Wrapping
 );
 
 macro_rules! elem {

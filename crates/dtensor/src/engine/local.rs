@@ -119,9 +119,63 @@ impl Local {
         self.0.tensor.clone()
     }
 
+    /// `len` indices of one dim from `start` on.
+    pub(crate) fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
+        self.view_with(|t| t.narrow(dim, start, len))
+    }
+
+    /// Two dims exchanged.
+    pub(crate) fn transpose(&self, a: usize, b: usize) -> Result<Self> {
+        self.view_with(|t| t.transpose(a, b))
+    }
+
+    /// The dims in another order.
+    pub(crate) fn permute(&self, dims: &[usize]) -> Result<Self> {
+        self.view_with(|t| t.permute(dims))
+    }
+
+    /// With a dim of size 1 at `dim`.
+    pub(crate) fn unsqueeze(&self, dim: usize) -> Result<Self> {
+        self.view_with(|t| t.unsqueeze(dim))
+    }
+
+    /// Dims of size 1, and new ones at the front, repeated to `shape`.
+    pub(crate) fn expand(&self, shape: &[usize]) -> Result<Self> {
+        self.view_with(|t| t.broadcast_as(shape))
+    }
+
+    /// All dims as one, without gaps.
+    pub(crate) fn flatten(&self) -> Result<Self> {
+        self.contiguous()?.reshape(&[self.numel()])
+    }
+
+    /// The same elements in row-by-row order under another shape: a view where the strides allow one, which they always do for
+    /// contiguous values, and for any if only dims of size 1 come or go.
+    pub(crate) fn reshape(&self, shape: &[usize]) -> Result<Self> {
+        if self.is_contiguous() {
+            return self.view_with(|t| t.reshape(shape));
+        }
+        let large = |dims: &[usize]| dims.iter().copied().filter(|&n| n != 1).collect::<Shape>();
+        if large(self.dims()) != large(shape) {
+            return self.contiguous()?.view_with(|t| t.reshape(shape));
+        }
+        self.view_with(|t| {
+            let mut t = t.clone();
+            for dim in (0..t.rank()).rev() {
+                if t.dims()[dim] == 1 {
+                    t = t.squeeze(dim)?;
+                }
+            }
+            for (dim, _) in shape.iter().enumerate().filter(|&(_, &n)| n == 1) {
+                t = t.unsqueeze(dim)?;
+            }
+            Ok(t)
+        })
+    }
+
     /// A view made by one of Candle's view operators. Candle copies where a view is impossible, which is
     /// fine: the base is then held for nothing, and only until the view goes.
-    pub(crate) fn view_with(
+    pub(in crate::engine) fn view_with(
         &self,
         view: impl FnOnce(&candle::Tensor) -> candle::Result<candle::Tensor>,
     ) -> Result<Self> {

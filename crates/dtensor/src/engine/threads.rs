@@ -4,6 +4,8 @@
 
 use std::cell::Cell;
 
+use crate::scope::within;
+
 thread_local! {
     static THREADS: Cell<usize> = const { Cell::new(0) };
 }
@@ -30,13 +32,5 @@ pub fn set_num_threads(threads: usize) {
 
 /// Runs `body` with [`num_threads`] set, and restores it.
 pub fn with_num_threads<R>(threads: usize, body: impl FnOnce() -> R) -> R {
-    struct Restore(usize);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            set_num_threads(self.0);
-        }
-    }
-    let _restore = Restore(num_threads());
-    set_num_threads(threads);
-    body()
+    within(&THREADS, threads.max(1), body)
 }

@@ -116,7 +116,8 @@ impl Parameter {
     #[track_caller]
     pub fn set(&self, value: &Tensor) -> Result<()> {
         let mut cell = self.cell.tensor.write();
-        *cell = cell.with_value_of(&fitting(&cell, "a parameter keeps its shape", value)?);
+        let value = fitting(&cell, "a parameter keeps its shape", value)?;
+        *cell = cell.with_value(value.value().clone());
         Ok(())
     }
 

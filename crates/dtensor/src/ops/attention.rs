@@ -6,13 +6,14 @@ use super::{
     statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
+use crate::dispatch::cast_metas;
 use crate::engine::Local;
 use crate::engine::kernels::attention::{self as kernel, AttentionOptions};
 use crate::engine::kernels::window::Window;
 use crate::random::{Draw, next_draw};
 use crate::sharding::Rule;
 use crate::tensor::{DType, Meta, Shape};
-use crate::{Error, Result, Tensor, apply_all, autocast_dtype};
+use crate::{Error, Result, Tensor, apply_all};
 
 const OP: &str = "scaled_dot_product_attention";
 
@@ -54,9 +55,10 @@ impl Sdpa {
             scale: self.scale.get(),
             causal: self.causal,
             dropout: self.dropout.get(),
-            seed: (self.draw.0.seed, self.draw.0.stream),
+            draw: self.draw.0,
             heads,
-            queries: Some((here.offset(q, sequence), here.whole(q).shape[sequence])),
+            first_query: here.offset(q, sequence),
+            all_queries: here.whole(q).shape[sequence],
         }
     }
 }
@@ -174,22 +176,13 @@ impl Op for SdpaGrad {
     }
 }
 
-/// What an input is cast to, in an [`autocast`](crate::autocast) scope too.
-fn cast_meta(x: &Tensor) -> Meta {
-    let meta = x.meta();
-    match autocast_dtype() {
-        Some(dtype) if meta.dtype.is_float() && meta.dtype != DType::F64 => Meta { dtype, ..meta },
-        _ => meta,
-    }
-}
-
 impl Tensor {
     /// softmax(q · kᵀ · scale + mask) · v, with this tensor as q: `[…, queries, size]`, k `[…, keys, size]`,
     /// v `[…, keys, any]`. A query that may attend to no key gives zeros.
     ///
-    /// On a mesh, batches, heads and queries may be sharded; keys and values are brought together. So where q, k and v are sharded
-    /// along their length, each rank computes its own queries, and gradients of keys and values are summed: context
-    /// parallelism, without a scope of its own.
+    /// On a mesh, batches, heads and queries may be sharded; keys and values are brought together. So where
+    /// q, k and v are sharded along their length, each rank computes its own queries, and gradients of keys
+    /// and values are summed: context parallelism, without a scope of its own.
     ///
     /// ```
     /// use dtensor::{Attention, DType, Tensor};
@@ -226,7 +219,7 @@ impl Tensor {
             [Some(self), Some(key), Some(value), options.mask].into_iter().flatten().collect();
         if dropout > 0.0 {
             // What is refused uses up no draw. It concerns the mesh of all inputs, of which some may not lie on it.
-            op.shape(&inputs.iter().map(|x| cast_meta(x)).collect::<Vec<_>>())?;
+            op.shape(&cast_metas(&op, &inputs))?;
             op.draw = Aside(next_draw(inputs.iter().find_map(|x| x.mesh())));
         }
         Ok(apply_all(op, &inputs)?.swap_remove(0))

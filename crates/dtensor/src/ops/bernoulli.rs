@@ -39,8 +39,9 @@ impl Op for Bernoulli {
 }
 
 impl Tensor {
-    /// With this tensor's elements as probabilities: 1 with that probability, to the nearest multiple of 2⁻³², else 0, of the same dtype, drawn from this thread's
-    /// generator. No gradient flows through it. For one probability see [`bernoulli`](Tensor::bernoulli).
+    /// With this tensor's elements as probabilities: 1 with that probability, to the nearest multiple of
+    /// 2⁻³², else 0, of the same dtype, drawn from this thread's generator. No gradient flows through it. For
+    /// one probability see [`bernoulli`](Tensor::bernoulli).
     ///
     /// ```
     /// use dtensor::Tensor;

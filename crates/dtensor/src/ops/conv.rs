@@ -6,7 +6,7 @@
 use super::matmul::Matmul;
 use super::{Here, Locals, Metas, Op, Precision, SELECTING, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
-use crate::dispatch::{autocast_dtype, one_mesh};
+use crate::dispatch::{cast_metas, one_mesh};
 use crate::engine::Local;
 use crate::engine::kernels::unfold::{self as kernel, Windows};
 use crate::sharding::Rule;
@@ -98,7 +98,8 @@ impl<const N: usize> Convolution<N> {
     }
 }
 
-/// `[n, c, h, w] → [n, c · kernel, windows]`: for each channel and each place in a window, the element that every window has there.
+/// `[n, c, h, w] → [n, c · kernel, windows]`: for each channel and each place in a window, the element that
+/// every window has there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Unfold {
     op: &'static str,
@@ -192,12 +193,15 @@ fn too_large(windows: [Windows; 2], sizes: [usize; 2]) -> String {
 /// What a convolution over `dims` dims asks of its inputs.
 fn check(
     op: &'static str,
-    x: &Meta,
-    weight: &Meta,
-    bias: Option<&Meta>,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
     groups: usize,
     dims: usize,
 ) -> Result<()> {
+    let inputs: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
+    let metas = cast_metas(&Matmul { op }, &inputs);
+    let (x, weight, bias) = (&metas[0], &metas[1], metas.get(2));
     let refuse = |message: String| Err(Error::argument(op, message));
     super::need_rank(op, "the weight", weight, dims + 2)?;
     if !(x.shape.rank() == dims + 1 || x.shape.rank() == dims + 2) {
@@ -231,13 +235,8 @@ fn check(
             right: weight.shape.clone(),
         });
     }
-    // Not found by the product: the image would have been moved by then. Inside `autocast` all get the same dtype.
-    if autocast_dtype().is_none() {
-        super::same_dtype(op, &[x, weight].map(Clone::clone))?;
-        if let Some(bias) = bias {
-            super::same_dtype(op, &[x, bias].map(Clone::clone))?;
-        }
-    }
+    // Not found by the product: the image would have been moved by then.
+    super::same_dtype(op, &metas)?;
     if weight.shape[2..].contains(&0) {
         return refuse(format!("the kernel is empty: the weight has shape {}", weight.shape));
     }
@@ -262,7 +261,7 @@ impl Tensor {
     #[track_caller]
     pub fn conv1d(&self, weight: &Tensor, bias: Option<&Tensor>, options: Convolution<1>) -> Result<Tensor> {
         const OP: &str = "conv1d";
-        check(OP, &self.meta(), &weight.meta(), bias.map(Tensor::meta).as_ref(), options.groups, 1)?;
+        check(OP, self, weight, bias, options.groups, 1)?;
         let [along] = options.windows(OP, &weight.dims()[2..])?;
         let flat = Windows { kernel: 1, stride: 1, dilation: 1, before: 0, after: 0 };
         let x = if self.rank() == 2 { &self.unsqueeze(0)? } else { self };
@@ -273,9 +272,9 @@ impl Tensor {
         if self.rank() == 2 { y.squeeze(0) } else { Ok(y) }
     }
 
-    /// The convolution of `[batch, channels, height, width]` (or without the batch) with a weight
-    /// `[outputs, channels / groups, height of the kernel, width of the kernel]`, plus one number for each output channel. On a mesh it is
-    /// what it is on one device, however its inputs lie.
+    /// The convolution of `[batch, channels, height, width]` (or without the batch) with a weight `[outputs,
+    /// channels / groups, height of the kernel, width of the kernel]`, plus one number for each output
+    /// channel. On a mesh it is what it is on one device, however its inputs lie.
     ///
     /// ```
     /// use dtensor::comm::launch;
@@ -297,7 +296,7 @@ impl Tensor {
     #[track_caller]
     pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: Convolution<2>) -> Result<Tensor> {
         const OP: &str = "conv2d";
-        check(OP, &self.meta(), &weight.meta(), bias.map(Tensor::meta).as_ref(), options.groups, 2)?;
+        check(OP, self, weight, bias, options.groups, 2)?;
         let windows = options.windows(OP, &weight.dims()[2..])?;
         if self.rank() == 3 {
             return self.unsqueeze(0)?.convolved(OP, weight, bias, windows, options.groups)?.squeeze(0);
@@ -328,8 +327,8 @@ impl Tensor {
         } else {
             apply(Unfold { op, windows, counts: [oh, ow] }, &[self])?
         };
-        // One product for each image; if there are groups, for each group of each. No closures: what is moved is moved for the line
-        // that called this.
+        // One product for each image; if there are groups, for each group of each. No closures: what is moved
+        // is moved for the line that called this.
         let inside = weight.dims()[1..].iter().product();
         let per_group = [groups, outputs / groups];
         let (weight, columns) = if groups == 1 {

@@ -33,8 +33,8 @@ impl Op for Dropout {
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let Aside(Draw { seed, stream }) = self.draw;
-        Ok(one(kernel::dropout(x[0], &here.window(0, 0..x[0].dims().len())?, self.p.get(), seed, stream)?))
+        let window = here.window(0, 0..x[0].dims().len())?;
+        Ok(one(kernel::dropout(x[0], &window, self.p.get(), self.draw.0)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {

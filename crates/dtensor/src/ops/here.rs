@@ -48,8 +48,8 @@ impl<'a> Here<'a> {
     }
 
     /// Where along a dim this rank's part of an input begins, if the part is one range of it
-    /// ([`Rule::contiguous`](crate::Rule::contiguous)): else it is where the first of its ranges does. Panics if the input has no such
-    /// dim.
+    /// ([`Rule::contiguous`](crate::Rule::contiguous)): else it is where the first of its ranges does. Panics
+    /// if the input has no such dim.
     pub fn offset(&self, input: usize, dim: usize) -> usize {
         self.specs.get(input).map_or(0, |spec| spec.offset[dim])
     }

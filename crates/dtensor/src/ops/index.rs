@@ -42,13 +42,7 @@ impl Op for IndexSelect {
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let named = |error| match error {
-            Error::IndexOutOfBounds { index, dim, size, .. } => {
-                Error::IndexOutOfBounds { op: self.op, index, dim, size }
-            }
-            error => error,
-        };
-        Ok(one(kernel::index_select(x[0], self.dim, x[1], stretch(here, 0, self.dim)).map_err(named)?))
+        Ok(one(kernel::index_select(self.op, x[0], self.dim, x[1], stretch(here, 0, self.dim))?))
     }
 
     fn saves(&self) -> Saves {
@@ -246,7 +240,7 @@ impl Op for ScatterAdd {
             for (dim, &size) in cx.input_meta(2).shape.iter().enumerate() {
                 if grad.dims()[dim] != size {
                     grad = apply(
-                        super::view::Pad { dim, start: 0, size, onto: PlacementList::new() },
+                        super::slice::Pad { dim, start: 0, size, onto: PlacementList::new() },
                         &[&grad],
                     )?;
                 }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
-use crate::dispatch::{in_loss_parallel, prepared};
+use crate::dispatch::{cast_metas, in_loss_parallel, prepared};
 use crate::engine::Local;
 use crate::engine::kernels::loss::{self as kernel, Goal};
 use crate::engine::kernels::softmax::parts;
@@ -78,15 +78,15 @@ impl Classes {
     }
 
     fn scores(self, x: &Local) -> Result<Local> {
-        x.contiguous()?.view_with(|t| t.reshape((self.outer, self.classes, self.inner)))
+        x.contiguous()?.reshape(&[self.outer, self.classes, self.inner])
     }
 
     fn positions(self, x: &Local) -> Result<Local> {
-        x.contiguous()?.view_with(|t| t.reshape((self.outer, self.inner)))
+        x.contiguous()?.reshape(&[self.outer, self.inner])
     }
 
     fn flat(self, x: &Local) -> Result<Local> {
-        x.contiguous()?.view_with(|t| t.reshape(self.outer * self.inner))
+        x.flatten()
     }
 }
 
@@ -216,15 +216,14 @@ impl Op for ClassLoss {
     }
 
     fn saves(&self) -> Saves {
-        Saves::only(&[0, 1, 2], if self.from_logits { &[2, 3] } else { &[1] })
+        Saves::only(&[0, 1, 2], self.kept())
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let mut inputs = vec![cx.dy()?, cx.input(0)?, cx.input(1)?];
         // Weights and sums are constants of the backward pass.
-        let first = if self.from_logits { 2 } else { 1 };
-        for output in first..first + self.constants() {
-            inputs.push(cx.output(output)?.detach());
+        for &output in self.kept() {
+            inputs.push(cx.output(output as usize)?.detach());
         }
         if cx.inputs() == 3 {
             inputs.push(cx.input(2)?);
@@ -259,16 +258,16 @@ impl ClassLoss {
         }
     }
 
-    /// How many saved outputs the gradient is given.
-    fn constants(&self) -> usize {
-        if self.from_logits { 2 } else { 1 }
+    /// The outputs that the gradient is given: what the logits' exponentials were relative to and add up to, or the weights.
+    fn kept(&self) -> &'static [u32] {
+        if self.from_logits { &[2, 3] } else { &[1] }
     }
 }
 
 /// Numbers for all positions in the shape that they have here.
 fn shaped<const N: usize>(values: [Local; N], here: &Here<'_>) -> Result<Locals> {
     let shape = &here.out()[0].shape[..];
-    values.into_iter().map(|y| y.view_with(|t| t.reshape(shape))).collect()
+    values.into_iter().map(|y| y.reshape(shape)).collect()
 }
 
 /// The gradient of the scores from that of the losses, the scores, the targets, the saved outputs and the class
@@ -279,7 +278,7 @@ struct ClassLossGrad(ClassLoss);
 impl ClassLossGrad {
     /// Which of so many inputs are the class weights, if there are any.
     fn weight(&self, inputs: usize) -> Option<usize> {
-        let before = 3 + self.0.constants();
+        let before = 3 + self.0.kept().len();
         (inputs > before).then_some(before)
     }
 }
@@ -295,7 +294,7 @@ impl Op for ClassLossGrad {
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let (scores, positions) = by_class(&x[1]);
-        let constants = vec![positions; self.0.constants()].join(", ");
+        let constants = vec![positions; self.0.kept().len()].join(", ");
         let weight = if self.weight(x.len()).is_some() { ", w!" } else { "" };
         let text = format!("{positions}, {scores}, {positions}, {constants}{weight} -> {scores}");
         Rule::of(&text, x, out)?.contiguous("c")
@@ -352,7 +351,7 @@ pub(super) fn stays(op: &'static str, scores: &Tensor) -> Result<()> {
 
 /// In a scope of [`loss_parallel`](crate::parallel::loss_parallel): the targets where the scores' positions are.
 #[track_caller]
-fn beside(op: &'static str, scores: &Tensor, target: &Tensor) -> Result<Tensor> {
+fn targets_beside(op: &'static str, scores: &Tensor, target: &Tensor) -> Result<Tensor> {
     stays(op, scores)?;
     let Some(layout) = scores.layout() else { return Ok(target.clone()) };
     let classes = class_dim(scores.rank()) as isize;
@@ -390,7 +389,7 @@ fn beside(op: &'static str, scores: &Tensor, target: &Tensor) -> Result<Tensor> 
 
 /// A tensor without partial values.
 #[track_caller]
-fn reduced(x: &Tensor) -> Result<Tensor> {
+fn without_partials(x: &Tensor) -> Result<Tensor> {
     let Some(layout) = x.layout() else { return Ok(x.clone()) };
     x.redistribute(layout.without_partials().placements())
 }
@@ -405,9 +404,10 @@ fn everywhere(scores: &Tensor, x: &Tensor) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// Cross-entropy between these logits, `[C]`, `[N, C]` or `[N, C, …]`, and class indices (`i64`) of the shape
-    /// without C. Where C is cut, each rank having some classes one after the other, it stays so: a few numbers per position are reduced,
-    /// three times on the way forward and never on the way back ([`loss_parallel`](crate::parallel::loss_parallel)).
+    /// Cross-entropy between these logits, `[C]`, `[N, C]` or `[N, C, …]`, and class indices (`i64`) of the
+    /// shape without C. Where C is cut, each rank having some classes one after the other, it stays so: a few
+    /// numbers per position are reduced, three times on the way forward and never on the way back
+    /// ([`loss_parallel`](crate::parallel::loss_parallel)).
     ///
     /// ```
     /// use dtensor::{CrossEntropy, DType, Tensor};
@@ -454,9 +454,10 @@ impl Tensor {
         let (mut target, mut weight) = (target.clone(), options.weight.cloned());
         if op.asked.0 {
             // Before anything is moved.
-            let metas = [Some(self), Some(&target), options.weight].into_iter().flatten();
-            op.shape(&metas.map(Tensor::meta).collect::<Vec<_>>())?;
-            target = beside(op.name(), self, &target)?;
+            let inputs: Vec<&Tensor> =
+                [Some(self), Some(&target), options.weight].into_iter().flatten().collect();
+            op.shape(&cast_metas(&op, &inputs))?;
+            target = targets_beside(op.name(), self, &target)?;
             weight = weight.map(|weight| everywhere(self, &weight)).transpose()?;
         }
         let inputs: Vec<&Tensor> =
@@ -472,12 +473,12 @@ impl Tensor {
         let mut loss = match options.reduction {
             Reduction::Mean => {
                 let weights = out[1].detach().to_dtype(dtype)?.sum_all()?;
-                total.div(&if asked { reduced(&weights)? } else { weights })?
+                total.div(&if asked { without_partials(&weights)? } else { weights })?
             }
             _ => total,
         };
         if asked && dtype != out[0].dtype() {
-            loss = reduced(&loss)?;
+            loss = without_partials(&loss)?;
         }
         loss.to_dtype(out[0].dtype())
     }

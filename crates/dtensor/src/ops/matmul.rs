@@ -29,7 +29,7 @@ fn need_product(op: &'static str, x: &[Meta]) -> Result<DType> {
 
 fn transposed(x: &Local) -> Result<Local> {
     let rank = x.dims().len();
-    x.view_with(|t| t.transpose(rank - 2, rank - 1))
+    x.transpose(rank - 2, rank - 1)
 }
 
 /// `a · b (+ bias)`: `[…, m, k] · […, k, n] → […, m, n]`, the leading dims broadcast.
@@ -93,8 +93,12 @@ impl Op for Matmul {
         let dy = cx.dy()?;
         let (a, b) = (cx.input(0)?, cx.input(1)?);
         let mut grads: Grads = grads![
-            cx.when_broadcast(0, || dy.matmul(&b.transpose(-2, -1)?))?,
             // A matrix used by a whole batch collects from all of it in one product.
+            cx.when_broadcast(0, || if a.rank() == 2 && b.rank() == dy.rank() && dy.rank() > 2 {
+                apply(FoldedMatmul, &[&dy.transpose(-2, -1)?, &b.transpose(-2, -1)?])
+            } else {
+                dy.matmul(&b.transpose(-2, -1)?)
+            })?,
             cx.when_broadcast(1, || if b.rank() == 2 && a.rank() == dy.rank() {
                 apply(FoldedMatmul, &[&a, &dy])
             } else {
@@ -152,13 +156,12 @@ impl Op for Linear {
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
         let (weight, bias) = (transposed(x[1])?, x.get(2).copied());
         if x[0].dims().len() > 1 {
             return Ok(one(kernel::matmul(x[0], &weight, bias)?));
         }
-        let y = kernel::matmul(&x[0].view_with(|t| t.unsqueeze(0))?, &weight, bias)?;
-        Ok(one(y.view_with(|t| t.reshape(&out[0].shape[..]))?))
+        let y = kernel::matmul(&x[0].unsqueeze(0)?, &weight, bias)?;
+        Ok(one(y.reshape(&here.out()[0].shape)?))
     }
 
     fn saves(&self) -> Saves {
@@ -208,18 +211,8 @@ impl Op for FoldedMatmul {
         Rule::of("… m, … n -> m n", x, out)?.linear(&[0])?.linear(&[1])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
-        let fold = |x: &Local, width: usize| {
-            if x.dims().len() == 2 {
-                return Ok(x.clone());
-            }
-            let rows = x.dims()[..x.dims().len() - 1].iter().product::<usize>();
-            x.contiguous()?.view_with(|t| t.reshape((rows, width)))
-        };
-        let a = fold(x[0], out[0].shape[0])?;
-        let b = fold(x[1], out[0].shape[1])?;
-        Ok(one(kernel::matmul(&transposed(&a)?, &b, None)?))
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        Ok(one(kernel::folded(x[0], x[1])?))
     }
 
     fn saves(&self) -> Saves {

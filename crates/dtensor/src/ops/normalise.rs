@@ -95,7 +95,7 @@ impl Op for Normalise {
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
         let out = here.out();
         let weight = self.weight.then(|| x[1]);
-        let statistics = |s: Local| s.view_with(|t| t.reshape(&out[1].shape[..]));
+        let statistics = |s: Local| s.reshape(&out[1].shape);
         match self.kind {
             Kind::Layer => {
                 let bias = self.bias.then(|| x[x.len() - 1]);
@@ -165,7 +165,7 @@ impl Op for NormaliseGrad {
         let forward = &self.forward;
         let row = forward.split(&out[0].shape).1;
         let weight = forward.weight.then(|| x[x.len() - 1]);
-        let flat = |s: &Local| s.view_with(|t| t.flatten_all());
+        let flat = |s: &Local| s.flatten();
         let mut parameters = self.parameters.iter().copied();
         let need_weight = forward.weight.then(|| parameters.next()).flatten();
         let need_bias = forward.bias.then(|| parameters.next()).flatten();
@@ -186,7 +186,7 @@ impl Op for NormaliseGrad {
                 (dx, dweight, None)
             }
         };
-        let shaped = |p: Local| p.view_with(|t| t.reshape(&row[..]));
+        let shaped = |p: Local| p.reshape(&row);
         let parameters = dweight.into_iter().chain(dbias).map(shaped);
         std::iter::once(Ok(dx)).chain(parameters).collect()
     }

@@ -206,8 +206,8 @@ impl Tensor {
         Tensor::stack(&all.iter().collect::<Vec<_>>(), 0)
     }
 
-    /// The middle element along one dim, of an even number the smaller of both in the middle, and the index it has. NaN, if there is
-    /// one, is taken to be the middle.
+    /// The middle element along one dim, of an even number the smaller of both in the middle, and the index
+    /// it has. NaN, if there is one, is taken to be the middle.
     ///
     /// ```
     /// # use dtensor::Tensor;

@@ -1,4 +1,4 @@
-//! Reductions: sum, mean, extrema, product, variance, norms, and the running sum.
+//! Reductions: sum, mean, extrema, product, variance and norms.
 
 use super::{
     Bits, Here, Locals, Metas, Op, Precision, Together, grads, need_float, one, reshaped, statistics_dtype,
@@ -6,16 +6,14 @@ use super::{
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
 use crate::engine::Local;
-use crate::engine::kernels::extremum::{self, Extremum};
 use crate::engine::kernels::reduce::{self as kernel, Reduce};
-use crate::engine::kernels::{cast, moments, scalar, scan};
-use crate::placement::unravel;
+use crate::engine::kernels::{cast, moments, scalar};
 use crate::sharding::{Rule, named};
-use crate::tensor::{DType, Dim, DimList, Dims, Meta, Shape};
-use crate::{Error, Result, Tensor, apply, apply_all};
+use crate::tensor::{DType, DimList, Dims, Meta, Shape};
+use crate::{Error, Result, Tensor, apply};
 
 /// The shape once `dims` are reduced.
-fn reduced(shape: &Shape, dims: &[usize], keepdim: bool) -> Shape {
+pub(super) fn reduced(shape: &Shape, dims: &[usize], keepdim: bool) -> Shape {
     let size = |(d, &n): (usize, &usize)| match (dims.contains(&d), keepdim) {
         (true, true) => Some(1),
         (true, false) => None,
@@ -26,9 +24,9 @@ fn reduced(shape: &Shape, dims: &[usize], keepdim: bool) -> Shape {
 
 /// Which dims of the input go, and whether they stay as 1.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Over {
-    dims: DimList,
-    keepdim: bool,
+pub(super) struct Over {
+    pub(super) dims: DimList,
+    pub(super) keepdim: bool,
 }
 
 impl Over {
@@ -45,7 +43,7 @@ impl Over {
         Over { dims: (0..x.rank()).collect(), keepdim: false }
     }
 
-    fn shape(&self, x: &Shape) -> Shape {
+    pub(super) fn shape(&self, x: &Shape) -> Shape {
         reduced(x, &self.dims, self.keepdim)
     }
 
@@ -64,18 +62,18 @@ impl Over {
     }
 
     /// As [`rule`](Over::rule), for where something is: what ranks found is merged, and they know where their part is.
-    fn located_rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+    pub(super) fn located_rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let rule = self.rule(x, out)?.merging(x[0].dtype.size() + DType::I64.size());
         self.dims.iter().try_fold(rule, |rule, d| rule.contiguous(&format!("a{d}")))
     }
 
     /// The number of elements that go into one.
-    fn count(&self, x: &Shape) -> usize {
+    pub(super) fn count(&self, x: &Shape) -> usize {
         self.dims.iter().map(|&d| x[d]).product()
     }
 
     /// A result with the reduced dims put back as 1, so that it broadcasts against the input.
-    fn restore(&self, y: &Tensor, x: &Shape) -> Result<Tensor> {
+    pub(super) fn restore(&self, y: &Tensor, x: &Shape) -> Result<Tensor> {
         if self.keepdim { Ok(y.clone()) } else { y.reshape(reduced(x, &self.dims, true)) }
     }
 }
@@ -202,13 +200,6 @@ fn others(x: &Tensor) -> Result<Tensor> {
         out = Tensor::stack(&[&out.mul(right)?, &out.mul(left)?], -1)?.flatten(-2, -1)?.narrow(-1, 0, *n)?;
     }
     Ok(out)
-}
-
-/// Indices in a part that begins at `start` as indices in the whole. Those below 0 stand for nothing.
-pub(super) fn shifted(indices: &Local, start: usize) -> Result<Local> {
-    let indices_in_whole =
-        indices.to_vec::<i64>()?.into_iter().map(|i| if i < 0 { i } else { i + start as i64 });
-    Local::from_vec(indices_in_whole.collect(), indices.dims())
 }
 
 /// `dy` spread evenly over the elements of `x` that equal `y`.
@@ -347,193 +338,6 @@ impl Op for Norm {
     }
 }
 
-/// The extremum over one dim and where it is: two outputs.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Extreme {
-    f: Extremum,
-    dim: usize,
-    keepdim: bool,
-}
-
-impl Extreme {
-    /// The dim, if there is one: that of a number is not.
-    fn over(&self, x: &Meta) -> Over {
-        let dims = if x.shape.rank() == 0 { DimList::new() } else { DimList::from_elem(self.dim, 1) };
-        Over { dims, keepdim: self.keepdim }
-    }
-
-    fn out(&self, op: &'static str, x: &Meta) -> Result<Meta> {
-        if x.shape.rank() > 0 && x.shape[self.dim] == 0 {
-            let message = format!("dim {} of shape {} is empty: nothing to choose from", self.dim, x.shape);
-            return Err(Error::argument(op, message));
-        }
-        Ok(reshaped(x, reduced(&x.shape, &[self.dim], self.keepdim)))
-    }
-}
-
-impl Op for Extreme {
-    fn name(&self) -> &'static str {
-        match self.f {
-            Extremum::Max => "max_dim",
-            Extremum::Min => "min_dim",
-        }
-    }
-
-    fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        let values = self.out(self.name(), &x[0])?;
-        let indices = Meta { dtype: DType::I64, ..values.clone() };
-        Ok([values, indices].into_iter().collect())
-    }
-
-    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        self.over(&x[0]).located_rule(x, out)
-    }
-
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        let (values, indices) = extremum::extremum(self.f, x[0], self.dim, self.keepdim)?;
-        Ok([values, indices].into_iter().collect())
-    }
-
-    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
-        if let [values, indices, ..] = known {
-            let (values, indices) = extremum::merge(self.f, values, indices)?;
-            return Ok(Together::Done([values, indices].into_iter().collect()));
-        }
-        let (values, indices) = extremum::extremum(self.f, x[0], self.dim, self.keepdim)?;
-        let indices = shifted(&indices, here.offset(0, self.dim))?;
-        Ok(Together::Stack([values, indices].into_iter().collect()))
-    }
-
-    fn saves(&self) -> Saves {
-        Saves::only(&[], &[1])
-    }
-
-    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        let meta = cx.input_meta(0);
-        let over = self.over(meta);
-        let zeros = cx.zeros(0)?;
-        if meta.shape.rank() == 0 {
-            return Ok(grads![Some(cx.dy()?)]);
-        }
-        let dy = over.restore(&cx.dy()?, &meta.shape)?;
-        let indices = over.restore(&cx.output(1)?, &meta.shape)?;
-        Ok(grads![Some(zeros.scatter_add(self.dim, &indices, &dy)?)])
-    }
-}
-
-/// Where the extremum over one dim is, or over all of them: then as an index in row-by-row order.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct ArgExtreme {
-    f: Extremum,
-    dim: Option<usize>,
-    keepdim: bool,
-}
-
-impl ArgExtreme {
-    fn over(&self, x: &Meta) -> Over {
-        let dims = match self.dim {
-            Some(dim) if dim < x.shape.rank() => DimList::from_elem(dim, 1),
-            Some(_) => DimList::new(),
-            None => (0..x.shape.rank()).collect(),
-        };
-        Over { dims, keepdim: self.keepdim }
-    }
-
-    /// The extremes and where they are in this part.
-    fn found(&self, x: &Local) -> Result<(Local, Local)> {
-        match self.dim {
-            Some(dim) => extremum::extremum(self.f, x, dim, self.keepdim),
-            None => {
-                let row = x.contiguous()?.view_with(|t| t.flatten_all())?;
-                extremum::extremum(self.f, &row, 0, false)
-            }
-        }
-    }
-}
-
-impl Op for ArgExtreme {
-    fn name(&self) -> &'static str {
-        match self.f {
-            Extremum::Max => "argmax",
-            Extremum::Min => "argmin",
-        }
-    }
-
-    fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        let over = self.over(&x[0]);
-        let shape = over.shape(&x[0].shape);
-        if over.count(&x[0].shape) == 0 && (self.dim.is_some() || shape.numel() > 0) {
-            let message = format!("the reduced dims of shape {} hold nothing to choose from", x[0].shape);
-            return Err(Error::argument(self.name(), message));
-        }
-        Ok(one(Meta { dtype: DType::I64, ..reshaped(&x[0], shape) }))
-    }
-
-    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        self.over(&x[0]).located_rule(x, out)
-    }
-
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        Ok(one(self.found(x[0])?.1))
-    }
-
-    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
-        if let [values, indices, ..] = known {
-            return Ok(Together::Done(one(extremum::merge(self.f, values, indices)?.1)));
-        }
-        let (values, indices) = self.found(x[0])?;
-        let indices = match self.dim {
-            Some(dim) => shifted(&indices, here.offset(0, dim))?,
-            None => {
-                let whole = &here.whole(0).shape;
-                let in_whole = |i: i64| {
-                    let at = unravel(i as usize, x[0].dims());
-                    let index = |index, d| index * whole[d] + here.offset(0, d) + at[d];
-                    (0..whole.rank()).fold(0, index) as i64
-                };
-                let index = indices.to_vec::<i64>()?.into_iter().map(|i| if i < 0 { i } else { in_whole(i) });
-                Local::from_vec(index.collect(), indices.dims())?
-            }
-        };
-        Ok(Together::Stack([values, indices].into_iter().collect()))
-    }
-
-    fn differentiable(&self) -> bool {
-        false
-    }
-}
-
-/// The running sum along one dim, from the front or from the back.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Cumsum {
-    dim: usize,
-    reverse: bool,
-}
-
-impl Op for Cumsum {
-    fn name(&self) -> &'static str {
-        "cumsum"
-    }
-
-    fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        let dtype = if x[0].dtype == DType::U8 { DType::I64 } else { x[0].dtype };
-        Ok(one(Meta { dtype, ..x[0].clone() }))
-    }
-
-    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let rule = Rule::along(self.dim, x, out)?;
-        if x[0].dtype == DType::U8 { Ok(rule) } else { rule.linear(&[0]) }
-    }
-
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        Ok(one(scan::cumsum(x[0], self.dim, self.reverse)?))
-    }
-
-    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        Ok(grads![Some(apply(Cumsum { dim: self.dim, reverse: !self.reverse }, &[&cx.dy()?])?)])
-    }
-}
-
 macro_rules! reductions {
     ($($f:ident: $op:literal, $what:literal, $all:ident, $some:ident, $keep:ident;)*) => {
         impl Tensor {$(
@@ -625,56 +429,5 @@ impl Tensor {
     #[track_caller]
     pub fn norm(&self, p: f64, dims: impl Into<Dims>, keepdim: bool) -> Result<Tensor> {
         apply(Norm { over: Over::new("norm", self, dims.into(), keepdim)?, p: Bits::new(p) }, &[self])
-    }
-
-    /// The largest along one dim and the index of its first occurrence, which alone gets the gradient.
-    #[track_caller]
-    pub fn max_dim(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        self.extreme("max_dim", Extremum::Max, dim.into(), keepdim)
-    }
-
-    /// The smallest along one dim and the index of its first occurrence, which alone gets the gradient.
-    #[track_caller]
-    pub fn min_dim(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        self.extreme("min_dim", Extremum::Min, dim.into(), keepdim)
-    }
-
-    #[track_caller]
-    fn extreme(&self, op: &'static str, f: Extremum, dim: Dim, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let mut out = apply_all(Extreme { f, dim: self.dim(op, dim)?, keepdim }, &[self])?;
-        let indices = out.remove(1);
-        Ok((out.remove(0), indices))
-    }
-
-    /// The index of the first largest element along one dim (a NaN counts as the largest).
-    #[track_caller]
-    pub fn argmax(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<Tensor> {
-        let dim = Some(self.dim("argmax", dim)?);
-        apply(ArgExtreme { f: Extremum::Max, dim, keepdim }, &[self])
-    }
-
-    /// The index of the first smallest element along one dim (a NaN counts as the smallest).
-    #[track_caller]
-    pub fn argmin(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<Tensor> {
-        let dim = Some(self.dim("argmin", dim)?);
-        apply(ArgExtreme { f: Extremum::Min, dim, keepdim }, &[self])
-    }
-
-    /// The index, in row-by-row order, of the first largest element of all.
-    #[track_caller]
-    pub fn argmax_all(&self) -> Result<Tensor> {
-        apply(ArgExtreme { f: Extremum::Max, dim: None, keepdim: false }, &[self])
-    }
-
-    /// The index, in row-by-row order, of the first smallest element of all.
-    #[track_caller]
-    pub fn argmin_all(&self) -> Result<Tensor> {
-        apply(ArgExtreme { f: Extremum::Min, dim: None, keepdim: false }, &[self])
-    }
-
-    /// The running sum along one dim (of `u8`, as `i64`).
-    #[track_caller]
-    pub fn cumsum(&self, dim: impl Into<Dim>) -> Result<Tensor> {
-        apply(Cumsum { dim: self.dim("cumsum", dim)?, reverse: false }, &[self])
     }
 }

@@ -1,6 +1,6 @@
 //! Functions of one element and some numbers.
 
-use super::{Aside, Bits, Here, Locals, Metas, Op, grads, one};
+use super::{Aside, Bits, Here, Locals, Metas, Op, grads, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
 use crate::engine::Local;
@@ -153,6 +153,7 @@ impl Op for ClampGrad {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        same_dtype(self.name(), x)?;
         Ok(one(x[0].clone()))
     }
 

@@ -1,6 +1,6 @@
 //! Sorting along one dim, whole or only its top.
 
-use super::reduce::shifted;
+use super::extremum::shifted;
 use super::{Here, Locals, Metas, Op, Together, grads, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
@@ -13,7 +13,7 @@ use crate::{Error, Result, Tensor, apply_all};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Order {
     Sort { dim: usize, descending: bool },
-    Top { dim: usize, k: usize, largest: bool, sorted: bool },
+    Top { dim: usize, k: usize, largest: bool },
 }
 
 impl Op for Order {
@@ -57,17 +57,17 @@ impl Op for Order {
     fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
         let (values, indices) = match *self {
             Order::Sort { dim, descending } => kernel::sort(x[0], dim, descending)?,
-            Order::Top { dim, k, largest, sorted } => kernel::topk(x[0], k, dim, largest, sorted)?,
+            Order::Top { dim, k, largest } => kernel::topk(x[0], k, dim, largest)?,
         };
         Ok([values, indices].into_iter().collect())
     }
 
     fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
-        let Order::Top { dim, k, largest, sorted } = *self else {
+        let Order::Top { dim, k, largest } = *self else {
             return Err(Error::argument("sort", "a dim that is sorted is whole"));
         };
         if let [values, indices, ..] = known {
-            let (values, indices) = kernel::merge_top(values, indices, k, dim, largest, sorted)?;
+            let (values, indices) = kernel::merge_top(values, indices, k, dim, largest)?;
             return Ok(Together::Done([values, indices].into_iter().collect()));
         }
         let (values, indices) = kernel::topk_part(x[0], k, dim, largest)?;
@@ -108,7 +108,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn topk(&self, k: usize, dim: impl Into<Dim>, largest: bool) -> Result<(Tensor, Tensor)> {
-        self.order(Order::Top { dim: self.dim("topk", dim)?, k, largest, sorted: true })
+        self.order(Order::Top { dim: self.dim("topk", dim)?, k, largest })
     }
 
     #[track_caller]

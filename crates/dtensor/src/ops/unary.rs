@@ -2,10 +2,11 @@
 
 use std::f64::consts::PI;
 
-use super::{Here, Locals, Metas, Op, grads, need_float, one};
+use super::{Here, Locals, Metas, Op, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::comm::ReduceOp;
 use crate::engine::Local;
+use crate::engine::kernels::formula::{TANH_CUBE, TANH_SCALE};
 use crate::engine::kernels::unary::{self, Unary};
 use crate::sharding::Rule;
 use crate::tensor::Meta;
@@ -96,7 +97,7 @@ impl MapGrad {
             }
             Unary::GeluTanh => {
                 // With u = k(x + c x³) and t = tanh u, the derivative is ½(1 + t) + ½ x (1 − t²) u′.
-                let (k, c) = ((2.0 / PI).sqrt(), 0.044715);
+                let (k, c) = (TANH_SCALE, TANH_CUBE);
                 let square = s.mul(s)?;
                 let t = s.mul(&square.mul(c)?.add(1.0)?)?.mul(k)?.tanh()?;
                 let du = square.mul(3.0 * c)?.add(1.0)?.mul(k)?;
@@ -113,6 +114,7 @@ impl Op for MapGrad {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        same_dtype(self.name(), x)?;
         if x[0].shape != x[1].shape {
             return Err(Error::ShapeMismatch {
                 op: self.name(),

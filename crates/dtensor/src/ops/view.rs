@@ -1,23 +1,21 @@
-//! Other looks at the same elements: shapes, orders of dims, parts; and other dtypes and devices.
+//! Other looks at the same elements: shapes and orders of dims; and other dtypes and devices.
 
 use super::{ANY, Here, Locals, Metas, Op, SELECTING, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
 use crate::comm::ReduceOp;
 use crate::engine::Local;
-use crate::engine::kernels::copy::NOTHING;
-use crate::engine::kernels::{cast, cat, index};
-use crate::placement::{Placement, PlacementList};
-use crate::sharding::{Rule, around, named};
+use crate::engine::kernels::cast;
+use crate::sharding::{Rule, named};
 use crate::tensor::{DType, Device, Dim, DimList, Dims, Meta, NewShape, Shape};
 use crate::{Error, Result, Tensor, apply};
 
 /// The same elements in row-by-row order under another shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Reshape {
-    op: &'static str,
-    shape: Shape,
+pub(super) struct Reshape {
+    pub(super) op: &'static str,
+    pub(super) shape: Shape,
     /// An input that does not lie so that this can be done in place is refused.
-    strict: bool,
+    pub(super) strict: bool,
 }
 
 impl Op for Reshape {
@@ -34,37 +32,13 @@ impl Op for Reshape {
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
-        Ok(one(reshape(x[0], &out[0].shape)?))
+        Ok(one(x[0].reshape(&here.out()[0].shape)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let shape = cx.input_meta(0).shape.clone();
         Ok(grads![Some(apply(Reshape { op: self.op, shape, strict: false }, &[&cx.dy()?])?)])
     }
-}
-
-/// A view where the strides allow one: always for contiguous values, and for any if only dims of size 1 come or go.
-fn reshape(x: &Local, shape: &Shape) -> Result<Local> {
-    if x.is_contiguous() {
-        return x.view_with(|t| t.reshape(&shape[..]));
-    }
-    let large = |dims: &[usize]| dims.iter().copied().filter(|&n| n != 1).collect::<DimList>();
-    if large(x.dims()) != large(shape) {
-        return x.contiguous()?.view_with(|t| t.reshape(&shape[..]));
-    }
-    x.view_with(|t| {
-        let mut t = t.clone();
-        for dim in (0..t.rank()).rev() {
-            if t.dims()[dim] == 1 {
-                t = t.squeeze(dim)?;
-            }
-        }
-        for (dim, _) in shape.iter().enumerate().filter(|&(_, &n)| n == 1) {
-            t = t.unsqueeze(dim)?;
-        }
-        Ok(t)
-    })
 }
 
 /// The dims in another order.
@@ -91,7 +65,7 @@ impl Op for Permute {
     }
 
     fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        Ok(one(x[0].view_with(|t| t.permute(&self.dims[..]))?))
+        Ok(one(x[0].permute(&self.dims)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -131,221 +105,11 @@ impl Op for Expand {
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let out = here.out();
-        Ok(one(x[0].view_with(|t| t.broadcast_as(&out[0].shape[..]))?))
+        Ok(one(x[0].expand(&here.out()[0].shape)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         Ok(grads![Some(cx.dy()?.sum_to(&cx.input_meta(0).shape)?)])
-    }
-}
-
-/// A range of one dim.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Narrow {
-    dim: usize,
-    start: usize,
-    len: usize,
-}
-
-impl Op for Narrow {
-    fn name(&self) -> &'static str {
-        "narrow"
-    }
-
-    fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        let size = x[0].shape[self.dim];
-        match self.start.checked_add(self.len) {
-            Some(end) if end <= size => Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.dim, self.len)))),
-            _ => {
-                let message = format!(
-                    "start ({}) + length ({}) exceeds the size ({size}) of dim {}",
-                    self.start, self.len, self.dim
-                );
-                Err(Error::argument("narrow", message))
-            }
-        }
-    }
-
-    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        // All of a dim is no part of it.
-        if x[0].shape == out[0].shape {
-            return Rule::pointwise(x, out)?.passing(&ANY, &[0]);
-        }
-        taken_rule(self.dim, self.len, x, out)
-    }
-
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let whole = here.whole(0).shape[self.dim];
-        if self.len == whole {
-            return Ok(one(x[0].clone()));
-        }
-        if x[0].dims()[self.dim] == whole {
-            return Ok(one(x[0].view_with(|t| t.narrow(self.dim, self.start, self.len))?));
-        }
-        let mine = Mine::of(here.offset(0, self.dim), x[0].dims()[self.dim], self.start, self.len, 1);
-        let part = x[0].view_with(|t| t.narrow(self.dim, mine.first, mine.len))?;
-        Ok(one(cat::pad_slice(&part, self.dim, mine.before, self.len, NOTHING)?))
-    }
-
-    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        let size = cx.input_meta(0).shape[self.dim];
-        let onto = cx.layout(0).map(|layout| layout.placements().into()).unwrap_or_default();
-        Ok(grads![Some(apply(Pad { dim: self.dim, start: self.start, size, onto }, &[&cx.dy()?])?)])
-    }
-}
-
-/// The rule of what takes `len` of the indices of a dim. Where that is less than half of them, ranks that share them give what they
-/// have as a sum with what the others have: to reduce that moves less than to gather the dim.
-fn taken_rule(dim: usize, len: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-    let rank = x[0].shape.rank();
-    if 2 * len >= x[0].shape[dim] {
-        return Rule::along(dim, x, out)?.passing(&SELECTING, &[0]);
-    }
-    let text = format!("{} -> {}", around(dim, rank, "v"), around(dim, rank, "1"));
-    let rule = Rule::of(&text, x, out)?;
-    rule.contiguous("v")?.passing(&SELECTING, &[0])
-}
-
-/// Which of the indices `start`, `start + step`, … a part of a dim has.
-pub(super) struct Mine {
-    /// How many others come before.
-    pub(super) before: usize,
-    /// Where in the part the first of them is.
-    pub(super) first: usize,
-    pub(super) len: usize,
-}
-
-impl Mine {
-    /// In the part that has `size` indices from `offset` on, of `len` indices.
-    pub(super) fn of(offset: usize, size: usize, start: usize, len: usize, step: usize) -> Mine {
-        let before = |index: usize| index.saturating_sub(start).div_ceil(step).min(len);
-        let (from, to) = (before(offset), before(offset + size));
-        if from == to {
-            return Mine { before: 0, first: 0, len: 0 };
-        }
-        Mine { before: from, first: start + from * step - offset, len: to - from }
-    }
-}
-
-/// Zeros with the input as a range of one dim: where the gradient of [`Narrow`] goes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Pad {
-    pub(super) dim: usize,
-    pub(super) start: usize,
-    pub(super) size: usize,
-    /// How what was narrowed lay, along each mesh dim: each rank needs its part of it.
-    pub(super) onto: PlacementList,
-}
-
-impl Op for Pad {
-    fn name(&self) -> &'static str {
-        "pad"
-    }
-
-    fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.dim, self.size))))
-    }
-
-    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        spread_rule(self.dim, &self.onto, x, out)
-    }
-
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let (n, size) = (x[0].dims()[self.dim], here.out()[0].shape[self.dim]);
-        if size == self.size {
-            return Ok(one(cat::pad_slice(x[0], self.dim, self.start, size, 0.0)?));
-        }
-        let offset = here.out_offset(0, self.dim);
-        let mine = Mine::of(offset, size, self.start, n, 1);
-        let part = x[0].view_with(|t| t.narrow(self.dim, mine.before, mine.len))?;
-        Ok(one(cat::pad_slice(&part, self.dim, mine.first, size, 0.0)?))
-    }
-
-    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        let len = cx.input_meta(0).shape[self.dim];
-        Ok(grads![Some(cx.dy()?.narrow(self.dim, self.start, len)?)])
-    }
-}
-
-/// The rule of what sets its input among zeros along a dim, of which ranks need what they have in `onto`.
-fn spread_rule(dim: usize, onto: &[Placement], x: &[Meta], out: &[Meta]) -> Result<Rule> {
-    let rank = x[0].shape.rank();
-    let text = format!("{} -> {}", around(dim, rank, "1"), around(dim, rank, "v"));
-    let rule = Rule::of(&text, x, out)?;
-    rule.contiguous("v")?.wanting("v", dim, onto)?.passing(&SELECTING, &[0])
-}
-
-/// Every `step`-th element of one dim.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Stride {
-    pub(super) dim: usize,
-    pub(super) start: usize,
-    pub(super) len: usize,
-    pub(super) step: usize,
-}
-
-impl Op for Stride {
-    fn name(&self) -> &'static str {
-        "slice"
-    }
-
-    fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        let size = x[0].shape[self.dim];
-        if self.len > 0 && self.start + (self.len - 1) * self.step >= size {
-            let message = format!("{self:?} goes beyond the size ({size}) of dim {}", self.dim);
-            return Err(Error::argument("slice", message));
-        }
-        Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.dim, self.len))))
-    }
-
-    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        taken_rule(self.dim, self.len, x, out)
-    }
-
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let (dim, part) = (self.dim, x[0].dims()[self.dim]);
-        if part == here.whole(0).shape[dim] {
-            return Ok(one(index::slice_step(x[0], dim, self.start, self.len, self.step)?));
-        }
-        let mine = Mine::of(here.offset(0, dim), part, self.start, self.len, self.step);
-        let taken = index::slice_step(x[0], dim, mine.first, mine.len, self.step)?;
-        Ok(one(cat::pad_slice(&taken, dim, mine.before, self.len, NOTHING)?))
-    }
-
-    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        let size = cx.input_meta(0).shape[self.dim];
-        Ok(grads![Some(apply(StrideGrad { forward: self.clone(), size }, &[&cx.dy()?])?)])
-    }
-}
-
-/// Zeros with the input at every `step`-th place.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct StrideGrad {
-    forward: Stride,
-    size: usize,
-}
-
-impl Op for StrideGrad {
-    fn name(&self) -> &'static str {
-        "slice"
-    }
-
-    fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok(one(reshaped(&x[0], x[0].shape.with_dim(self.forward.dim, self.size))))
-    }
-
-    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        Rule::along(self.forward.dim, x, out)?.passing(&SELECTING, &[0])
-    }
-
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        let Stride { dim, start, step, .. } = self.forward;
-        Ok(one(index::slice_step_backward(x[0], dim, start, step, self.size)?))
-    }
-
-    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        Ok(grads![Some(apply(self.forward.clone(), &[&cx.dy()?])?)])
     }
 }
 
@@ -390,11 +154,11 @@ impl Op for Cast {
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let rule = Rule::pointwise(x, out)?;
-        // Rounding to integers keeps no sums, and makes a number of NaN; wrapping to u8 keeps nothing, and what wraps there would not
-        // elsewhere. Summands that are rounded or too large are not the sum, rounded.
+        // Rounding to integers keeps no sums, and makes a number of NaN; wrapping to u8 keeps nothing, and
+        // what wraps there would not elsewhere. Summands that are rounded or too large are not the sum,
+        // rounded.
         match (x[0].dtype, self.0) {
             (from, to) if to == DType::U8 || (from.is_float() && to.is_int()) => Ok(rule),
-            (DType::U8, _) => rule.passing(&[ReduceOp::Max, ReduceOp::Min], &[0]),
             (from, to) if !from.is_float() || to.size() <= from.size() => {
                 rule.passing(&[ReduceOp::Max, ReduceOp::Min], &[0])
             }
@@ -427,7 +191,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn reshape(&self, shape: impl Into<NewShape>) -> Result<Tensor> {
-        self.reshape_as("reshape", shape)
+        self.reshape_as("reshape", shape, false)
     }
 
     /// As [`reshape`](Tensor::reshape), but of a distributed tensor it never moves anything: where its parts are not parts of
@@ -450,16 +214,16 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn view(&self, shape: impl Into<NewShape>) -> Result<Tensor> {
-        self.reshape_as("view", shape)
+        self.reshape_as("view", shape, true)
     }
 
     #[track_caller]
-    fn reshape_as(&self, op: &'static str, shape: impl Into<NewShape>) -> Result<Tensor> {
+    fn reshape_as(&self, op: &'static str, shape: impl Into<NewShape>, strict: bool) -> Result<Tensor> {
         let shape = shape.into().resolve(op, &self.shape())?;
         if &shape[..] == self.dims() {
             return Ok(self.clone());
         }
-        apply(Reshape { op, shape, strict: op == "view" }, &[self])
+        apply(Reshape { op, shape, strict }, &[self])
     }
 
     /// The dims in the order given.
@@ -546,19 +310,19 @@ impl Tensor {
             ));
         }
         if self.rank() == 0 {
-            return self.reshape_as("flatten", [1usize]);
+            return self.reshape_as("flatten", [1usize], false);
         }
         let dims = self.dims();
         let middle = dims[start..=end].iter().product();
         let shape: Shape =
             dims[..start].iter().copied().chain([middle]).chain(dims[end + 1..].iter().copied()).collect();
-        self.reshape_as("flatten", shape)
+        self.reshape_as("flatten", shape, false)
     }
 
     /// All dims as one.
     #[track_caller]
     pub fn flatten_all(&self) -> Result<Tensor> {
-        self.reshape_as("flatten", [self.numel()])
+        self.reshape_as("flatten", [self.numel()], false)
     }
 
     /// Dims of size 1, and new ones at the front, repeated to `shape`, without copying.
@@ -589,82 +353,6 @@ impl Tensor {
             return Ok(self.clone());
         }
         apply(Contiguous, &[self])
-    }
-
-    /// `len` elements of one dim from `start` on.
-    #[track_caller]
-    pub fn narrow(&self, dim: impl Into<Dim>, start: usize, len: usize) -> Result<Tensor> {
-        let dim = self.dim("narrow", dim)?;
-        if self.rank() == 0 {
-            return Err(Error::argument("narrow", "a tensor without dims has nothing to narrow"));
-        }
-        apply(Narrow { dim, start, len }, &[self])
-    }
-
-    /// Every `step`-th element of one dim from `start` up to but without `end`; positions count from the back when
-    /// negative and are clipped to the dim, as in Python.
-    ///
-    /// ```
-    /// # use dtensor::{DType, Tensor};
-    /// # fn main() -> dtensor::Result<()> {
-    /// let x = Tensor::arange(0, 10, 1, DType::I64)?;
-    /// assert_eq!(x.slice(0, 1, -1, 3)?.to_vec::<i64>()?, [1, 4, 7]);
-    /// # Ok(())
-    /// # }
-    /// ```
-    #[track_caller]
-    pub fn slice(&self, dim: impl Into<Dim>, start: isize, end: isize, step: usize) -> Result<Tensor> {
-        let stride = self.stride("slice", dim.into(), start, end, step)?;
-        if stride.step == 1 {
-            let Stride { dim, start, len, .. } = stride;
-            return apply(Narrow { dim, start, len }, &[self]);
-        }
-        apply(stride, &[self])
-    }
-
-    /// Which indices of a dim a slice takes.
-    pub(super) fn stride(
-        &self,
-        op: &'static str,
-        dim: Dim,
-        start: isize,
-        end: isize,
-        step: usize,
-    ) -> Result<Stride> {
-        let dim = self.dim(op, dim)?;
-        let Some(&size) = self.dims().get(dim) else {
-            return Err(Error::argument(op, "a tensor without dims has nothing to slice"));
-        };
-        if step == 0 {
-            return Err(Error::argument(op, "step must be greater than zero"));
-        }
-        // A step beyond the end takes the first element alone, as one of the dim's size does.
-        let step = step.min(size.max(1));
-        let clip =
-            |p: isize| if p < 0 { size.saturating_sub(p.unsigned_abs()) } else { size.min(p as usize) };
-        let (start, end) = (clip(start), clip(end));
-        Ok(Stride { dim, start, len: end.saturating_sub(start).div_ceil(step), step })
-    }
-
-    /// One index of one dim, which goes. Negative indices count from the back.
-    #[track_caller]
-    pub fn select(&self, dim: impl Into<Dim>, index: isize) -> Result<Tensor> {
-        let (dim, start) = self.index("select", dim.into(), index)?;
-        let part = apply(Narrow { dim, start, len: 1 }, &[self])?;
-        apply(Reshape { op: "select", shape: self.shape().without_dim(dim), strict: false }, &[&part])
-    }
-
-    /// A dim and an index of it, counted from the front.
-    pub(super) fn index(&self, op: &'static str, dim: Dim, index: isize) -> Result<(usize, usize)> {
-        let dim = self.dim(op, dim)?;
-        let Some(&size) = self.dims().get(dim) else {
-            return Err(Error::argument(op, "a tensor without dims has nothing to select from"));
-        };
-        let from_front = if index < 0 { index + size as isize } else { index };
-        if from_front < 0 || from_front as usize >= size {
-            return Err(Error::IndexOutOfBounds { op, index: index as i64, dim, size });
-        }
-        Ok((dim, from_front as usize))
     }
 
     /// The same numbers in another dtype: rounded to nearest among floats, toward zero to integers.

@@ -1,9 +1,9 @@
 //! Tensors with some of their elements replaced.
 //!
-//! There are no writes into a tensor, and none into a view of one: what these make is a new tensor. So no write can be lost, wherever
-//! the elements lie.
+//! There are no writes into a tensor, and none into a view of one: what these make is a new tensor. So no
+//! write can be lost, wherever the elements lie.
 
-use super::view::{Mine, Stride};
+use super::slice::{Mine, Slice};
 use super::{Here, Locals, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::engine::Local;
@@ -17,7 +17,7 @@ use crate::{Error, Result, Tensor, apply};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SliceScatter {
     op: &'static str,
-    slice: Stride,
+    slice: Slice,
 }
 
 impl Op for SliceScatter {
@@ -50,12 +50,12 @@ impl Op for SliceScatter {
     }
 
     fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        let Stride { dim, start, len, step } = self.slice;
+        let Slice { dim, start, len, step } = self.slice;
         let mine = Mine::of(here.offset(0, dim), x[0].dims()[dim], start, len, step);
         if mine.len == 0 {
             return Ok(one(x[0].clone()));
         }
-        let source = x[1].view_with(|t| t.narrow(dim, mine.before, mine.len))?;
+        let source = x[1].narrow(dim, mine.before, mine.len)?;
         Ok(one(kernel::slice_write(x[0], &source, dim, mine.first, step)?))
     }
 
@@ -127,8 +127,9 @@ impl Op for IndexCopy {
 }
 
 impl Tensor {
-    /// A tensor like this one, in which [`slice`](Tensor::slice)`(dim, start, end, step)` is `source`. This one stays as it is: there
-    /// are no writes into tensors, and so none into a view or a gathered copy that would be lost. Both must be of one dtype.
+    /// A tensor like this one, in which [`slice`](Tensor::slice)`(dim, start, end, step)` is `source`. This
+    /// one stays as it is: there are no writes into tensors, and so none into a view or a gathered copy that
+    /// would be lost. Both must be of one dtype.
     ///
     /// ```
     /// use dtensor::comm::launch;
@@ -156,7 +157,7 @@ impl Tensor {
         step: usize,
     ) -> Result<Tensor> {
         const OP: &str = "slice_scatter";
-        let slice = self.stride(OP, dim.into(), start, end, step)?;
+        let slice = self.slice_of(OP, dim.into(), start, end, step)?;
         apply(SliceScatter { op: OP, slice }, &[self, source])
     }
 
@@ -174,7 +175,7 @@ impl Tensor {
     #[track_caller]
     pub fn select_scatter(&self, source: &Tensor, dim: impl Into<Dim>, index: isize) -> Result<Tensor> {
         const OP: &str = "select_scatter";
-        let (dim, start) = self.index(OP, dim.into(), index)?;
+        let (dim, start) = self.index_of(OP, dim.into(), index)?;
         let expected = self.shape().without_dim(dim);
         if source.shape() != expected {
             let message = format!(
@@ -183,12 +184,13 @@ impl Tensor {
             );
             return Err(Error::argument(OP, message));
         }
-        let slice = Stride { dim, start, len: 1, step: 1 };
+        let slice = Slice { dim, start, len: 1, step: 1 };
         apply(SliceScatter { op: OP, slice }, &[self, &source.unsqueeze(dim)?])
     }
 
-    /// A tensor like this one, in which the slices of one dim at the given indices (a vector of `i64`) are those of `source`. No index
-    /// may be there twice, since which of its slices counts would be anybody's guess; and there must be a dim.
+    /// A tensor like this one, in which the slices of one dim at the given indices (a vector of `i64`) are
+    /// those of `source`. No index may be there twice, since which of its slices counts would be anybody's
+    /// guess; and there must be a dim.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};

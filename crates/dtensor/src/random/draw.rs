@@ -47,11 +47,12 @@ macro_rules! functions {
 distributions!(functions);
 
 impl Tensor {
-    /// Whole numbers (`i64`) uniform on `low..high`, from this thread's generator. [`randint_as`](Tensor::randint_as) makes the same
-    /// numbers in another dtype.
+    /// Whole numbers (`i64`) uniform on `low..high`, from this thread's generator.
+    /// [`randint_as`](Tensor::randint_as) makes the same numbers in another dtype.
     ///
-    /// Each is one of 2⁶⁴ equally likely words, scaled to the range. So probabilities are off from even by at most one part in
-    /// 2⁶⁴ / (`high` − `low`): nothing that could be measured but for ranges near 2⁶³, of which some numbers are twice as likely as others.
+    /// Each is one of 2⁶⁴ equally likely words, scaled to the range. So probabilities are off from even by at
+    /// most one part in 2⁶⁴ / (`high` − `low`): nothing that could be measured but for ranges near 2⁶³, of
+    /// which some numbers are twice as likely as others.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -75,8 +76,9 @@ impl Tensor {
         Tensor::randint_as_with(low, high, shape, DType::I64, generator)
     }
 
-    /// The part of a random tensor, on a mesh if one is given, that a window shows. The draw is used up before anything that one rank may fail at and another
-    /// not, so that the generators of ranks stay together.
+    /// The part of a random tensor, on a mesh if one is given, that a window shows. The draw is used up
+    /// before anything that one rank may fail at and another not, so that the generators of ranks stay
+    /// together.
     pub(crate) fn drawn(
         op: &'static str,
         distribution: Distribution,
@@ -90,8 +92,8 @@ impl Tensor {
         Tensor::fresh(op, window.shape(), dtype, || kernel::draw(distribution, dtype, window, draw))
     }
 
-    /// A random tensor of this one's shape and dtype, and on its mesh. Without a value, where the device has none, a draw is used up
-    /// too.
+    /// A random tensor of this one's shape and dtype, and on its mesh. Without a value, where the device has
+    /// none, a draw is used up too.
     pub(crate) fn drawn_like(
         &self,
         op: &'static str,

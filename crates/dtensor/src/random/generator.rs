@@ -23,8 +23,9 @@ use crate::engine::kernels::random::Draw;
 /// - *The same on all ranks*: parameters, and whatever is drawn of a distributed tensor. That is how it is from the start, as all
 ///   begin with seed 0; [`manual_seed`](crate::manual_seed) with the same seed on all ranks keeps it so, and
 ///   [`synchronize_rng`](crate::synchronize_rng) brings it about.
-/// - *Different numbers on every rank*, or on every rank along a mesh dim: noise for the part of a batch that a rank has as a tensor of
-///   its own. [`fork`](Generator::fork) with the rank's number makes a generator for that.
+/// - *Different numbers on every rank*, or on every rank along a mesh dim: noise for the part of a batch that
+///   a rank has as a tensor of its own. [`fork`](Generator::fork) with the rank's number makes a generator
+///   for that.
 ///
 /// ```
 /// use dtensor::comm::launch;

@@ -1,8 +1,8 @@
 //! The distributions that tensors are drawn from, and the names of the functions that draw from them.
 
-/// Passes the table to a macro that declares functions. An entry is: what is drawn; the functions that draw it from this thread's
-/// generator, from a given one, and like another tensor; the arguments beside shape and dtype, with an example of them and of a dtype; and
-/// the distribution that they mean.
+/// Passes the table to a macro that declares functions. An entry is: what is drawn; the functions that draw
+/// it from this thread's generator, from a given one, and like another tensor; the arguments beside shape and
+/// dtype, with an example of them and of a dtype; and the distribution that they mean.
 macro_rules! distributions {
     ($declare:ident) => {
         $declare! {

@@ -58,8 +58,8 @@ pub fn set_rng_state(state: GeneratorState) {
     DEFAULT.set(Generator::from_state(state));
 }
 
-/// Runs `body` with another generator in the place of this thread's, which stays as it is. Whatever is drawn in there, and be it by a
-/// layer, comes from the one that is given, and moves it on.
+/// Runs `body` with another generator in the place of this thread's, which stays as it is. Whatever is drawn
+/// in there, and be it by a layer, comes from the one that is given, and moves it on.
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -104,9 +104,9 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// The name of the next draw from this thread's generator, which is then used up. If it is for a tensor on a mesh, the others of the mesh
-/// will find out whether theirs was the same; but a generator that was given need not be the same everywhere, as long as nobody puts
-/// together what came from it.
+/// The name of the next draw from this thread's generator, which is then used up. If it is for a tensor on a
+/// mesh, the others of the mesh will find out whether theirs was the same; but a generator that was given
+/// need not be the same everywhere, as long as nobody puts together what came from it.
 pub(crate) fn next_draw(mesh: Option<&DeviceMesh>) -> Draw {
     let draw = DEFAULT.with_borrow_mut(Generator::next_draw);
     if let Some(mesh) = mesh
@@ -117,15 +117,16 @@ pub(crate) fn next_draw(mesh: Option<&DeviceMesh>) -> Draw {
     draw
 }
 
-/// Puts this thread's generator, on all ranks of a mesh, where that of the first of them is. All of them must call this; for ranks outside
-/// the mesh, nothing happens.
+/// Puts this thread's generator, on all ranks of a mesh, where that of the first of them is. All of them must
+/// call this; for ranks outside the mesh, nothing happens.
 ///
-/// Ranks that have drawn different things before draw different numbers. What they draw of a distributed tensor then does not fit together:
-/// their next collective along dims of its mesh is an error, which says so. To call this before puts right what is drawn from then on;
-/// that all [seed](manual_seed) alike and draw alike does so, too, and needs no communication.
+/// Ranks that have drawn different things before draw different numbers. What they draw of a distributed
+/// tensor then does not fit together: their next collective along dims of its mesh is an error, which says
+/// so. To call this before puts right what is drawn from then on; that all [seed](manual_seed) alike and draw
+/// alike does so, too, and needs no communication.
 ///
-/// What is drawn from a generator that is [given](with_generator), and on other threads than the one that made the mesh, is not compared:
-/// there, ranks may draw what they like.
+/// What is drawn from a generator that is [given](with_generator), and on other threads than the one that
+/// made the mesh, is not compared: there, ranks may draw what they like.
 ///
 /// ```
 /// use dtensor::comm::launch;

@@ -57,7 +57,7 @@ impl CostModel {
     }
 
     /// Whether one collective may run along several mesh dims at once.
-    pub fn is_across_dims(&self) -> bool {
+    pub(crate) fn is_across_dims(&self) -> bool {
         self.across
     }
 

@@ -48,7 +48,7 @@ pub(crate) fn keep(x: &Local, dim: usize, ranges: &[std::ops::Range<usize>]) -> 
 }
 
 fn narrow(x: &Local, dim: usize, range: &std::ops::Range<usize>) -> Result<Local> {
-    x.view_with(|t| t.narrow(dim, range.start, range.len()))
+    x.narrow(dim, range.start, range.len())
 }
 
 fn scale(x: &Local, by: usize) -> Result<Local> {

@@ -1,8 +1,9 @@
 //! The layouts an operator is run on: of all that its rule allows, those that cost least to bring the inputs to.
 //!
-//! In this order: nothing has to change; only changes that move nothing; results are brought together instead of inputs; the
-//! cheapest, where outputs that will still have to be reduced count as if they were; and last what uncuts a dim that is to stay cut. Among equals the first one: whole inputs
-//! come first, then factors in the order of the rule, then partial values.
+//! In this order: nothing has to change; only changes that move nothing; results are brought together instead
+//! of inputs; the cheapest, where outputs that will still have to be reduced count as if they were; and last
+//! what uncuts a dim that is to stay cut. Among equals the first one: whole inputs come first, then factors
+//! in the order of the rule, then partial values.
 
 use std::sync::Arc;
 

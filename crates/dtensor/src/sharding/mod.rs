@@ -1,4 +1,4 @@
-//! Which parts of its inputs an operator is run on. Pure: layouts in, layouts out.
+//! Which parts of its inputs an operator is run on: from shapes, layouts and what a mesh has planned. Nothing is moved here.
 
 mod cache;
 mod choose;

@@ -110,8 +110,8 @@ impl Rule {
     /// From a text: inputs and outputs, separated by commas, with a name for each dim, separated by blanks.
     ///
     /// - What is named alike is cut alike. A name that no output has is summed over, unless
-    ///   [`reducing`](Rule::reducing) or [`merging`](Rule::merging) says otherwise. One that some outputs have and others do not is
-    ///   not cut, unless [`summing`](Rule::summing) says that they are sums.
+    ///   [`reducing`](Rule::reducing) or [`merging`](Rule::merging) says otherwise. One that some outputs
+    ///   have and others do not is not cut, unless [`summing`](Rule::summing) says that they are sums.
     /// - `k!` must not be cut. `1` is a dim that nothing else has, and is not cut either.
     /// - `…` (or `...`) stands for any number of dims, matched from the last one. Dims of size 1 among these and among
     ///   named ones broadcast: there is nothing to cut in them.
@@ -294,9 +294,10 @@ impl Rule {
         self
     }
 
-    /// This factor, which outputs may carry, stays cut whatever else that costs: ranks find out [together](crate::Op::together) what their
-    /// parts of the outputs depend on. Only where a part would have to be one range of indices and is not is it brought together.
-    /// There is an example at [`Together`](crate::Together).
+    /// This factor, which outputs may carry, stays cut whatever else that costs: ranks find out
+    /// [together](crate::Op::together) what their parts of the outputs depend on. Only where a part would
+    /// have to be one range of indices and is not is it brought together. There is an example at
+    /// [`Together`](crate::Together).
     pub fn merging_along(mut self, name: &str) -> Result<Rule> {
         let f = self.find(name)?;
         self.factors[f].kind = Kind::Merging;
@@ -353,16 +354,16 @@ impl Rule {
         self
     }
 
-    /// A factor that only outputs carry is cut where `layout` cuts a dim: that is where the output will go.
-    pub(crate) fn wanting(mut self, name: &str, dim: usize, layout: &[Placement]) -> Result<Rule> {
+    /// A factor that only outputs carry is cut along the mesh dims whose placement cuts `dim`: that is where the output will go.
+    pub(crate) fn wanting(mut self, name: &str, dim: usize, placements: &[Placement]) -> Result<Rule> {
         let f = self.find(name)?;
-        let cuts = layout.iter().enumerate().filter(|(_, p)| **p == Placement::Shard(dim as isize));
+        let cuts = placements.iter().enumerate().filter(|(_, p)| **p == Placement::Shard(dim as isize));
         self.wanted.extend(cuts.map(|(m, _)| (m, f)));
         Ok(self)
     }
 
-    /// `n c … -> n (c inside) …`: the second dim of the output holds `inside` elements of each channel of the input's, and further
-    /// dims of both are whole. With `back`, the other way round.
+    /// `n c … -> n (c inside) …`: the second dim of the output holds `inside` elements of each channel of the
+    /// input's, and further dims of both are whole. With `back`, the other way round.
     pub(crate) fn channels(inside: usize, x: &Meta, out: &Meta, back: bool) -> Rule {
         let mut rule = Rule::default();
         let planes = if back { out } else { x };
@@ -390,8 +391,8 @@ impl Rule {
         left.resize(x.rank(), Factors::new());
         right.resize(out.rank(), Factors::new());
         if x.numel() == 0 {
-            // Any sizes are products of nothing. As long as dims are alike, but for those of size 1, they correspond; the rest has no
-            // parts worth having.
+            // Any sizes are products of nothing. As long as dims are alike, but for those of size 1, they
+            // correspond; the rest has no parts worth having.
             let large = |dims: &Shape| (0..dims.rank()).filter(|&d| dims[d] != 1).collect::<Vec<_>>();
             for (i, j) in large(x).into_iter().zip(large(out)).take_while(|&(i, j)| x[i] == out[j]) {
                 let f = rule.factor(x[i], Kind::Passing);

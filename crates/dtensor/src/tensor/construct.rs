@@ -4,12 +4,12 @@ use std::cell::Cell;
 
 use super::{DType, Device, Element, Meta, Part, Scalar, Shape, Tensor, Value};
 use crate::autograd::Link;
-use crate::dispatch::within;
 use crate::engine::Local;
 use crate::engine::kernels::copy;
 use crate::engine::kernels::window::Window;
 use crate::mesh::DeviceMesh;
 use crate::placement::Layout;
+use crate::scope::within;
 use crate::{Error, Result, sharded};
 
 thread_local! {
@@ -59,7 +59,7 @@ impl Tensor {
                 format!("shape {shape} needs {} elements, but {} were given", shape.numel(), data.len());
             return Err(Error::argument("from_vec", message));
         }
-        Ok(Tensor::from_local_value(Local::from_vec(data, &shape)?))
+        Ok(Tensor::of(Local::from_vec(data, &shape)?))
     }
 
     /// A tensor of `shape`, filled row by row with copies of `data`.
@@ -107,13 +107,13 @@ impl Tensor {
             return Tensor::meta_of(shape, dtype);
         }
         checked_new(op, &shape, dtype)?;
-        Ok(Tensor::from_local_value(make()?))
+        Ok(Tensor::of(make()?))
     }
 
     fn full_here(shape: &Shape, value: Scalar, dtype: DType) -> Result<Tensor> {
         checked_new("full", shape, dtype)?;
         let number = value.for_dtype("full", dtype)?;
-        Ok(Tensor::from_local_value(match value {
+        Ok(Tensor::of(match value {
             Scalar::Int(whole) => copy::full_i64(dtype, shape, whole)?,
             Scalar::Float(_) => copy::full(dtype, shape, number)?,
         }))
@@ -269,8 +269,8 @@ impl Tensor {
         Tensor::fresh("eye", window.shape(), dtype, || copy::eye(dtype, window))
     }
 
-    /// A tensor of this one's shape on `device`, and on its mesh: `make` makes the elements that a window shows. Where this one has
-    /// partial values, that one is whole.
+    /// A tensor of this one's shape on `device`, and on its mesh: `make` makes the elements that a window
+    /// shows. Where this one has partial values, that one is whole.
     pub(crate) fn parts_like(
         &self,
         device: Device,

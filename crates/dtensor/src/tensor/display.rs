@@ -4,7 +4,8 @@ use std::fmt;
 
 use super::{DType, Shape, Tensor, Value};
 use crate::autograd::Link;
-use crate::no_grad;
+use crate::engine::Local;
+use crate::engine::kernels::{cast, cat};
 use crate::placement::shown;
 
 /// Tensors with more elements are shown by their edges.
@@ -71,13 +72,15 @@ impl Printed {
     fn of(tensor: &Tensor) -> Option<Printed> {
         let shape = tensor.shape();
         let summarised = shape.numel() > THRESHOLD;
-        let shown = no_grad(|| edges(tensor, summarised)).ok()?;
+        // No operators are applied: somebody may listen to them, or try them out.
+        let shown = edges(tensor.local("fmt").ok()?, summarised).ok()?;
         let cells = if tensor.dtype().is_int() {
             // Exact even beyond 2⁵³, where a double is not.
-            let values = shown.to_dtype(DType::I64).and_then(|x| x.to_vec::<i64>()).ok()?;
+            let values = cast::cast(&shown, DType::I64).and_then(|x| x.to_vec::<i64>()).ok()?;
             align(values.into_iter().map(|x| x.to_string()).collect())
         } else {
-            match (shape.rank(), &shown.to_f64_vec().ok()?[..]) {
+            let values = cast::cast(&shown, DType::F64).and_then(|x| x.to_vec::<f64>()).ok()?;
+            match (shape.rank(), &values[..]) {
                 (0, [x]) => vec![single(*x, tensor.dtype())],
                 (_, values) => floats(values, tensor.dtype()),
             }
@@ -159,12 +162,12 @@ fn steps(size: usize, summarised: bool) -> Vec<Option<usize>> {
 }
 
 /// The elements that are shown.
-fn edges(tensor: &Tensor, summarised: bool) -> crate::Result<Tensor> {
-    let mut shown = tensor.detach();
-    for (dim, &size) in tensor.dims().iter().enumerate() {
+fn edges(whole: &Local, summarised: bool) -> crate::Result<Local> {
+    let mut shown = whole.clone();
+    for (dim, &size) in whole.dims().iter().enumerate() {
         if summarised && size > 2 * EDGE {
             let (first, last) = (shown.narrow(dim, 0, EDGE)?, shown.narrow(dim, size - EDGE, EDGE)?);
-            shown = Tensor::cat(&[&first, &last], dim)?;
+            shown = cat::cat(&[&first, &last], dim)?;
         }
     }
     Ok(shown)

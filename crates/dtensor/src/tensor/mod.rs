@@ -3,6 +3,7 @@
 mod construct;
 mod display;
 mod dtype;
+mod expect;
 mod operand;
 mod read;
 mod shape;
@@ -112,8 +113,8 @@ impl Tensor {
         Tensor { value, link }
     }
 
-    /// A tensor with this rank's value, and no history.
-    pub(crate) fn from_local_value(local: Local) -> Self {
+    /// A tensor of this rank alone, with this value and no history.
+    pub(crate) fn of(local: Local) -> Self {
         Tensor { value: Value::plain(Part::Local(local)), link: Link::None }
     }
 
@@ -122,7 +123,7 @@ impl Tensor {
         Tensor { value: Value { part, layout: Some(layout) }, link: Link::None }
     }
 
-    /// The same place in the graph, with another value for it.
+    /// The same place in the graph, with another value for it: how a parameter is updated.
     pub(crate) fn with_value(&self, value: Value) -> Tensor {
         Tensor { value, link: self.link.clone() }
     }
@@ -144,39 +145,11 @@ impl Tensor {
         }
     }
 
-    /// The value, of a tensor that is on this rank alone and not a meta tensor.
-    pub(crate) fn local(&self, op: &'static str) -> Result<&Local> {
-        self.not_distributed(op)?;
-        self.part(op)
-    }
-
-    /// What this rank has of the value; an error for a meta tensor.
-    pub(crate) fn part(&self, op: &'static str) -> Result<&Local> {
-        match &self.value.part {
-            Part::Local(local) => Ok(local),
-            Part::Meta(_) => Err(Error::NoValue { op }),
-        }
-    }
-
     /// What this rank has of the value, to be changed; none for a meta tensor. Others who hold the tensor do not see the change.
     pub(crate) fn part_mut(&mut self) -> Option<&mut Local> {
         match &mut self.value.part {
             Part::Local(local) => Some(local),
             Part::Meta(_) => None,
-        }
-    }
-
-    /// An error for a distributed tensor.
-    pub(crate) fn not_distributed(&self, op: &'static str) -> Result<()> {
-        match &self.value.layout {
-            None => Ok(()),
-            Some(layout) => Err(Error::argument(
-                op,
-                format!(
-                    "the tensor is distributed ({layout}): take this rank's part with `to_local` or the whole with \
-                     `full_tensor` first"
-                ),
-            )),
         }
     }
 
@@ -362,10 +335,5 @@ impl Tensor {
             }
             None => Ok(()),
         }
-    }
-
-    /// The same place in the graph with another value of the same shape and dtype: how a parameter is updated.
-    pub(crate) fn with_value_of(&self, other: &Tensor) -> Tensor {
-        self.with_value(other.value.clone())
     }
 }

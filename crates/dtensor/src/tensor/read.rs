@@ -1,6 +1,6 @@
 //! Values back out.
 
-use super::{DType, Element, Tensor};
+use super::{Element, Tensor};
 use crate::engine::{Num, with_elem};
 use crate::{Error, Result};
 
@@ -48,62 +48,26 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
-        if self.numel() != 1 {
-            let message = format!("a tensor with {} elements cannot be converted to scalar", self.numel());
-            return Err(Error::argument("item", message));
-        }
-        Ok(self.undistributed("item")?.to_vec::<T>()?[0])
+        Ok(self.only("item")?.to_vec::<T>()?[0])
     }
 
     /// The one element as a double, whatever the dtype.
     #[track_caller]
     pub fn item_f64(&self) -> Result<f64> {
-        if self.numel() != 1 {
-            let message = format!("a tensor with {} elements cannot be converted to scalar", self.numel());
-            return Err(Error::argument("item_f64", message));
-        }
-        Ok(self.undistributed("item_f64")?.to_f64_vec()?[0])
+        Ok(self.only("item_f64")?.to_f64_vec()?[0])
     }
 
-    /// The whole, on this rank.
+    /// A tensor of one element, on this rank.
     #[track_caller]
-    fn undistributed(&self, op: &'static str) -> Result<Tensor> {
+    fn only(&self, op: &'static str) -> Result<Tensor> {
+        if self.numel() != 1 {
+            let message = format!("a tensor with {} elements cannot be converted to scalar", self.numel());
+            return Err(Error::argument(op, message));
+        }
         match self.mesh() {
             None => Ok(self.clone()),
             Some(mesh) if mesh.coordinate().is_some() => self.detach().full_tensor(),
-            Some(mesh) => {
-                let message = format!("rank {} is not in {mesh}, and has nothing of the tensor", mesh.rank());
-                Err(Error::argument(op, message))
-            }
-        }
-    }
-
-    /// That `other` could stand in this tensor's place: its shape, dtype, device and layout are the same.
-    pub(crate) fn expect_like(&self, op: &'static str, why: &'static str, other: &Tensor) -> Result<()> {
-        self.expect_meta(op, why, other)?;
-        if other.layout() != self.layout() {
-            return Err(Error::layouts(op, self.layout(), other.layout()));
-        }
-        Ok(())
-    }
-
-    /// That shape, dtype and device are those of `other`.
-    pub(crate) fn expect_meta(&self, op: &'static str, why: &'static str, other: &Tensor) -> Result<()> {
-        if other.dims() != self.dims() {
-            return Err(Error::ShapeMismatch { op, why, left: self.shape(), right: other.shape() });
-        }
-        self.expect_dtype(op, other.dtype())?;
-        if other.device() != self.device() {
-            return Err(Error::devices(op, self.device(), other.device()));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn expect_dtype(&self, op: &'static str, dtype: DType) -> Result<()> {
-        if self.dtype() == dtype {
-            Ok(())
-        } else {
-            Err(Error::DTypeMismatch { op, left: self.dtype(), right: dtype })
+            Some(mesh) => Err(mesh.outside(op)),
         }
     }
 }

@@ -45,35 +45,28 @@ impl Shape {
     }
 
     /// A copy with one dim's size replaced.
-    pub fn with_dim(&self, dim: usize, size: usize) -> Self {
+    pub(crate) fn with_dim(&self, dim: usize, size: usize) -> Self {
         let mut shape = self.clone();
         shape.0[dim] = size;
         shape
     }
 
     /// A copy without one dim.
-    pub fn without_dim(&self, dim: usize) -> Self {
+    pub(crate) fn without_dim(&self, dim: usize) -> Self {
         let mut shape = self.clone();
         shape.0.remove(dim);
         shape
     }
 
     /// A copy with a dim inserted.
-    pub fn with_inserted(&self, dim: usize, size: usize) -> Self {
+    pub(crate) fn with_inserted(&self, dim: usize, size: usize) -> Self {
         let mut shape = self.clone();
         shape.0.insert(dim, size);
         shape
     }
 
     /// The shape both broadcast to by NumPy's rule: aligned at the right, 1 stretches.
-    ///
-    /// ```
-    /// use dtensor::Shape;
-    /// let a = Shape::from([4, 1]);
-    /// assert_eq!(a.broadcast("add", &Shape::from([3])).unwrap(), Shape::from([4, 3]));
-    /// assert!(a.broadcast("add", &Shape::from([5, 3])).is_err());
-    /// ```
-    pub fn broadcast(&self, op: &'static str, other: &Shape) -> Result<Shape> {
+    pub(crate) fn broadcast(&self, op: &'static str, other: &Shape) -> Result<Shape> {
         if self == other {
             return Ok(self.clone());
         }
@@ -95,7 +88,7 @@ impl Shape {
     }
 
     /// Whether a tensor of this shape can be expanded to `target`.
-    pub fn broadcasts_to(&self, target: &Shape) -> bool {
+    pub(crate) fn broadcasts_to(&self, target: &Shape) -> bool {
         self.len() <= target.len()
             && self.iter().rev().zip(target.iter().rev()).all(|(&a, &b)| a == b || a == 1)
     }
@@ -177,7 +170,7 @@ pub const INFER: usize = usize::MAX;
 pub struct NewShape(SmallVec<[usize; 4]>);
 
 impl NewShape {
-    /// The sizes once the inferred one is known, for a tensor of `numel` elements.
+    /// The sizes once the inferred one is known, for the elements of a tensor of shape `from`.
     pub(crate) fn resolve(&self, op: &'static str, from: &Shape) -> Result<Shape> {
         let numel = from.numel();
         let holes = self.0.iter().filter(|&&s| s == INFER).count();
@@ -258,7 +251,7 @@ impl Dim {
 #[derive(Clone, Debug)]
 pub struct Dims(SmallVec<[Dim; 4]>);
 
-/// Dims resolved against a rank: indices from the front, each once, ascending.
+/// Dims resolved against a rank: indices from the front, each at most once.
 pub(crate) type DimList = SmallVec<[usize; 4]>;
 
 impl Dims {
@@ -317,5 +310,30 @@ dims_from!(i32 => |d| d as isize, isize => |d| d, usize => |d| d.min(isize::MAX 
 impl From<Dim> for Dims {
     fn from(dim: Dim) -> Self {
         Dims([dim].into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shapes_are_aligned_at_the_right_and_ones_stretch() {
+        let cases: [(&[usize], &[usize], Option<&[usize]>); 7] = [
+            (&[4, 1], &[3], Some(&[4, 3])),
+            (&[], &[2, 0], Some(&[2, 0])),
+            (&[1], &[0], Some(&[0])),
+            (&[5, 1, 2], &[3, 1], Some(&[5, 3, 2])),
+            (&[4, 1], &[5, 3], None),
+            (&[2], &[0], None),
+            (&[2, 3], &[2, 3], Some(&[2, 3])),
+        ];
+        for (a, b, want) in cases {
+            let (a, b) = (Shape::from(a), Shape::from(b));
+            for (a, b) in [(&a, &b), (&b, &a)] {
+                assert_eq!(a.broadcast("add", b).ok(), want.map(Shape::from), "{a} {b}");
+                assert_eq!(a.broadcasts_to(b), want == Some(&b[..]), "{a} {b}");
+            }
+        }
     }
 }

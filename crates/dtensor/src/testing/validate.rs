@@ -301,7 +301,7 @@ impl<'a> Trial<'a> {
             let stacked = |of: &dyn Fn(&Together) -> Option<Local>| {
                 let each = line.iter().map(|&r| of(&asked[r])).collect::<Option<Vec<Local>>>();
                 let each = each.ok_or("ranks ask for different things")?;
-                let each = each.iter().map(|x| x.view_with(|t| t.unsqueeze(0)));
+                let each = each.iter().map(|x| x.unsqueeze(0));
                 let each = each.collect::<Result<Vec<Local>>>().map_err(|error| error.to_string())?;
                 cat::cat(&each.iter().collect::<Vec<_>>(), 0).map_err(|error| error.to_string())
             };

@@ -1,7 +1,10 @@
 //! Operators whose results were wrong: convolutions and quantiles.
 
+use dtensor::debug::{CommDebugMode, OperationRecord};
 use dtensor::testing::spmd;
-use dtensor::{Convolution, Interpolation, Padding, Result, Shard, Tensor, distribute_tensor};
+use dtensor::{
+    Convolution, Error, Interpolation, Padding, Replicate, Result, Shard, Tensor, distribute_tensor,
+};
 
 use super::{line, lists, numbers, plane, same, same_everywhere, whole_or_cut};
 
@@ -44,6 +47,38 @@ fn item_02_convolution_of_sharded_weights_and_padded_images() {
             let b = lists(&mesh, &whole_or_cut(4)).swap_remove(i * 7 % 25);
             let bias = lists(&mesh, &whole_or_cut(1)).swap_remove(i % 4);
             same_everywhere(&mesh, &inputs, &[a, b, bias], conv(options))?;
+        }
+        Ok(())
+    });
+}
+
+/// The gradient of a weight is one sum over all images: never one matrix for each of them.
+#[test]
+fn the_gradient_of_a_weight_is_not_made_image_by_image() {
+    spmd(3, |world| {
+        let mesh = line(&world)?;
+        let options = Convolution { padding: [1, 1].into(), ..Convolution::default() };
+        // Images of which ranks have two, two and one, each with many more places than the weight has numbers, and with fewer.
+        for (height, width) in [(9, 11), (2, 3)] {
+            let (images, weight) = (numbers(&[5, 2, height, width]), numbers(&[3, 2, 3, 3]));
+            let run = |x: &Tensor, weight: &Tensor| {
+                let weight = weight.requires_grad_(true)?;
+                let y = x.conv2d(&weight, None, options)?;
+                let mode = CommDebugMode::record(|| y.mul(&y)?.sum_all()?.backward())?;
+                let largest = |operation: OperationRecord| {
+                    let made = operation.outputs.into_iter().filter(|made| made.shape.ends_with(&[3, 18]));
+                    made.map(|made| made.shape.iter().product::<usize>()).max()
+                };
+                let largest = mode.operations().into_iter().filter_map(largest).max();
+                assert_eq!(largest, Some(3 * 18), "{height} by {width}");
+                Ok::<_, Error>(weight.grad().expect("a gradient"))
+            };
+            let alone = run(&images, &weight)?;
+            for placement in [Shard(0), Replicate] {
+                let x = distribute_tensor(&images, &mesh, [placement])?;
+                same(&run(&x, &distribute_tensor(&weight, &mesh, [Replicate])?)?, &alone)?;
+                same(&run(&x, &distribute_tensor(&weight, &mesh, [Shard(0)])?)?, &alone)?;
+            }
         }
         Ok(())
     });

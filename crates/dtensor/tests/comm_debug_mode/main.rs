@@ -450,6 +450,27 @@ fn a_mode_forgets_when_it_is_entered_and_can_be_asked_inside() -> Result<()> {
     Ok(())
 }
 
+/// To look at a tensor is to run no operator.
+#[test]
+fn printing_a_tensor_is_not_heard() -> Result<()> {
+    let mesh = four()?;
+    let large = Tensor::ones([40, 30], DType::F32)?;
+    let tensors = [
+        Tensor::ones([2], DType::U8)?,
+        Tensor::ones([3], DType::BF16)?,
+        distribute_tensor(&large.to_dtype(DType::I64)?, &mesh, [Shard(1)])?,
+        large,
+    ];
+    let mode = CommDebugMode::record(|| {
+        for x in &tensors {
+            assert!(!format!("{x} {x:?}").is_empty());
+        }
+        Result::Ok(())
+    })?;
+    assert!(mode.operations().is_empty(), "{:?}", mode.operations());
+    Ok(())
+}
+
 #[test]
 fn modes_nest_and_one_that_is_entered_twice_hears_once() -> Result<()> {
     let mesh = four()?;

@@ -138,7 +138,10 @@ impl Checker {
     fn bytes(&self, call: &Call, step: &Step, at: &[usize]) -> usize {
         let (n, me) = self.grid.place(at, &step.mesh_dims);
         let item = call.meta.dtype.size();
-        let with = |dim: usize, len: usize| call.meta.shape.with_dim(dim, len).numel();
+        let with = |dim: usize, len: usize| {
+            let sizes = call.meta.shape.iter().enumerate();
+            sizes.map(|(d, &size)| if d == dim { len } else { size }).product::<usize>()
+        };
         let own = call.meta.shape.numel();
         let elements = match &call.collective {
             Collective::AllGather { sizes, .. } => {

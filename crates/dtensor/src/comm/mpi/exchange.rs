@@ -34,7 +34,7 @@ pub(super) fn data(seat: &Arc<Seat>, call: &Call, values: Locals, metas: &[Meta]
         Collective::Barrier => Ok(Next::Done(Locals::new())),
         Collective::AllReduce { op } => {
             let (op, shape) = (*op, call.meta.shape.clone());
-            let x = flat(&values[0])?;
+            let x = values[0].flatten()?;
             let len = x.numel();
             if n * len * x.dtype().size() <= SMALL {
                 let sizes = vec![len; n];
@@ -48,7 +48,7 @@ pub(super) fn data(seat: &Arc<Seat>, call: &Call, values: Locals, metas: &[Meta]
             all_to_all(seat, number, x, sizes.clone(), vec![mine; n], move |seat, parts| {
                 let part = reduce_parts(op, &parts, n, &[mine])?;
                 let number = Numbered { kind: Kind::MoreData, ..number };
-                all_gather(seat, number, part, sizes, move |_, all| done(reshape(&all, &shape)?))
+                all_gather(seat, number, part, sizes, move |_, all| done(all.reshape(&shape)?))
             })
         }
         Collective::ReduceScatter { op, dim, sizes } => {
@@ -62,7 +62,7 @@ pub(super) fn data(seat: &Arc<Seat>, call: &Call, values: Locals, metas: &[Meta]
             let (dim, shape) = (*dim, call.meta.shape.clone());
             let shapes: Vec<Shape> = sizes.iter().map(|&size| shape.with_dim(dim, size)).collect();
             let counts = shapes.iter().map(Shape::numel).collect();
-            all_gather(seat, number, flat(&values[0])?, counts, move |_, all| {
+            all_gather(seat, number, values[0].flatten()?, counts, move |_, all| {
                 done(unpack(&all, &shapes, dim)?)
             })
         }
@@ -291,28 +291,19 @@ fn transfer(
     Ok(Next::Step(step))
 }
 
-fn reshape(x: &Local, shape: &[usize]) -> Result<Local> {
-    x.view_with(|t| t.reshape(shape))
-}
-
-/// The elements row by row, as one dim.
-fn flat(x: &Local) -> Result<Local> {
-    reshape(&x.contiguous()?, &[x.numel()])
-}
-
 /// Cuts a value along a dim: the parts, flat, one after the other, and the number of elements of each.
 fn pack(x: &Local, dim: usize, sizes: &[usize]) -> Result<(Local, Vec<usize>)> {
     let row: usize = x.numel() / x.dims()[dim].max(1);
     let counts = sizes.iter().map(|&size| size * row).collect();
     if x.dims()[..dim].iter().all(|&size| size == 1) {
-        return Ok((flat(x)?, counts));
+        return Ok((x.flatten()?, counts));
     }
     let mut start = 0;
     let parts: Vec<Local> = sizes
         .iter()
         .map(|&size| {
             start += size;
-            flat(&x.view_with(|t| t.narrow(dim, start - size, size))?)
+            x.narrow(dim, start - size, size)?.flatten()
         })
         .collect::<Result<_>>()?;
     Ok((cat(&parts.iter().collect::<Vec<_>>(), 0)?, counts))
@@ -322,15 +313,14 @@ fn pack(x: &Local, dim: usize, sizes: &[usize]) -> Result<(Local, Vec<usize>)> {
 fn unpack(all: &Local, shapes: &[Shape], dim: usize) -> Result<Local> {
     let size = shapes.iter().map(|shape| shape[dim]).sum();
     if shapes[0][..dim].iter().all(|&size| size == 1) {
-        return reshape(all, &shapes[0].with_dim(dim, size));
+        return all.reshape(&shapes[0].with_dim(dim, size));
     }
     let mut start = 0;
     let parts: Vec<Local> = shapes
         .iter()
         .map(|shape| {
             start += shape.numel();
-            let part = all.view_with(|t| t.narrow(0, start - shape.numel(), shape.numel()))?;
-            reshape(&part, shape)
+            all.narrow(0, start - shape.numel(), shape.numel())?.reshape(shape)
         })
         .collect::<Result<_>>()?;
     cat(&parts.iter().collect::<Vec<_>>(), dim)
@@ -339,7 +329,7 @@ fn unpack(all: &Local, shapes: &[Shape], dim: usize) -> Result<Local> {
 /// Combines `n` arrays that lie one after the other.
 fn reduce_parts(op: ReduceOp, all: &Local, n: usize, shape: &[usize]) -> Result<Local> {
     let len: usize = shape.iter().product();
-    let part = |i: usize| all.view_with(|t| t.narrow(0, i * len, len));
+    let part = |i: usize| all.narrow(0, i * len, len);
     combined(op, &(0..n).map(part).collect::<Result<Vec<_>>>()?, shape)
 }
 

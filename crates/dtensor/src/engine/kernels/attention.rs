@@ -30,14 +30,16 @@ pub(crate) struct AttentionOptions<'a> {
     pub(crate) causal: bool,
     /// The probability with which a probability is dropped.
     pub(crate) dropout: f64,
-    /// Seed and stream of the dropout's draw. Its elements are those of the matrix of probabilities.
-    pub(crate) seed: (u64, u64),
+    /// Where dropout's numbers come from. Its elements are those of the matrix of probabilities.
+    pub(crate) draw: Draw,
     /// Which heads of a whole (that is, indices of the dims before the last two) these are, if not all: so that each
     /// drops what it would drop there.
     pub(crate) heads: Option<&'a Window>,
-    /// Where the queries begin among those of a whole, and how many these are, if they are not all: a causal mask and dropout
-    /// go by the number that a query has there. The keys are always all.
-    pub(crate) queries: Option<(usize, usize)>,
+    /// The number in the whole of the first query here: a causal mask and dropout go by the number that a query has there.
+    /// The keys are always all.
+    pub(crate) first_query: usize,
+    /// How many queries the whole has.
+    pub(crate) all_queries: usize,
 }
 
 impl AttentionOptions<'_> {
@@ -52,18 +54,9 @@ impl AttentionOptions<'_> {
         numbers
     }
 
-    fn draw(&self) -> Draw {
-        Draw { seed: self.seed.0, stream: self.seed.1 }
-    }
-
-    /// The number in the whole of the first query here.
-    fn first_query(&self) -> usize {
-        self.queries.map_or(0, |(first, _)| first)
-    }
-
     /// How many keys, of those before `end`, the queries before `query_end` see.
     fn keys_seen(&self, query_end: usize, end: usize) -> usize {
-        if self.causal { end.min(self.first_query() + query_end) } else { end }
+        if self.causal { end.min(self.first_query + query_end) } else { end }
     }
 }
 

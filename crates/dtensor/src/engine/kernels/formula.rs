@@ -104,8 +104,9 @@ pub(crate) fn gelu<A: Real>(x: A) -> A {
 }
 
 /// √(2/π), and the weight of the cube in the approximation of the normal distribution by tanh.
-const TANH_SCALE: f64 = FRAC_2_SQRT_PI / SQRT_2;
-const TANH_CUBE: f64 = 0.044715;
+pub(crate) const TANH_SCALE: f64 = FRAC_2_SQRT_PI / SQRT_2;
+pub(crate) const TANH_CUBE: f64 = 0.044715;
+
 #[inline(always)]
 fn tanh_of<A: Real>(x: A) -> A {
     (c::<A>(TANH_SCALE) * (x + c::<A>(TANH_CUBE) * x * x * x)).tanh()

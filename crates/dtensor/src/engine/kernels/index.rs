@@ -41,7 +41,7 @@ impl Stretch {
     /// Where in a part of `size` an index of the whole is, if there. What is not `CUT` has them all, and the
     /// question is not asked.
     #[inline(always)]
-    fn place<const CUT: bool>(self, id: i64, size: usize) -> Option<usize> {
+    pub(super) fn place<const CUT: bool>(self, id: i64, size: usize) -> Option<usize> {
         let at = (id as usize).wrapping_sub(if CUT { self.start } else { 0 });
         (!CUT || at < size).then_some(at)
     }
@@ -86,10 +86,16 @@ fn copy_block<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T]) {
 
 /// The entries of `x` along `dim` that `ids` names; the dim is replaced by those of `ids`. Along dim 0 of a
 /// matrix this is an embedding. Entries that are not in this part are zeros.
-pub(crate) fn index_select(x: &Local, dim: usize, ids: &Local, part: Stretch) -> Result<Local> {
+pub(crate) fn index_select(
+    op: &'static str,
+    x: &Local,
+    dim: usize,
+    ids: &Local,
+    part: Stretch,
+) -> Result<Local> {
     let (outer, size, inner) = split(x.dims(), dim);
     let ids_dims = ids.dims();
-    let ids = checked("index_select", ids, dim, part.whole, None)?;
+    let ids = checked(op, ids, dim, part.whole, None)?;
     let ids_read = ids.read::<i64>()?;
     let ids = &ids_read.data()[..ids.numel()];
     let (before, after) = if x.dims().is_empty() { (0, 0) } else { (dim, dim + 1) };
@@ -434,7 +440,7 @@ pub(crate) fn slice_step(x: &Local, dim: usize, start: usize, len: usize, step: 
         (x.clone(), start)
     } else {
         // Only the part between the first and the last entry has to be laid out.
-        (x.view_with(|t| t.narrow(dim, start, (len - 1) * step + 1))?.contiguous()?, 0)
+        (x.narrow(dim, start, (len - 1) * step + 1)?.contiguous()?, 0)
     };
     let (_, size, inner) = split(x.dims(), dim);
     with_elem!(x.dtype(), T => {

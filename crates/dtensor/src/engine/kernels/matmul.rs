@@ -3,11 +3,13 @@
 //! Operands are read where they lie, whatever their strides: transposes and permuted batches cost no copy. A bias
 //! is what the result starts from, so adding it takes no pass of its own.
 
+mod folded;
 mod product;
 
 use std::mem::MaybeUninit;
 use std::num::Wrapping;
 
+pub(crate) use folded::folded;
 use gemm::Parallelism;
 pub(crate) use product::{Mat, product, transpose};
 use smallvec::SmallVec;

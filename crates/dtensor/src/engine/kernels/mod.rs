@@ -17,7 +17,7 @@ pub(crate) mod combine;
 pub(crate) mod copy;
 pub(crate) mod extremum;
 pub(crate) mod fold;
-mod formula;
+pub(crate) mod formula;
 pub(crate) mod halves;
 pub(crate) mod index;
 pub(crate) mod layout;

@@ -134,13 +134,13 @@ folds! {
     Mean<T: Float> { n: f64 }: T::Acc => T,
     identity Num::ZERO, merge Add::add, lift |_f, x| x.acc(), finish |f, a| T::from_acc(a / Num::from_f64(f.n));
     Largest<T: Elem> {}: T::Acc => T,
-    identity Num::LOWEST, merge larger, lift |_f, x| x.acc(), finish |_f, a| T::from_acc(a);
+    identity Num::LOWEST, merge Num::max, lift |_f, x| x.acc(), finish |_f, a| T::from_acc(a);
     Smallest<T: Elem> {}: T::Acc => T,
-    identity Num::HIGHEST, merge smaller, lift |_f, x| x.acc(), finish |_f, a| T::from_acc(a);
+    identity Num::HIGHEST, merge Num::min, lift |_f, x| x.acc(), finish |_f, a| T::from_acc(a);
     LargestMagnitude<T: Float> {}: T::Acc => T,
-    identity Num::ZERO, merge larger, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
+    identity Num::ZERO, merge Num::max, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
     SmallestMagnitude<T: Float> {}: T::Acc => T,
-    identity Num::HIGHEST, merge smaller, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
+    identity Num::HIGHEST, merge Num::min, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
     /// Σ|x|.
     Magnitudes<T: Float> {}: T::Acc => T,
     identity Num::ZERO, merge Add::add, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
@@ -155,20 +155,6 @@ folds! {
     NonZero<T: Float> {}: f64 => T,
     identity 0.0, merge Add::add,
     lift |_f, x| if x.acc() == Num::ZERO { 0.0 } else { 1.0 }, finish |_f, a| narrow(a);
-}
-
-/// The larger; NaN if either is NaN. The first choice is one vector instruction, and keeps a NaN on the left.
-#[inline(always)]
-fn larger<A: Num>(a: A, b: A) -> A {
-    let most = if b > a { b } else { a };
-    if b.is_nan() { b } else { most }
-}
-
-/// The smaller; NaN if either is NaN.
-#[inline(always)]
-fn smaller<A: Num>(a: A, b: A) -> A {
-    let least = if b < a { b } else { a };
-    if b.is_nan() { b } else { least }
 }
 
 #[inline(always)]

@@ -6,8 +6,8 @@ use super::{copy, fill_local, simd};
 use crate::Result;
 use crate::engine::{Elem, Local, Num, with_elem};
 
-/// The windows along one dim: how long they are, how far apart their elements and their beginnings, and how many zeros are taken to
-/// come before and after the dim.
+/// The windows along one dim: how long they are, how far apart their elements and their beginnings, and how
+/// many zeros are taken to come before and after the dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Windows {
     pub(crate) kernel: usize,
@@ -28,8 +28,8 @@ impl Windows {
         self.dilation.checked_mul(self.kernel.checked_sub(1)?)?.checked_add(1)
     }
 
-    /// The same windows along a dim of this size, and how many there are, if any fits. A stride from one end to beyond the other is
-    /// cut down to one that can be counted with.
+    /// The same windows along a dim of this size, and how many there are, if any fits. A stride from one end
+    /// to beyond the other is cut down to one that can be counted with.
     pub(crate) fn along(mut self, size: usize) -> Option<(Windows, usize)> {
         let padded = self.padded(size)?;
         let room = padded.checked_sub(self.reach()?)?;
@@ -37,8 +37,8 @@ impl Windows {
         Some((self, room / self.stride + 1))
     }
 
-    /// For the `k`-th element of all windows: which of them, `from..to` of `count`, have it inside a dim of this size, and where the
-    /// first one of these has it.
+    /// For the `k`-th element of all windows: which of them, `from..to` of `count`, have it inside a dim of
+    /// this size, and where the first one of these has it.
     fn inside(&self, k: usize, count: usize, size: usize) -> (usize, usize, usize) {
         let at = k * self.dilation;
         // Window i has it at i · stride + at − before.
@@ -53,8 +53,8 @@ impl Windows {
     }
 }
 
-/// `[n, c, h, w]` as `[n, c · kernel, windows]`: for each channel and each place in a window, the element that every window has there.
-/// `windows` are those along h and w, so many of them as `counts` says.
+/// `[n, c, h, w]` as `[n, c · kernel, windows]`: for each channel and each place in a window, the element
+/// that every window has there. `windows` are those along h and w, so many of them as `counts` says.
 pub(crate) fn unfold(x: &Local, windows: [Windows; 2], counts: [usize; 2]) -> Result<Local> {
     let &[n, c, h, w] = x.dims() else { return wrong_rank("unfold") };
     let [kh, kw] = windows.map(|along| along.kernel);
@@ -87,7 +87,8 @@ pub(crate) fn unfold(x: &Local, windows: [Windows; 2], counts: [usize; 2]) -> Re
                 }
             }
         };
-        // SAFETY: there are n · c · kh · kw · oh rows of ow elements, and each is written from end to end; or there are no elements.
+        // SAFETY: there are n · c · kh · kw · oh rows of ow elements, and each is written from end to end; or
+        // there are no elements.
         unsafe { fill_local::<T>(&[n, c * kh * kw, oh * ow], fill) }
     })
 }

@@ -58,7 +58,7 @@ pub(crate) fn index_write(
             copy::write_run(old, out);
             for o in 0..outer {
                 for (i, &id) in ids.iter().enumerate() {
-                    if let Some(at) = (id as usize).checked_sub(part.start).filter(|&at| at < size) {
+                    if let Some(at) = part.place::<true>(id, size) {
                         let block = &new[(o * ids.len() + i) * inner..][..inner];
                         copy::write_run(block, &mut out[(o * size + at) * inner..][..inner]);
                     }

@@ -170,14 +170,14 @@ fn differences<T: Float>(
         exponentials(p, if lse == T::Acc::LOWEST { T::Acc::ZERO } else { lse });
         let first = block.index(i, head, sizes, options);
         if options.dropout > 0.0 {
-            random::dropout_run(options.draw(), options.dropout, first, ds);
+            random::dropout_run(options.draw, options.dropout, first, ds);
         }
         let dot = dots[i];
         for (ds, &p) in ds.iter_mut().zip(&*p) {
             *ds = p * (*ds - dot) * scale;
         }
         if options.dropout > 0.0 {
-            random::dropout_run(options.draw(), options.dropout, first, p);
+            random::dropout_run(options.draw, options.dropout, first, p);
         }
     }
 }

@@ -113,7 +113,7 @@ impl Block {
     /// How many of the block's keys its query number `i` sees.
     #[inline(always)]
     pub(super) fn seen(self, i: usize, options: &AttentionOptions<'_>) -> usize {
-        let before = options.first_query() + self.query + i;
+        let before = options.first_query + self.query + i;
         if options.causal { (before + 1).saturating_sub(self.key).min(self.keys) } else { self.keys }
     }
 
@@ -136,8 +136,7 @@ impl Block {
     /// The index, in the matrix of probabilities of all heads of the whole, of the block's first key for its query number `i`.
     #[inline(always)]
     pub(super) fn index(self, i: usize, head: usize, sizes: Sizes, options: &AttentionOptions<'_>) -> u64 {
-        let (first, queries) = options.queries.unwrap_or((0, sizes.queries));
-        ((head * queries + first + self.query + i) * sizes.keys + self.key) as u64
+        ((head * options.all_queries + options.first_query + self.query + i) * sizes.keys + self.key) as u64
     }
 }
 

@@ -151,7 +151,7 @@ unsafe fn probabilities<T: Float<Acc: Default>>(
         let sum = exponentials(seen, shift);
         if options.dropout > 0.0 {
             let first = block.index(i, head, sizes, options);
-            random::dropout_run(options.draw(), options.dropout, first, seen);
+            random::dropout_run(options.draw, options.dropout, first, seen);
         }
         let factor = (before - shift).exp();
         scratch.max[i] = max;

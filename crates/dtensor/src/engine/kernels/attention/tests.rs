@@ -24,7 +24,13 @@ fn heads(dtype: DType, [b, h, l, d]: [usize; 4], seed: u64) -> Local {
 }
 
 fn plain(scale: f64) -> AttentionOptions<'static> {
-    AttentionOptions { scale, causal: false, dropout: 0.0, seed: (5, 6), heads: None, queries: None }
+    let draw = random::Draw { seed: 5, stream: 6 };
+    AttentionOptions { scale, causal: false, dropout: 0.0, draw, heads: None, first_query: 0, all_queries: 0 }
+}
+
+/// With dropout, which goes by the number of queries.
+fn dropping(dropout: f64, all_queries: usize, causal: bool, scale: f64) -> AttentionOptions<'static> {
+    AttentionOptions { causal, dropout, all_queries, ..plain(scale) }
 }
 
 /// A case, and its answer by definition in double precision.
@@ -53,8 +59,8 @@ impl Case<'_> {
             (mask.dtype() == DType::U8, whole)
         });
         let keep: Vec<f64> = if self.options.dropout > 0.0 {
-            let (p, (seed, stream)) = (self.options.dropout, self.options.seed);
-            let kept = values(&random::keep_mask(&shape, p, seed, stream).unwrap());
+            let p = self.options.dropout;
+            let kept = values(&random::keep_mask(&shape, p, self.options.draw).unwrap());
             kept.into_iter().map(|kept| kept / (1.0 - p)).collect()
         } else {
             vec![1.0; Shape::from(&shape[..]).numel()]
@@ -272,7 +278,7 @@ fn dropout_is_the_same_in_both_directions() {
             heads(dtype, [2, 2, 521, 3], 3),
         );
         for causal in [false, true] {
-            let options = AttentionOptions { causal, dropout: 0.3, ..plain(0.5) };
+            let options = dropping(0.3, 70, causal, 0.5);
             Case { q: &q, k: &k, v: &v, mask: None, options }.check();
         }
     }
@@ -291,7 +297,7 @@ fn a_part_of_the_heads_drops_what_the_whole_does() {
         );
         let grad = sample(dtype, &[3, 4, 70, 3], 4);
         for causal in [false, true] {
-            let options = AttentionOptions { causal, dropout: 0.3, ..plain(0.5) };
+            let options = dropping(0.3, 70, causal, 0.5);
             let (out, lse) = attention_forward(&q, &k, &v, None, &options).unwrap();
             let (dq, dk, dv) = attention_backward(&grad, &q, &k, &v, None, &out, &lse, &options).unwrap();
             for cut in
@@ -330,13 +336,13 @@ fn a_part_of_the_queries_sees_and_drops_what_it_does_in_the_whole() {
         );
         let (grad, mask) = (sample(DType::F64, &[2, 2, lq, 3], 4), sample(DType::F64, &[lq, lk], 5));
         for causal in [false, true] {
-            let options = AttentionOptions { causal, dropout: 0.3, ..plain(0.5) };
+            let options = dropping(0.3, lq, causal, 0.5);
             let (out, lse) = attention_forward(&q, &k, &v, Some(&mask), &options).unwrap();
             let (dq, dk, dv) =
                 attention_backward(&grad, &q, &k, &v, Some(&mask), &out, &lse, &options).unwrap();
             let mut sums = [vec![0.0; values(&dk).len()], vec![0.0; values(&dv).len()]];
             for cut in [(0, 1), (1, 36), (37, 27), (64, lq - 64), (lq, 0)] {
-                let options = AttentionOptions { queries: Some((cut.0, lq)), ..options };
+                let options = AttentionOptions { first_query: cut.0, ..options };
                 let ([q, grad], mask) = ([&q, &grad].map(|x| rows(x, 2, cut)), rows(&mask, 0, cut));
                 let (my_out, my_lse) = attention_forward(&q, &k, &v, Some(&mask), &options).unwrap();
                 let (my_dq, my_dk, my_dv) =
@@ -359,7 +365,7 @@ fn gradients_are_the_slopes() {
     let (q, k, v) =
         (sample(DType::F64, &[5, 3], 1), sample(DType::F64, &[6, 3], 2), sample(DType::F64, &[6, 2], 3));
     let grad = sample(DType::F64, &[5, 2], 4);
-    let options = AttentionOptions { causal: true, dropout: 0.2, ..plain(0.7) };
+    let options = dropping(0.2, 5, true, 0.7);
     let value = |x: [&Local; 3]| -> f64 {
         let (out, _) = attention_forward(x[0], x[1], x[2], None, &options).unwrap();
         values(&out).iter().zip(values(&grad)).map(|(a, b)| a * b).sum()

@@ -60,7 +60,7 @@ fn select_and_its_adjoint() {
                 }
             }
             for (x, id) in [(x.clone(), id.clone()), (strided(&x), strided(&id))] {
-                let got = index_select(&x, dim, &id, Stretch::whole(size)).unwrap();
+                let got = index_select("index_select", &x, dim, &id, Stretch::whole(size)).unwrap();
                 assert_eq!(got.dims(), &out_shape[..]);
                 assert_eq!(values(&got), want);
             }
@@ -90,7 +90,7 @@ fn select_and_its_adjoint() {
 fn narrowed_rows_are_selected_in_place() {
     let x = local(DType::F32, &whole(40, 1), &[8, 5]);
     let view = x.view_with(|t| t.narrow(0, 2, 4)?.narrow(1, 1, 3)).unwrap();
-    let got = index_select(&view, 0, &ids(&[3, 0], &[2]), Stretch::whole(4)).unwrap();
+    let got = index_select("index_select", &view, 0, &ids(&[3, 0], &[2]), Stretch::whole(4)).unwrap();
     let all = whole(40, 1);
     assert_eq!(values(&got), [&all[26..29], &all[11..14]].concat());
 }
@@ -159,7 +159,7 @@ fn gather_and_scatter() {
     let one = Stretch::whole(1);
     assert_eq!(values(&gather(&scalar, 0, &ids(&[0], &[]), one).unwrap()), [3.0]);
     assert_eq!(values(&scatter_add(&scalar, 0, &ids(&[0], &[]), &scalar, one).unwrap()), [6.0]);
-    assert_eq!(values(&index_select(&scalar, 0, &ids(&[0], &[]), one).unwrap()), [3.0]);
+    assert_eq!(values(&index_select("index_select", &scalar, 0, &ids(&[0], &[]), one).unwrap()), [3.0]);
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn bad_indices_are_errors() {
         let mine = x.view_with(|t| t.narrow(1, start, len)).unwrap();
         for bad in [-1, 3, i64::MAX, i64::MIN] {
             let id = ids(&[0, bad], &[2]);
-            out_of_bounds(index_select(&mine, 1, &id, part), bad);
+            out_of_bounds(index_select("index_select", &mine, 1, &id, part), bad);
             let dy = x.view_with(|t| t.narrow(1, 0, 2)).unwrap();
             out_of_bounds(index_add(&id, &dy, 1, len, None, part), bad);
             let id = ids(&[0, bad], &[2, 1]);
@@ -179,7 +179,10 @@ fn bad_indices_are_errors() {
             out_of_bounds(scatter_add(&mine, 1, &id, &x, part), bad);
         }
     }
-    out_of_bounds(index_select(&local(DType::F32, &[], &[0]), 0, &ids(&[0], &[1]), Stretch::whole(0)), 0);
+    out_of_bounds(
+        index_select("index_select", &local(DType::F32, &[], &[0]), 0, &ids(&[0], &[1]), Stretch::whole(0)),
+        0,
+    );
 }
 
 /// Cuts of a dim: uneven, short and empty parts; as (start, length).
@@ -230,7 +233,7 @@ fn parts_of_the_indexed_dim_make_up_the_whole() {
             let pick = ids(&some_ids(picks.iter().product(), size, 3), &picks);
             let src = local(dtype, &whole(picks.iter().product(), 4), &picks);
             let all = Stretch::whole(size);
-            let selected = index_select(&x, dim, &id, all).unwrap();
+            let selected = index_select("index_select", &x, dim, &id, all).unwrap();
             let gathered = gather(&x, dim, &pick, all).unwrap();
             for (cut, x) in cuts(size).iter().flat_map(|cut| [(cut, x.clone()), (cut, strided(&x))]) {
                 let each = |f: &dyn Fn(&Local, usize, Stretch) -> Result<Local>| -> Vec<Local> {
@@ -239,7 +242,7 @@ fn parts_of_the_indexed_dim_make_up_the_whole() {
                     };
                     cut.iter().map(part).collect()
                 };
-                let parts = each(&|x, _, part| index_select(x, dim, &id, part));
+                let parts = each(&|x, _, part| index_select("index_select", x, dim, &id, part));
                 assert_eq!((parts[0].dims(), total(&parts)), (selected.dims(), values(&selected)));
                 let parts = each(&|x, _, part| gather(x, dim, &pick, part));
                 assert_eq!((parts[0].dims(), total(&parts)), (gathered.dims(), values(&gathered)));

@@ -2,9 +2,9 @@
 
 use super::*;
 
-/// What an array knows of each position beyond its largest logit and its sum of exponentials, `[k, positions]`: the target's logit
-/// relative to the largest one (0 if the array does not hold it) and, with smoothing, the sum of such logits times their
-/// class weights. To be summed over all parts.
+/// What an array knows of each position beyond its largest logit and its sum of exponentials, `[k,
+/// positions]`: the target's logit relative to the largest one (0 if the array does not hold it) and, with
+/// smoothing, the sum of such logits times their class weights. To be summed over all parts.
 pub(crate) fn cross_entropy_picked(logits: &Local, maxima: &Local, goal: &Goal<'_>) -> Result<Local> {
     with_float!("cross_entropy", logits.dtype(), T => picked::<T>(logits, maxima, goal))
 }

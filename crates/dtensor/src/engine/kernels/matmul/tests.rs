@@ -75,6 +75,56 @@ fn check(a: &Local, b: &Local, bias: Option<&Local>) {
     }
 }
 
+/// Of a batch with any strides, as one product or as many: the sum of those of its matrices.
+#[test]
+fn rows_of_a_whole_batch() {
+    for dtype in DTYPES {
+        // Few rows each and many, none, one dim and four; each operand dense, and with its last two dims turned.
+        for (lead, m, n) in [
+            (&[3, 2][..], 9, 7),
+            (&[3, 40], 5, 4),
+            (&[2, 3, 70], 6, 9),
+            (&[0, 4], 2, 3),
+            (&[3, 0], 2, 3),
+            (&[5], 3, 2),
+            (&[], 3, 2),
+            (&[1, 30], 4, 4),
+        ] {
+            let of = |width: usize, seed: u64| {
+                let shape: Vec<usize> = lead.iter().copied().chain([width]).collect();
+                let dense = sample(dtype, &shape, seed);
+                let Some(last) = shape.len().checked_sub(2) else { return vec![dense] };
+                let turned = dense.transpose(last, last + 1).unwrap().contiguous().unwrap();
+                vec![dense, turned.transpose(last, last + 1).unwrap()]
+            };
+            let rows = |x: &Local, width: usize| {
+                x.contiguous().unwrap().reshape(&[lead.iter().product(), width]).unwrap()
+            };
+            for a in of(m, 1) {
+                for b in of(n, 2) {
+                    let want = matmul(&rows(&a, m).transpose(0, 1).unwrap(), &rows(&b, n), None).unwrap();
+                    let got = folded(&a, &b).unwrap();
+                    assert_eq!((got.dims(), got.dtype(), got.is_contiguous()), (&[m, n][..], dtype, true));
+                    let tolerance = if dtype == DType::F64 { 1e-13 } else { 1e-5 };
+                    for (x, y) in values(&got).into_iter().zip(values(&want)) {
+                        assert!(
+                            (x - y).abs() <= tolerance * (1.0 + y.abs()),
+                            "{dtype} {lead:?}: {x}, not {y}"
+                        );
+                    }
+                }
+            }
+        }
+        // Elements that are the same for the whole batch.
+        let (one, b) = (sample(dtype, &[1, 20, 3], 3), sample(dtype, &[4, 20, 2], 4));
+        let a = one.expand(&[4, 20, 3]).unwrap();
+        let (got, want) = (folded(&a, &b).unwrap(), folded(&a.contiguous().unwrap(), &b).unwrap());
+        for (x, y) in values(&got).into_iter().zip(values(&want)) {
+            assert!((x - y).abs() <= 1e-5 * (1.0 + y.abs()), "{dtype}: {x}, not {y}");
+        }
+    }
+}
+
 const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::I64];
 
 #[test]

@@ -14,9 +14,9 @@ use crate::{Element, Result};
 
 /// For tests: 0 where [`dropout`] with the same arguments drops an element, else 1; of dtype `U8`.
 #[cfg(test)]
-pub(crate) fn keep_mask(shape: &[usize], p: f64, seed: u64, stream: u64) -> Result<Local> {
+pub(crate) fn keep_mask(shape: &[usize], p: f64, draw: Draw) -> Result<Local> {
     check_probability("dropout", p)?;
-    let source = Choice { draw: Draw { seed, stream }, threshold: threshold(p), less: 0u8, not: 1 };
+    let source = Choice { draw, threshold: threshold(p), less: 0u8, not: 1 };
     part(&source, &Window::whole(shape))
 }
 
@@ -27,10 +27,10 @@ pub(crate) fn keep_scale(p: f64) -> f64 {
 
 /// `x` with each element dropped (times 0) with probability `p` and else divided by `1 − p`. The choice depends on
 /// the index that the element has in the whole of which `window` shows `x`, and not on the dtype.
-pub(crate) fn dropout(x: &Local, window: &Window, p: f64, seed: u64, stream: u64) -> Result<Local> {
+pub(crate) fn dropout(x: &Local, window: &Window, p: f64, draw: Draw) -> Result<Local> {
     check_probability("dropout", p)?;
     let x = x.contiguous()?;
-    with_float!("dropout", x.dtype(), T => dropout_of::<T>(&x, window, p, Draw { seed, stream }))
+    with_float!("dropout", x.dtype(), T => dropout_of::<T>(&x, window, p, draw))
 }
 
 fn dropout_of<T: Float + Element>(x: &Local, window: &Window, p: f64, draw: Draw) -> Result<Local> {

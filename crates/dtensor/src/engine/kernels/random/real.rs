@@ -234,7 +234,8 @@ pub(super) fn at_least<T: Float>(x: f64) -> f64 {
     if y < x { neighbour::<T>(y, true) } else { y }
 }
 
-/// The least and the greatest value of `T` in `[low, high)`, if there is one; where the two are the same, the value nearest to them.
+/// The least and the greatest value of `T` in `[low, high)`, if there is one; where the two are the same, the
+/// value nearest to them.
 pub(super) fn uniform_bounds<T: Float>(low: f64, high: f64) -> Option<(f64, f64)> {
     let (least, most) = (at_least::<T>(low), nearest::<T>(high));
     if low == high {

@@ -9,6 +9,9 @@ use super::*;
 use crate::DType;
 use crate::engine::{Elem, Float, Num};
 
+/// Any draw.
+const DRAW: Draw = Draw { seed: 3, stream: 4 };
+
 fn checked(
     distribution: Distribution,
     dtype: DType,
@@ -123,9 +126,9 @@ fn a_part_has_the_bits_of_the_whole() {
             let values = noise(n, seed);
             let x = local(dtype, &values, window.whole_shape());
             let part_of_x = local(dtype, &pick(&values, &indices), window.shape());
-            let whole = dropout(&x, &Window::whole(x.dims()), 0.4, seed, stream).unwrap();
+            let whole = dropout(&x, &Window::whole(x.dims()), 0.4, Draw { seed, stream }).unwrap();
             for part_of_x in [strided(&part_of_x), part_of_x] {
-                let part = dropout(&part_of_x, &window, 0.4, seed, stream).unwrap();
+                let part = dropout(&part_of_x, &window, 0.4, Draw { seed, stream }).unwrap();
                 assert_eq!(bits(&part), pick(&bits(&whole), &indices), "dropout {dtype} {window:?}");
             }
             let values: Vec<f64> = values.iter().map(|x| x.abs() / 2.0).collect();
@@ -281,8 +284,8 @@ fn dropping() {
     let n = 10_007;
     let x: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
     let local = Local::from_vec(x.clone(), &[n]).unwrap();
-    let mask = keep_mask(&[n], 0.25, 3, 4).unwrap().to_vec::<u8>().unwrap();
-    let y = dropout(&local, &Window::whole(local.dims()), 0.25, 3, 4).unwrap().to_vec::<f32>().unwrap();
+    let mask = keep_mask(&[n], 0.25, DRAW).unwrap().to_vec::<u8>().unwrap();
+    let y = dropout(&local, &Window::whole(local.dims()), 0.25, DRAW).unwrap().to_vec::<f32>().unwrap();
     let u = uniform(DType::F32, &Window::whole(&[n]), 3, 4, 0.0, 1.0).unwrap().to_vec::<f32>().unwrap();
     let mut run = x.clone();
     simd::<f32, _>(
@@ -296,20 +299,20 @@ fn dropping() {
         assert_eq!(run[i], if i < 13 { x[i] } else { y[i] });
     }
     expect_count(mask.iter().filter(|&&m| m == 1).count(), n, 0.75, "kept");
-    assert_eq!(dropout(&local, &Window::whole(local.dims()), 0.0, 3, 4).unwrap().to_vec::<f32>().unwrap(), x);
+    assert_eq!(dropout(&local, &Window::whole(local.dims()), 0.0, DRAW).unwrap().to_vec::<f32>().unwrap(), x);
     assert!(
-        dropout(&local, &Window::whole(local.dims()), 1.0, 3, 4)
+        dropout(&local, &Window::whole(local.dims()), 1.0, DRAW)
             .unwrap()
             .to_vec::<f32>()
             .unwrap()
             .iter()
             .all(|&y| y == 0.0)
     );
-    assert!(dropout(&local, &Window::whole(local.dims()), 1.5, 3, 4).is_err());
-    assert!(dropout(&local, &Window::whole(local.dims()), f64::NAN, 3, 4).is_err());
+    assert!(dropout(&local, &Window::whole(local.dims()), 1.5, DRAW).is_err());
+    assert!(dropout(&local, &Window::whole(local.dims()), f64::NAN, DRAW).is_err());
     let nan = Local::from_vec(vec![f32::NAN; 4], &[4]).unwrap();
     assert!(
-        dropout(&nan, &Window::whole(nan.dims()), 0.5, 3, 4)
+        dropout(&nan, &Window::whole(nan.dims()), 0.5, DRAW)
             .unwrap()
             .to_vec::<f32>()
             .unwrap()
@@ -318,8 +321,8 @@ fn dropping() {
     );
     // A view is drawn by the indices of its own elements.
     let view = Local::from_vec(vec![1f64; 6], &[3, 2]).unwrap().view_with(|x| x.t()).unwrap();
-    let y = dropout(&view, &Window::whole(view.dims()), 0.5, 0, 0).unwrap().to_vec::<f64>().unwrap();
-    let mask = keep_mask(&[2, 3], 0.5, 0, 0).unwrap().to_vec::<u8>().unwrap();
+    let y = dropout(&view, &Window::whole(view.dims()), 0.5, DRAW).unwrap().to_vec::<f64>().unwrap();
+    let mask = keep_mask(&[2, 3], 0.5, DRAW).unwrap().to_vec::<u8>().unwrap();
     assert_eq!(y, mask.iter().map(|&m| 2.0 * f64::from(m)).collect::<Vec<_>>());
 }
 
@@ -466,8 +469,9 @@ fn truncated_normal_numbers() {
         assert_eq!(between(dtype, 0.0, 1.0, 0.5, 0.5), vec![0.5; 40_000]);
         assert_eq!(between(dtype, 0.0, 0.0, -1.0, 1.0), vec![0.0; 40_000]);
         assert_eq!(between(dtype, 0.0, 0.0, 1.0, 2.0), vec![1.0; 40_000]);
-        // So far out, z is 1 / (Mills' ratio) on the average, 50 + 1 / (50 + 2 / (50 + …)), and its spread less than 1 / 50; between bounds
-        // that are near to each other in relation to the spread, all is even.
+        // So far out, z is 1 / (Mills' ratio) on the average, 50 + 1 / (50 + 2 / (50 + …)), and its spread
+        // less than 1 / 50; between bounds that are near to each other in relation to the spread, all is
+        // even.
         let (mean, spread, moved) = (50.0 + 1.0 / 50.04, 1.0 / 50.0, 51.0 * rounding(dtype));
         for sign in [1.0, -1.0] {
             let x = between(

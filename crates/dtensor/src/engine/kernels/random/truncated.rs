@@ -1,7 +1,8 @@
 //! Normally distributed numbers between two bounds.
 //!
-//! Each is made of one uniform number by the inverse of the distribution function, in double precision. Where that function is too flat
-//! or too steep between the bounds for its values to tell numbers apart, the way from a bound is what is computed.
+//! Each is made of one uniform number by the inverse of the distribution function, in double precision. Where
+//! that function is too flat or too steep between the bounds for its values to tell numbers apart, the way
+//! from a bound is what is computed.
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
@@ -19,18 +20,18 @@ pub(super) struct Truncated {
     high: f64,
 }
 
-/// How a number is made of a share of those between the bounds. Lengths are in standard deviations; `step` is one, away from the bound
-/// that is nearer to the mean.
+/// How a number is made of a share of those between the bounds. Lengths are in standard deviations; `step` is
+/// one, away from the bound that is nearer to the mean.
 enum Form {
     /// There is only one.
     One(f64),
-    /// By how likely a number is to be less than the lower bound, more than the upper one, and between them; from whichever end of the
-    /// distribution is nearer, so that both tails are exact.
+    /// By how likely a number is to be less than the lower bound, more than the upper one, and between them;
+    /// from whichever end of the distribution is nearer, so that both tails are exact.
     Quantile { mean: f64, std: f64, below: f64, above: f64, between: f64 },
     /// So narrow that the logarithm of the density is as good as straight, and falls with this slope.
     Narrow { bound: f64, step: f64, slope: f64, width: f64 },
-    /// So far out that probabilities are tiny, beginning at `from`: by Mills' ratio there, and the logarithm of the share of all from
-    /// there on that is beyond the other bound.
+    /// So far out that probabilities are tiny, beginning at `from`: by Mills' ratio there, and the logarithm
+    /// of the share of all from there on that is beyond the other bound.
     Tail { bound: f64, step: f64, from: f64, ratio: f64, beyond: f64 },
 }
 
@@ -141,15 +142,15 @@ impl Form {
     }
 }
 
-/// The logarithm of what is left of 1 on a share `u` of the way, of which there is a `rest`, down to another number, whose logarithm is
-/// given: exact near both ends.
+/// The logarithm of what is left of 1 on a share `u` of the way, of which there is a `rest`, down to another
+/// number, whose logarithm is given: exact near both ends.
 fn left(u: f64, rest: f64, log: f64) -> f64 {
     let change = u * log.exp_m1();
     if change > -0.5 { change.ln_1p() } else { (rest + u * log.exp()).ln() }
 }
 
-/// Mills' ratio: how likely a standard normal number is to be more than `z`, over the density at `z`. By Laplace's continued fraction, to
-/// the last digits for `z` from [`FAR`] on.
+/// Mills' ratio: how likely a standard normal number is to be more than `z`, over the density at `z`. By
+/// Laplace's continued fraction, to the last digits for `z` from [`FAR`] on.
 fn mills(z: f64) -> f64 {
     1.0 / (1..=16).rev().fold(z, |rest, n| z + f64::from(n) / rest)
 }
@@ -294,7 +295,8 @@ mod tests {
             let quantile = Form::Quantile { mean: 0.0, std: 1.0, below, above, between };
             for u in [1e-12, 1e-5, 0.1, 0.25, 0.5, 0.9, 1.0 - 1e-9] {
                 let (a, b) = (tail.number(u), quantile.number(u));
-                // Probabilities are good to some 1e-14 of themselves (erfc loses z² of its last digits), numbers by Mills' ratio times that.
+                // Probabilities are good to some 1e-14 of themselves (erfc loses z² of its last digits),
+                // numbers by Mills' ratio times that.
                 let limit = 1e-12;
                 assert!((a - b).abs() < limit, "{low} {high} {u}: {a} {b}");
             }

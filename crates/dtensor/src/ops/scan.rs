@@ -1,0 +1,48 @@
+//! Running sums.
+
+use super::{Here, Locals, Metas, Op, grads, one};
+use crate::autograd::{Backward, Grads};
+use crate::engine::Local;
+use crate::engine::kernels::scan as kernel;
+use crate::sharding::Rule;
+use crate::tensor::{DType, Dim, Meta};
+use crate::{Result, Tensor, apply};
+
+/// The running sum along one dim, from the front or from the back.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Cumsum {
+    dim: usize,
+    reverse: bool,
+}
+
+impl Op for Cumsum {
+    fn name(&self) -> &'static str {
+        "cumsum"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        let dtype = if x[0].dtype == DType::U8 { DType::I64 } else { x[0].dtype };
+        Ok(one(Meta { dtype, ..x[0].clone() }))
+    }
+
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        let rule = Rule::along(self.dim, x, out)?;
+        if x[0].dtype == DType::U8 { Ok(rule) } else { rule.linear(&[0]) }
+    }
+
+    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+        Ok(one(kernel::cumsum(x[0], self.dim, self.reverse)?))
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Ok(grads![Some(apply(Cumsum { dim: self.dim, reverse: !self.reverse }, &[&cx.dy()?])?)])
+    }
+}
+
+impl Tensor {
+    /// The running sum along one dim (of `u8`, as `i64`).
+    #[track_caller]
+    pub fn cumsum(&self, dim: impl Into<Dim>) -> Result<Tensor> {
+        apply(Cumsum { dim: self.dim("cumsum", dim)?, reverse: false }, &[self])
+    }
+}
