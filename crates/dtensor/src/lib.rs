@@ -27,6 +27,7 @@ extern crate self as dtensor;
 mod autograd;
 pub mod comm;
 pub mod debug;
+mod declare;
 mod dispatch;
 mod distributed;
 mod engine;

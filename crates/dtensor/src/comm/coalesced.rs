@@ -5,9 +5,11 @@
 
 use std::panic::Location;
 
-use super::call::{Bundle, Collective, PerRank, ReduceOp, Site, asked_by, on_behalf_of};
+use super::call::{Bundle, Collective, PerRank};
 use super::functional::Pending;
 use super::group::Group;
+use super::reduce_op::ReduceOp;
+use super::site::{Site, asked_by, on_behalf_of};
 use crate::tensor::Shape;
 use crate::{Error, Result, Tensor};
 

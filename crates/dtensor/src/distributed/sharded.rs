@@ -276,13 +276,13 @@ pub fn arange<'a>(
         Ok(window)
     })?;
     let layout = laid.ok_or_else(|| Error::argument(OP, "there is no layout"))?;
-    Tensor::laid(part.value().part.clone(), layout.without_partials()).relaid(&layout)
+    part.on_layout(layout.without_partials()).relaid(&layout)
 }
 
 /// Which elements of a tensor in a layout this rank has.
 fn window(layout: &Layout) -> Result<Window> {
     match layout.mesh().coordinate() {
-        Some(coordinate) => Window::new(layout.shape(), layout.ranges_at(coordinate)?),
+        Some(coordinate) => Window::new(layout.shape(), layout.ranges_at(coordinate)),
         // A rank outside the mesh has nothing, but takes its turn at the generator.
         None => Ok(Window::whole(layout.local_shape())),
     }
@@ -290,7 +290,7 @@ fn window(layout: &Layout) -> Result<Window> {
 
 /// The tensor of which every rank makes the elements that its window shows.
 pub(crate) fn parts(layout: &Layout, make: impl FnOnce(&Window) -> Result<Tensor>) -> Result<Tensor> {
-    Ok(Tensor::laid(make(&window(layout)?)?.value().part.clone(), layout.clone()))
+    Ok(make(&window(layout)?)?.on_layout(layout.clone()))
 }
 
 /// One number everywhere in a tensor that lies so.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::{Core, DeviceMesh, MeshDims, MeshNames, Names};
+use super::{Core, DeviceMesh, MeshDims, MeshNames, Names, Parts};
 use crate::comm::Group;
 use crate::redistribute::CostModel;
 use crate::{Error, Result};
@@ -49,16 +49,15 @@ impl DeviceMesh {
             return Ok(DeviceMesh(core));
         }
         let Origin { ranks, shape, names, groups, cost, .. } = &**origin;
-        let from = (origin.clone(), each(shape.len()));
-        let mesh = DeviceMesh::assemble(
-            shared.clone(),
-            ranks.clone(),
-            shape.clone(),
-            names.clone(),
-            cost.clone(),
-            Some(from),
-            groups.iter().cloned().map(Some).collect(),
-        )?;
+        let mesh = DeviceMesh::assemble(Parts {
+            shared: shared.clone(),
+            ranks: ranks.clone(),
+            shape: shape.clone(),
+            names: names.clone(),
+            cost: cost.clone(),
+            from: Some((origin.clone(), each(shape.len()))),
+            known: groups.iter().cloned().map(Some).collect(),
+        })?;
         *known = Arc::downgrade(&mesh.0);
         Ok(mesh)
     }

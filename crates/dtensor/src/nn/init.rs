@@ -48,9 +48,8 @@ pub struct Init(Kind);
 enum Kind {
     Constant(f64),
     Eye,
-    Uniform { low: f64, high: f64 },
-    Normal { mean: f64, std: f64 },
-    TruncNormal { mean: f64, std: f64, a: f64, b: f64 },
+    /// By the function of this name.
+    Drawn(&'static str, Distribution),
     Scaled(Scaled),
 }
 
@@ -189,11 +188,12 @@ rules! {
     /// Ones on the diagonal of a matrix, else zeros: what comes in goes out.
     eye() "" => Kind::Eye;
     /// Uniform on [`low`, `high`).
-    uniform(low: f64, high: f64) "-0.1, 0.1" => Kind::Uniform { low, high };
+    uniform(low: f64, high: f64) "-0.1, 0.1" => Kind::Drawn("uniform", Distribution::Uniform { low, high });
     /// Normal with this mean and standard deviation.
-    normal(mean: f64, std: f64) "0.0, 0.02" => Kind::Normal { mean, std };
+    normal(mean: f64, std: f64) "0.0, 0.02" => Kind::Drawn("normal", Distribution::Normal { mean, std });
     /// Normal with this mean and standard deviation, but between `a` and `b`, both included.
-    trunc_normal(mean: f64, std: f64, a: f64, b: f64) "0.0, 0.02, -0.04, 0.04" => Kind::TruncNormal { mean, std, a, b };
+    trunc_normal(mean: f64, std: f64, a: f64, b: f64) "0.0, 0.02, -0.04, 0.04" =>
+        Kind::Drawn("trunc_normal", Distribution::Truncated { mean, std, low: a, high: b });
     /// Uniform with mean 0 and the variance gain² / (mean of both fans), of Glorot and Bengio ("Understanding the difficulty of training
     /// deep feedforward neural networks").
     xavier_uniform(gain: f64) "1.0" => scaled("xavier_uniform", Average::Both, gain, false);
@@ -284,11 +284,7 @@ impl Init {
                 Err(Error::argument("eye", message))
             }
             Kind::Eye => like.parts_like(device, |window| Tensor::eye_window(like.dtype(), window)),
-            Kind::Uniform { low, high } => drawn("uniform", Distribution::Uniform { low, high }),
-            Kind::Normal { mean, std } => drawn("normal", Distribution::Normal { mean, std }),
-            Kind::TruncNormal { mean, std, a, b } => {
-                drawn("trunc_normal", Distribution::Truncated { mean, std, low: a, high: b })
-            }
+            Kind::Drawn(name, distribution) => drawn(name, distribution),
             Kind::Scaled(scaled) => {
                 let std = scaled.std(like.dims())?;
                 // That of numbers uniform within ±bound is bound / √3.

@@ -92,9 +92,7 @@ pub trait Module {
     /// The modules right below this one, with their names. The name of one in a list is its number there, after that of the
     /// list, which is a module itself.
     fn named_children(&self) -> Vec<(String, &dyn Module)> {
-        let mut all = distinct(modules(Walk::over(self, 1)));
-        all.retain(|(path, _)| !path.is_empty());
-        all
+        distinct(all_children(self))
     }
 
     /// The module at a dotted path; this one at the empty path.
@@ -111,7 +109,7 @@ pub trait Module {
     /// Every parameter with its dotted path, in the order of the fields. One that is used under two names comes under the
     /// first.
     fn named_parameters(&self) -> Vec<(String, Parameter)> {
-        once(parameters(Walk::over(self, usize::MAX)))
+        once(parameters(Walk::over(self, usize::MAX)), Parameter::address)
     }
 
     /// The parameters of this module itself, under all their names, without those of modules below it.
@@ -140,18 +138,12 @@ pub trait Module {
     fn register_parameter(&self, path: &str, value: &Tensor) -> Result<()> {
         self.get_parameter(path)?
             .replace(value)
-            .map_err(|error| Error::argument("register_parameter", format!("parameter `{path}`: {error}")))
+            .map_err(|error| error.about("register_parameter", format!("parameter `{path}`")))
     }
 
     /// Every buffer with its dotted path. One that is used under two names comes under the first.
     fn named_buffers(&self) -> Vec<(String, Buffer)> {
-        let mut found: Vec<(String, Buffer)> = Vec::new();
-        for (path, buffer) in buffers(Walk::over(self, usize::MAX)) {
-            if !found.iter().any(|(_, known)| known.is(&buffer)) {
-                found.push((path, buffer));
-            }
-        }
-        found
+        once(buffers(Walk::over(self, usize::MAX)), Buffer::address)
     }
 
     /// The buffers of this module itself, without those of modules below it.
@@ -220,11 +212,8 @@ pub trait Module {
         // All of them or, if a rule fails, none.
         let mut values = Vec::new();
         for (path, parameter) in &all {
-            values.push(parameter.redrawn().map_err(|error| match error {
-                // Which ranks could not do what together is more than a message.
-                Error::Collective(_) => error,
-                error => Error::argument("reset_parameters", format!("parameter `{path}`: {error}")),
-            })?);
+            let about = |error: Error| error.about("reset_parameters", format!("parameter `{path}`"));
+            values.push(parameter.redrawn().map_err(about)?);
         }
         for ((_, parameter), value) in all.iter().zip(values) {
             if let Some(value) = value {
@@ -340,7 +329,7 @@ fn modules(walk: Vec<Found<'_>>) -> Vec<(String, &dyn Module)> {
 }
 
 /// The modules right below one, under all their names.
-pub(crate) fn all_children(module: &dyn Module) -> Vec<(String, &dyn Module)> {
+pub(crate) fn all_children<M: Module + ?Sized>(module: &M) -> Vec<(String, &dyn Module)> {
     let mut all = modules(Walk::over(module, 1));
     all.retain(|(path, _)| !path.is_empty());
     all
@@ -382,16 +371,11 @@ fn parameters(walk: Vec<Found<'_>>) -> Vec<(String, Parameter)> {
         .collect()
 }
 
-/// Each parameter under its first name.
-fn once(all: Vec<(String, Parameter)>) -> Vec<(String, Parameter)> {
-    let mut found: Vec<(String, Parameter)> = Vec::new();
+/// Each place under its first name.
+fn once<P>(mut all: Vec<(String, P)>, address: fn(&P) -> usize) -> Vec<(String, P)> {
     let mut seen = HashSet::new();
-    for (path, parameter) in all {
-        if seen.insert(parameter.address()) {
-            found.push((path, parameter));
-        }
-    }
-    found
+    all.retain(|(_, place)| seen.insert(address(place)));
+    all
 }
 
 fn buffers(walk: Vec<Found<'_>>) -> Vec<(String, Buffer)> {

@@ -6,7 +6,7 @@ use std::fmt;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::update::{Step, Update, expect_positive};
+use super::update::{Step, Update, expect_not_negative};
 use super::{Optimizer, expect_whole, state};
 use crate::nn::{Parameter, StateDict};
 use crate::{Error, Result, Tensor};
@@ -197,7 +197,7 @@ impl<O: Update> Optimizer for Descent<O> {
     }
 
     fn set_factor(&self, factor: f64) -> Result<()> {
-        expect_positive(O::NAME, "factor of the learning rate", factor)?;
+        expect_not_negative(O::NAME, "factor of the learning rate", factor)?;
         self.groups.lock().factor = factor;
         Ok(())
     }

@@ -143,7 +143,7 @@ pub(super) fn load<O: Update>(groups: &mut Groups<O>, state: &StateDict) -> Resu
         return fail(&reader.wrong);
     }
     options.iter().try_for_each(Update::check)?;
-    super::update::expect_positive(O::NAME, "factor of the learning rate", factor)?;
+    super::update::expect_not_negative(O::NAME, "factor of the learning rate", factor)?;
     let states = on_behalf_of(at, || {
         let fitted = |found: &Found<'_>| -> Result<State> {
             let slots = found.slots.iter().map(|slot| fit(slot, &found.here)).collect::<Result<_>>()?;

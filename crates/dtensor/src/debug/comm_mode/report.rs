@@ -7,8 +7,8 @@ use super::CommDebugMode;
 use super::json::Dump;
 use super::level::Level;
 use super::node::Node;
-use super::record::joined;
 use super::table::{Table, columns};
+use crate::placement::joined;
 use crate::{Error, Result};
 
 /// # Tables and files

@@ -17,7 +17,7 @@ pub use per_tensor::PerTensor;
 pub use value::{Leaf, Leaves, MapValue, PassThrough, Plain, Tensors};
 
 use crate::comm::{asked_by, on_behalf_of};
-use crate::{DeviceMesh, Error, Placements, Result, Shape};
+use crate::{DeviceMesh, Placements, Result, Shape};
 
 const OP: &str = "local_map";
 
@@ -308,14 +308,6 @@ impl<F> fmt::Debug for LocalMap<F> {
             how.device_mesh.as_ref().map_or_else(|| "None".to_string(), DeviceMesh::to_string),
             how.redistribute_inputs
         )
-    }
-}
-
-/// An error that says what it is about.
-fn about(what: String, error: Error) -> Error {
-    match error {
-        Error::Argument { message, .. } => Error::argument(OP, format!("{what}: {message}")),
-        other => other,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::declare::tuples;
 use crate::{Placement, Placements, Shape};
 
 /// What is said of each tensor among the arguments or results of a function that [`local_map`](super::local_map) runs.
@@ -131,7 +132,7 @@ impl<const N: usize> From<Vec<[Placement; N]>> for PerTensor<Placements> {
     }
 }
 
-macro_rules! tuples {
+macro_rules! said_of {
     ($(($($part:ident $i:tt),*);)*) => {$(
         impl<T, $($part: OfOne<T>),*> From<($($part,)*)> for PerTensor<T> {
             fn from(list: ($($part,)*)) -> Self {
@@ -141,13 +142,4 @@ macro_rules! tuples {
     )*};
 }
 
-tuples! {
-    (A 0);
-    (A 0, B 1);
-    (A 0, B 1, C 2);
-    (A 0, B 1, C 2, D 3);
-    (A 0, B 1, C 2, D 3, E 4);
-    (A 0, B 1, C 2, D 3, E 4, F 5);
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6);
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
-}
+tuples!(said_of);
