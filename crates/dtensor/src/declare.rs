@@ -1,7 +1,7 @@
 //! Declarations that are the same for many types.
 
-/// Passes the tuples of one to eight members, each with a name for its type and its number, to a macro that declares something for
-/// each of them.
+/// Passes the tuples of one to eight members, each with a name for its type and its number, to a macro that
+/// declares something for each of them.
 macro_rules! tuples {
     ($declare:ident) => {
         $declare! {

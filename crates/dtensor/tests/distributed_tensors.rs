@@ -5,9 +5,9 @@ use dtensor::nn::Parameter;
 use dtensor::optim::{Optimizer, Sgd};
 use dtensor::testing::spmd;
 use dtensor::{
-    BackwardOptions, DType, Device, DeviceMesh, Error, FromLocal, Generator, Mode, Partial, Placement,
-    Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication, grad,
-    on_device, sharded,
+    BackwardOptions, DType, Device, DeviceMesh, Error, FromLocal, Generator, ImplicitCommunication, Partial,
+    Placement, Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication,
+    grad, on_device, sharded,
 };
 
 const P: Placement = Partial(ReduceOp::Sum);
@@ -287,7 +287,8 @@ fn gradients_of_a_leaf_that_lie_differently_are_brought_together_openly() {
             };
             let loss = uses()?;
             let line = line!() + 1;
-            let (done, calls) = record(|| explicit_communication(Mode::Error, || loss.backward()));
+            let (done, calls) =
+                record(|| explicit_communication(ImplicitCommunication::Error, || loss.backward()));
             done?;
             if placement == Replicate {
                 assert_eq!(

@@ -30,7 +30,7 @@ pub(crate) use around::{Heard, overheard};
 pub use autocast::{autocast, autocast_dtype, autocast_off};
 pub(crate) use autocast::{prepared, within_autocast};
 pub(crate) use distributed::one_mesh;
-pub use mode::{Mode, explicit_communication, implicit_replication};
+pub use mode::{ImplicitCommunication, explicit_communication, implicit_replication};
 pub(crate) use mode::{Modes, in_loss_parallel, within, within_loss_parallel};
 
 /// Applies an operator with one output.

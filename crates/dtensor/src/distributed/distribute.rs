@@ -38,8 +38,8 @@ pub fn distribute_tensor<'a>(
     distribute_tensor_from(tensor, mesh, placements, Some(0))
 }
 
-/// As [`distribute_tensor`], with the values of the rank at position `source` of every mesh dim; or of every rank its own, without
-/// communication: then they must be the same.
+/// As [`distribute_tensor`], with the values of the rank at position `source` of every mesh dim; or of every
+/// rank its own, without communication: then they must be the same.
 #[track_caller]
 pub fn distribute_tensor_from<'a>(
     tensor: &Tensor,

@@ -43,8 +43,8 @@ pub struct FromLocal {
     /// from them. This communicates. The parts must be those that the placements call for. A rank outside the mesh is not told,
     /// and has to give the shape.
     pub uneven: bool,
-    /// How the gradient is to lie whose part this rank gets back: ranks must have the same elements of it as of the tensor. If it is
-    /// not given: as the tensor, replicated where it is partial.
+    /// How the gradient is to lie whose part this rank gets back: ranks must have the same elements of it as
+    /// of the tensor. If it is not given: as the tensor, replicated where it is partial.
     pub grad_placements: Option<Placements>,
 }
 

@@ -1,13 +1,14 @@
 //! Tensors made on a mesh: every rank makes its own part, and nothing else.
 //!
-//! What a tensor holds does not depend on how it lies: partial values, too, make up what is asked for. Every function takes what its
-//! namesake of [`Tensor`] takes, and then the mesh (or `None` inside [`use_mesh`](crate::use_mesh)) and one placement for each of its
-//! dims.
+//! What a tensor holds does not depend on how it lies: partial values, too, make up what is asked for. Every
+//! function takes what its namesake of [`Tensor`] takes, and then the mesh (or `None` inside
+//! [`use_mesh`](crate::use_mesh)) and one placement for each of its dims.
 //!
-//! The random ones make the elements that a single device would, whatever the mesh and the placements. For that, the generators of all
-//! ranks of the mesh must be in the same state, as they are if all do the same from the start; else
-//! [`synchronize_rng`](crate::synchronize_rng) brings them there. Ranks that draw differently from their threads' generators get an error
-//! from the next collective along dims of the mesh: it costs nothing to find out then.
+//! The random ones make the elements that a single device would, whatever the mesh and the placements. For
+//! that, the generators of all ranks of the mesh must be in the same state, as they are if all do the same
+//! from the start; else [`synchronize_rng`](crate::synchronize_rng) brings them there. Ranks that draw
+//! differently from their threads' generators get an error from the next collective along dims of the mesh:
+//! it costs nothing to find out then.
 
 use crate::engine::kernels::window::Window;
 use crate::mesh::{DeviceMesh, chosen};

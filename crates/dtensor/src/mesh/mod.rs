@@ -95,8 +95,8 @@ struct Parts {
     shape: MeshDims,
     names: Option<Names>,
     cost: CostModel,
-    /// The mesh that it is cut out of, and which dims of that one each of its dims consists of. Without, it is one that others are
-    /// cut out of.
+    /// The mesh that it is cut out of, and which dims of that one each of its dims consists of. Without, it
+    /// is one that others are cut out of.
     from: Option<(Arc<Origin>, Vec<MeshDims>)>,
     /// The groups along its dims, as far as they are known: several of size 1 have the same ranks, and still each its own.
     known: Vec<Option<Group>>,

@@ -79,9 +79,10 @@ impl DeviceMesh {
         self.0.root_dims == each(shape.len()) && self.0.names == *names
     }
 
-    /// The mesh of the dims of several meshes that were cut out of one, in the order given: the opposite of slicing. No dim of the
-    /// [root](DeviceMesh::root) may be there twice. Communication is taken to cost what it costs on the root: what
-    /// [`with_cost`](DeviceMesh::with_cost) has said of a part does not count, and can be said of the result.
+    /// The mesh of the dims of several meshes that were cut out of one, in the order given: the opposite of
+    /// slicing. No dim of the [root](DeviceMesh::root) may be there twice. Communication is taken to cost
+    /// what it costs on the root: what [`with_cost`](DeviceMesh::with_cost) has said of a part does not
+    /// count, and can be said of the result.
     ///
     /// ```
     /// use dtensor::DeviceMesh;

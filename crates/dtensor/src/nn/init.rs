@@ -1,8 +1,8 @@
 //! First values of parameters.
 //!
-//! An [`Init`] says how a tensor is to begin. It [fills](Init::apply) a parameter in place, wherever that lies, or [makes](Init::tensor) a
-//! tensor. What it makes does not depend on where: a parameter that is spread over a mesh gets the bits that it would get on one device,
-//! and fans are those of the whole.
+//! An [`Init`] says how a tensor is to begin. It [fills](Init::apply) a parameter in place, wherever that
+//! lies, or [makes](Init::tensor) a tensor. What it makes does not depend on where: a parameter that is
+//! spread over a mesh gets the bits that it would get on one device, and fans are those of the whole.
 //!
 //! ```
 //! use dtensor::nn::init::{self, Fan, Nonlinearity};
@@ -133,8 +133,8 @@ pub fn calculate_gain(nonlinearity: Nonlinearity) -> f64 {
     }
 }
 
-/// How many inputs go into one output of a weight of this shape, `[outputs, inputs, …]`, and how many outputs one input goes into. Further
-/// dims are those of a kernel.
+/// How many inputs go into one output of a weight of this shape, `[outputs, inputs, …]`, and how many outputs
+/// one input goes into. Further dims are those of a kernel.
 ///
 /// ```
 /// use dtensor::nn::init::calculate_fans;
@@ -194,13 +194,13 @@ rules! {
     /// Normal with this mean and standard deviation, but between `a` and `b`, both included.
     trunc_normal(mean: f64, std: f64, a: f64, b: f64) "0.0, 0.02, -0.04, 0.04" =>
         Kind::Drawn("trunc_normal", Distribution::Truncated { mean, std, low: a, high: b });
-    /// Uniform with mean 0 and the variance gain² / (mean of both fans), of Glorot and Bengio ("Understanding the difficulty of training
-    /// deep feedforward neural networks").
+    /// Uniform with mean 0 and the variance gain² / (mean of both fans), of Glorot and Bengio ("Understanding
+    /// the difficulty of training deep feedforward neural networks").
     xavier_uniform(gain: f64) "1.0" => scaled("xavier_uniform", Average::Both, gain, false);
     /// Normal with mean 0 and the variance gain² / (mean of both fans).
     xavier_normal(gain: f64) "calculate_gain(Nonlinearity::Tanh)" => scaled("xavier_normal", Average::Both, gain, true);
-    /// Uniform with mean 0 and the variance gain² / fan, of He, Zhang, Ren and Sun ("Delving deep into rectifiers"); the gain is that of the
-    /// nonlinearity.
+    /// Uniform with mean 0 and the variance gain² / fan, of He, Zhang, Ren and Sun ("Delving deep into
+    /// rectifiers"); the gain is that of the nonlinearity.
     kaiming_uniform(fan: Fan, nonlinearity: Nonlinearity) "Fan::In, Nonlinearity::LeakyRelu(0.1)" =>
         scaled("kaiming_uniform", Average::One(fan), calculate_gain(nonlinearity), false);
     /// Normal with mean 0 and the variance gain² / fan; the gain is that of the nonlinearity.
@@ -233,8 +233,9 @@ impl Scaled {
 }
 
 impl Init {
-    /// Gives a parameter its first value, from this thread's generator if that is random. How the parameter lies, whether its gradient is
-    /// wanted, the gradient collected so far and which parameter it is stay as they are.
+    /// Gives a parameter its first value, from this thread's generator if that is random. How the parameter
+    /// lies, whether its gradient is wanted, the gradient collected so far and which parameter it is stay as
+    /// they are.
     ///
     /// A parameter without a value, one that was made on [`Device::Meta`], gets one, and lies as it did; only inside
     /// [`on_device`](crate::on_device), where a model is made without values, it goes on without.
@@ -266,7 +267,8 @@ impl Init {
         self.made(&Tensor::meta_of(shape, dtype)?, default_device())
     }
 
-    /// A new tensor of the shape, dtype and device of another one, and on its mesh. Where that one has partial values, this one is whole.
+    /// A new tensor of the shape, dtype and device of another one, and on its mesh. Where that one has
+    /// partial values, this one is whole.
     pub fn like(&self, like: &Tensor) -> Result<Tensor> {
         self.made(like, like.device())
     }

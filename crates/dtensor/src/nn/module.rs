@@ -10,9 +10,10 @@ use crate::{DType, Device, Error, Result, Tensor};
 
 /// A part of a model: something that holds parameters, itself or in its children.
 ///
-/// Derive it: `#[derive(Module)]` on a struct makes every field that is a module a child under the field's name, every
-/// [`Parameter`] and [`Buffer`] one of its own, and takes every other field for plain data. A field whose type is a type parameter
-/// of the struct must be a module. Lists, options, boxes and arrays of all these are understood too.
+/// Derive it: `#[derive(Module)]` on a struct makes every field that is a module a child under the field's
+/// name, every [`Parameter`] and [`Buffer`] one of its own, and takes every other field for plain data. A
+/// field whose type is a type parameter of the struct must be a module. Lists, options, boxes and arrays of
+/// all these are understood too.
 ///
 /// A module that is to have hooks of its own, or to know whether it trains, has a field of type [`Base`].
 ///
@@ -171,8 +172,8 @@ pub trait Module {
     /// not fit, none. If `strict`, there must be one for every place, and a place for every one; else those that are not there
     /// are listed.
     ///
-    /// A value that lies on the same mesh as the place is brought to how that lies. Of one that does not lie on a mesh, every rank
-    /// must have the same, and takes the part that it has in the place.
+    /// A value that lies on the same mesh as the place is brought to how that lies. Of one that does not lie
+    /// on a mesh, every rank must have the same, and takes the part that it has in the place.
     #[track_caller]
     fn load_state_dict(&self, state: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
         state::load(self, state, strict)

@@ -13,9 +13,9 @@ use crate::{Error, Result, Tensor};
 
 /// An optimizer whose options are `O`: [`Sgd`](super::Sgd), [`Adam`](super::Adam) and [`AdamW`](super::AdamW) are its kinds.
 ///
-/// A tensor that it remembers for a parameter is made when the parameter makes its first step: of its shape and dtype, and where it
-/// lies. A parameter that is laid otherwise before may so be laid; after that, a step is an error until the state has been
-/// [brought there](Optimizer::load_state_dict).
+/// A tensor that it remembers for a parameter is made when the parameter makes its first step: of its shape
+/// and dtype, and where it lies. A parameter that is laid otherwise before may so be laid; after that, a step
+/// is an error until the state has been [brought there](Optimizer::load_state_dict).
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -60,8 +60,8 @@ pub(super) struct State {
 }
 
 impl<O: Update> Descent<O> {
-    /// Changes these parameters. Options may be given as no more than a learning rate. A parameter that comes twice counts once; one
-    /// whose gradient is not wanted stays as it is.
+    /// Changes these parameters. Options may be given as no more than a learning rate. A parameter that comes
+    /// twice counts once; one whose gradient is not wanted stays as it is.
     pub fn new(parameters: impl IntoIterator<Item = Parameter>, options: impl Into<O>) -> Result<Self> {
         let optimizer = Descent { groups: Mutex::new(Groups { all: Vec::new(), factor: 1.0 }) };
         optimizer.add_group(parameters, options)?;

@@ -1,7 +1,8 @@
 //! What an optimizer remembers, by name.
 //!
-//! Names are PyTorch's, made into paths: `param_groups.0.lr` is an option of the first group, `param_groups.0.params` the numbers of
-//! its parameters, `state.3.exp_avg` something remembered of the fourth parameter of all.
+//! Names are PyTorch's, made into paths: `param_groups.0.lr` is an option of the first group,
+//! `param_groups.0.params` the numbers of its parameters, `state.3.exp_avg` something remembered of the
+//! fourth parameter of all.
 
 use std::collections::BTreeSet;
 use std::panic::Location;

@@ -14,8 +14,8 @@ const STYLE: &str = "PrepareModuleOutput";
 /// Takes outputs of a module as parts of tensors on the mesh, and brings them to where they are wanted before the caller gets
 /// them.
 ///
-/// There is one layout for each output, `None` for one to be left alone. A tensor that lies on the mesh already is taken as it is,
-/// however its layout was said to be.
+/// There is one layout for each output, `None` for one to be left alone. A tensor that lies on the mesh
+/// already is taken as it is, however its layout was said to be.
 ///
 /// ```
 /// use dtensor::nn::Identity;

@@ -196,8 +196,8 @@ impl Layout {
         self.map(|&p| if p.is_partial() { Replicate } else { p })
     }
 
-    /// How gradients of the parts lie, as somebody has said it: in any way in which every rank has the elements that it has here. Whether
-    /// they are partial or whole is no difference.
+    /// How gradients of the parts lie, as somebody has said it: in any way in which every rank has the
+    /// elements that it has here. Whether they are partial or whole is no difference.
     pub(crate) fn of_gradient(&self, op: &'static str, placements: Placements) -> Result<Layout> {
         let grad = Layout::checked(op, &self.mesh, placements, self.shape().clone())?;
         if self.has_parts_of(&grad) {

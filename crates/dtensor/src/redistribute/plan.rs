@@ -109,7 +109,8 @@ impl Plan {
     ///
     /// ```
     /// use dtensor::comm::World;
-    /// use dtensor::{DType, DeviceMesh, Layout, Plan, Replicate, Shard};
+    /// use dtensor::redistribute::Plan;
+    /// use dtensor::{DType, DeviceMesh, Layout, Replicate, Shard};
     /// # fn main() -> dtensor::Result<()> {
     /// let mesh = DeviceMesh::new(&World::simulated(64, 0)?, [8, 8], ["dp", "tp"])?;
     /// let layout = |placements: [_; 2]| Layout::new(&mesh, placements, [1024, 1024]);

@@ -66,7 +66,8 @@ impl State {
         }
     }
 
-    /// The mesh dims, of so many, that cut a tensor dim, in the order in which they do: the place, the mesh dim and the split of each.
+    /// The mesh dims, of so many, that cut a tensor dim, in the order in which they do: the place, the mesh
+    /// dim and the split of each.
     pub(super) fn cutters(self, ndim: usize, dim: usize) -> SmallVec<[(usize, usize, usize); 8]> {
         let cut = |m| match self.get(m) {
             Holds::Cut { dim: d, place, split } if d == dim => Some((place, m, split)),
@@ -444,8 +445,9 @@ impl Field {
     fn cost_among(&self, cuts: &Cuts, kind: Kind, (n, rate): (usize, Rate)) -> Cost {
         match kind {
             Kind::Take { .. } | Kind::Divide { .. } => Cost(0),
-            // Zeros are written, not sent. If they cost nothing, what is cut would become a sum to be reduced together with others,
-            // and sums that are to stay would be reduced for a while. So they cost what the gather does that they stand for.
+            // Zeros are written, not sent. If they cost nothing, what is cut would become a sum to be reduced
+            // together with others, and sums that are to stay would be reduced for a while. So they cost what
+            // the gather does that they stand for.
             Kind::Embed { dim } => rate.cost(self.bytes_among(cuts, Kind::Gather { dim }, n)),
             _ => rate.cost(self.bytes_among(cuts, kind, n)),
         }

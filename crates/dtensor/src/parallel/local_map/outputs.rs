@@ -105,8 +105,9 @@ fn uneven(how: &Settings, i: usize) -> bool {
     cut && how.out_shapes.get(i).is_none() && !how.even_outputs
 }
 
-/// What every rank says of each output, all in one exchange; nothing, if nothing has to be said. Whether something has is a matter of
-/// types and of what the caller has said: all ranks agree on it, whatever the function returned.
+/// What every rank says of each output, all in one exchange; nothing, if nothing has to be said. Whether
+/// something has is a matter of types and of what the caller has said: all ranks agree on it, whatever the
+/// function returned.
 #[track_caller]
 fn exchange(how: &Settings, mesh: &DeviceMesh, leaves: &Leaves) -> Result<Vec<Vec<Said>>> {
     let optional = leaves.has_optional() && !how.even_outputs;

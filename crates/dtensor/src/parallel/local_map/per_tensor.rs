@@ -7,8 +7,8 @@ use crate::{Placement, Placements, Shape};
 
 /// What is said of each tensor among the arguments or results of a function that [`local_map`](super::local_map) runs.
 ///
-/// A list of placements is how one tensor lies; a tuple has an entry for each of several, `None` for what is no tensor. So the two
-/// cannot be taken for each other:
+/// A list of placements is how one tensor lies; a tuple has an entry for each of several, `None` for what is
+/// no tensor. So the two cannot be taken for each other:
 ///
 /// ```
 /// use dtensor::parallel::PerTensor;
@@ -29,9 +29,10 @@ use crate::{Placement, Placements, Shape};
 /// assert_eq!(PerTensor::<Shape>::from(([5, 3], None)).to_string(), "([5, 3], None)");
 /// ```
 ///
-/// An entry of a tuple (of up to eight) is, for placements: [`Placements`], one [`Placement`], or an array, a slice or a `Vec` of these;
-/// for shapes: [`Shape`], or an array, a slice or a `Vec` of sizes, by value or by reference; for both: an `Option` of [`Placements`]
-/// or of [`Shape`]. The same may be given for one tensor without a tuple.
+/// An entry of a tuple (of up to eight) is, for placements: [`Placements`], one [`Placement`], or an array, a
+/// slice or a `Vec` of these; for shapes: [`Shape`], or an array, a slice or a `Vec` of sizes, by value or by
+/// reference; for both: an `Option` of [`Placements`] or of [`Shape`]. The same may be given for one tensor
+/// without a tuple.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PerTensor<T>(Option<Vec<Option<T>>>);
 
