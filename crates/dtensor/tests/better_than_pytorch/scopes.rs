@@ -1,3 +1,5 @@
+//! `loss_parallel` and `local_map`.
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dtensor::comm::record;

@@ -645,7 +645,6 @@ fn a_chain_of_any_length_is_walked_and_dropped_without_recursion() {
     small.spawn(body).unwrap().join().unwrap().unwrap();
 }
 
-/// The collectives that move values, by name.
 #[test]
 fn a_chain_through_what_bodies_capture_is_dropped_without_recursion() {
     // As a recurrent network does it whose state is captured: each body holds the one before.
