@@ -1,4 +1,4 @@
-//! How a tensor lies on a mesh: pure arithmetic, no communication.
+//! How a tensor lies on a mesh: arithmetic, no communication.
 //!
 //! A mesh of `n` dims takes `n` placements, one per mesh dim, read from left to right: the first is applied to the whole
 //! tensor, the second to what the first leaves on a rank, and so on.
