@@ -38,8 +38,8 @@ pub(crate) fn derive(input: DeriveInput) -> Result<TokenStream> {
         let label = label.trim_start_matches("r#");
         quote! { (&Field(&self.#ident)).visit_field(#label, walk); }
     });
-    // A type can be asked for only if it lives as long as the program; and of one with parameters it is not known here whether its
-    // `forward` runs hooks.
+    // A type can be asked for only if it lives as long as the program; and of one with parameters it is not
+    // known here whether its `forward` runs hooks.
     let concrete = input.generics.params.is_empty().then(|| {
         quote! {
             fn as_any(&self) -> ::core::option::Option<&dyn ::core::any::Any> {

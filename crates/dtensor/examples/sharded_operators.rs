@@ -35,7 +35,8 @@ pub(crate) fn main() -> Result<()> {
         assert_eq!((forward.len(), backward.len()), (1, 0));
         assert_eq!((forward[0].collective.name(), forward[0].implicit()), ("all_reduce", Some("tanh")));
         // Where nothing is to be moved unless it is asked for, that is an error, and nothing has moved.
-        let refused = explicit_communication(Mode::Error, || loss(&laid_x, &columns, &rows)).unwrap_err();
+        let refused = explicit_communication(ImplicitCommunication::Error, || loss(&laid_x, &columns, &rows))
+            .unwrap_err();
         assert!(refused.to_string().contains("tanh"), "{refused}");
 
         let (w1, w2) = (w1.requires_grad_(true)?, w2.requires_grad_(true)?);

@@ -3,6 +3,8 @@
 //! Messages are lower case, name the operator and the argument, and keep the key words of PyTorch's
 //! message where it has one, so that a search for either finds the same advice.
 
+use std::fmt::Display;
+
 use crate::comm::Fault;
 use crate::placement::Layout;
 use crate::tensor::{DType, Device, Shape};
@@ -130,6 +132,16 @@ impl Error {
     /// An [`Error::Argument`], the common case of "this argument cannot be used".
     pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
         Error::Argument { op, message: message.into() }
+    }
+
+    /// As an error of `op` that says what it is about. Which ranks could not do what together is more than a message, and stays.
+    pub(crate) fn about(self, op: &'static str, what: impl Display) -> Self {
+        if matches!(self, Error::Collective(_) | Error::Panicked { .. } | Error::Launch { .. }) {
+            return self;
+        }
+        let why = self.to_string();
+        let why = why.strip_prefix(op).and_then(|why| why.strip_prefix(": ")).unwrap_or(&why);
+        Error::argument(op, format!("{what}: {why}"))
     }
 
     /// Two tensors that must be in the same place are not.

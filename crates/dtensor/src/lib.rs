@@ -14,11 +14,12 @@
 //! # }
 //! ```
 //!
-//! The rooms of this house, from the ground up: the local engine (the only one that names Candle), operators with
-//! their shape and sharding rules, kernels and gradients, the one dispatch they all go through, the graph of gradients, ranks and
-//! what they do together ([`comm`]), ranks in a grid ([`DeviceMesh`]), how a tensor lies on it ([`Layout`]) and moves from one layout to
-//! another ([`Plan`]), modules ([`nn`]), plans that spread them over a mesh ([`parallel`]) and optimizers ([`optim`]); and, beside them
-//! all, those who look on ([`debug`]).
+//! The rooms of this house, from the ground up: the local engine (the only one that names Candle), operators
+//! with their shape and sharding rules, kernels and gradients, the one dispatch they all go through, the
+//! graph of gradients, ranks and what they do together ([`comm`]), ranks in a grid ([`DeviceMesh`]), how a
+//! tensor lies on it ([`Layout`]) and moves from one layout to another ([`redistribute`]), modules ([`nn`]),
+//! plans that spread them over a mesh ([`parallel`]) and optimizers ([`optim`]); and, beside them all, those
+//! who look on ([`debug`]).
 #![warn(missing_docs)]
 
 // The derive macro names this crate from outside; inside, it must find it too.
@@ -27,6 +28,7 @@ extern crate self as dtensor;
 mod autograd;
 pub mod comm;
 pub mod debug;
+mod declare;
 mod dispatch;
 mod distributed;
 mod engine;
@@ -39,7 +41,7 @@ pub mod optim;
 pub mod parallel;
 mod placement;
 mod random;
-mod redistribute;
+pub mod redistribute;
 mod scope;
 mod sharding;
 mod tensor;
@@ -49,7 +51,7 @@ pub use autograd::{
     Backward, BackwardOptions, Grads, Saves, checkpoint, checkpoint_all, enable_grad, grad, no_grad,
 };
 pub use dispatch::{
-    Mode, apply, apply_all, autocast, autocast_dtype, autocast_off, explicit_communication,
+    ImplicitCommunication, apply, apply_all, autocast, autocast_dtype, autocast_off, explicit_communication,
     implicit_replication,
 };
 pub use distributed::{FromLocal, RedistributeOptions, distribute_tensor, distribute_tensor_from, sharded};
@@ -65,7 +67,6 @@ pub use placement::{Chunk, Layout, Placements};
 pub use random::{
     Generator, GeneratorState, manual_seed, rng_state, set_rng_state, synchronize_rng, with_generator,
 };
-pub use redistribute::{CostModel, Link, Plan, Step};
 pub use sharding::{Attributes, CacheStats, Rule};
 pub use tensor::{
     DType, Device, Dim, Dims, Element, INFER, Meta, NewShape, Operand, Scalar, Shape, Tensor, on_device,
@@ -84,10 +85,10 @@ pub mod prelude {
     };
     pub use crate::plan;
     pub use crate::{
-        Attention, CrossEntropy, DType, Device, DeviceMesh, Error, FromLocal, Gelu, Layout, Mode, Partial,
-        Placement, Reduction, Replicate, Result, Shape, Shard, StridedShard, Tensor, autocast, checkpoint,
-        checkpoint_all, distribute_tensor, explicit_communication, implicit_replication, init_device_mesh,
-        manual_seed, no_grad, sharded, use_mesh,
+        Attention, CrossEntropy, DType, Device, DeviceMesh, Error, FromLocal, Gelu, ImplicitCommunication,
+        Layout, Partial, Placement, Reduction, Replicate, Result, Shape, Shard, StridedShard, Tensor,
+        autocast, checkpoint, checkpoint_all, distribute_tensor, explicit_communication,
+        implicit_replication, init_device_mesh, manual_seed, no_grad, sharded, use_mesh,
     };
 }
 

@@ -1,13 +1,11 @@
-//! Tensors on a mesh behave like tensors: the same operators, gradients, parameters and printing.
+//! Tensors on a mesh behave like tensors: made, printed, read and differentiated alike.
 
 use dtensor::comm::{ReduceOp, World, launch, record};
-use dtensor::nn::Parameter;
-use dtensor::optim::{Optimizer, Sgd};
 use dtensor::testing::spmd;
 use dtensor::{
-    BackwardOptions, DType, Device, DeviceMesh, Error, FromLocal, Generator, Mode, Partial, Placement,
-    Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication, grad,
-    on_device, sharded,
+    BackwardOptions, DType, Device, DeviceMesh, Error, FromLocal, Generator, ImplicitCommunication, Partial,
+    Placement, Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication,
+    grad, on_device, sharded,
 };
 
 const P: Placement = Partial(ReduceOp::Sum);
@@ -23,104 +21,6 @@ fn layouts() -> Vec<[Placement; 2]> {
 fn matrix(rows: usize, columns: usize) -> Result<Tensor> {
     let numbers = (0..rows * columns).map(|i| ((i * 7 + 3) % 11) as f64 - 4.0).collect();
     Tensor::from_vec::<f64>(numbers, [rows, columns])
-}
-
-#[test]
-fn operators_on_any_layout_are_those_of_the_whole() {
-    spmd(4, |world| {
-        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
-        for (rows, inner, columns) in [(4, 6, 2), (3, 5, 1), (1, 2, 3), (0, 3, 2)] {
-            let (a, b) = (matrix(rows, inner)?, matrix(inner, columns)?);
-            let whole = |a: &Tensor, b: &Tensor| -> Result<Vec<Tensor>> {
-                let y = a.matmul(b)?;
-                Ok(vec![y.relu()?, a.add(a)?.mul(0.5)?, y.sum(0)?, a.t()?, a.sum_all()?, y.softmax(1)?])
-            };
-            let expected = whole(&a, &b)?;
-            for (i, left) in layouts().into_iter().enumerate() {
-                let right = layouts()[(i * 5 + 2) % 17];
-                let (a, b) = (distribute_tensor(&a, &mesh, left)?, distribute_tensor(&b, &mesh, right)?);
-                for (got, expected) in whole(&a, &b)?.iter().zip(&expected) {
-                    assert_eq!(got.mesh(), Some(&mesh));
-                    assert_eq!(
-                        got.full_tensor()?.to_vec::<f64>()?,
-                        expected.to_vec::<f64>()?,
-                        "{left:?} {right:?}"
-                    );
-                }
-            }
-        }
-        Ok(())
-    });
-}
-
-#[test]
-fn gradients_come_to_where_the_leaf_lies() {
-    spmd(4, |world| {
-        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
-        let loss = |x: &Tensor, w: &Tensor| -> Result<Tensor> {
-            let y = x.matmul(w)?.tanh()?;
-            y.mul(&y)?.add(&y.max_dim(1, true)?.0)?.sum_all()
-        };
-        let (x, w) = (matrix(5, 3)?, matrix(3, 4)?.mul(0.1)?.requires_grad_(true)?);
-        loss(&x, &w)?.backward()?;
-        let expected = w.grad().unwrap().to_f64_vec()?;
-        for placements in layouts() {
-            let w = distribute_tensor(&w.detach().requires_grad_(true)?, &mesh, placements)?;
-            assert!(w.requires_grad() && w.is_leaf());
-            let x = distribute_tensor(&x, &mesh, [Shard(0), Shard(1)])?;
-            // Twice, so that the second is added to what lies there.
-            loss(&x, &w)?.backward()?;
-            loss(&x, &w)?.backward()?;
-            let grad = w.grad().unwrap();
-            assert_eq!(grad.layout(), w.layout(), "{placements:?}");
-            for (got, expected) in grad.full_tensor()?.to_f64_vec()?.iter().zip(&expected) {
-                assert!((got - 2.0 * expected).abs() < 1e-12, "{placements:?}: {got} is not {expected}");
-            }
-        }
-        Ok(())
-    });
-}
-
-#[test]
-fn parameters_on_a_mesh_are_trained_as_the_whole_would_be() {
-    spmd(3, |world| {
-        let mesh = DeviceMesh::new(&world, [3], "tp")?;
-        let (x, start) = (matrix(4, 5)?, matrix(5, 2)?.mul(0.25)?);
-        let train = |x: &Tensor, start: &Tensor| -> Result<Tensor> {
-            let weight = Parameter::new(start)?;
-            let optimizer = Sgd::new(vec![weight.clone()], 0.01)?;
-            for _ in 0..3 {
-                optimizer.zero_grad();
-                x.matmul(&weight.get())?.pow(2)?.mean_all()?.backward()?;
-                optimizer.step()?;
-            }
-            Ok(weight.get())
-        };
-        let expected = train(&x, &start)?.to_f64_vec()?;
-        for placement in [Shard(0), Shard(1), Replicate] {
-            let x = distribute_tensor(&x, &mesh, [Shard(1)])?;
-            let start = distribute_tensor(&start, &mesh, [placement])?;
-            let trained = train(&x, &start)?.full_tensor()?.to_f64_vec()?;
-            for (got, expected) in trained.iter().zip(&expected) {
-                assert!((got - expected).abs() < 1e-12);
-            }
-        }
-        Ok(())
-    });
-}
-
-#[test]
-fn a_number_on_a_mesh_is_the_whole_number() {
-    spmd(4, |world| {
-        let mesh = DeviceMesh::new(&world, [4], "tp")?;
-        let part = Tensor::scalar(world.rank() as f32)?;
-        assert_eq!(Tensor::from_local(&part, &mesh, [P])?.item::<f32>()?, 6.0);
-        let average = Tensor::from_local(&part, &mesh, [Partial(ReduceOp::Avg)])?;
-        assert_eq!(average.item_f64()?, 1.5);
-        let x = sharded::ones([6, 1], DType::F32, &mesh, [Shard(0)])?;
-        assert_eq!(x.sum_all()?.item::<f32>()?, 6.0);
-        Ok(())
-    });
 }
 
 #[test]
@@ -287,7 +187,8 @@ fn gradients_of_a_leaf_that_lie_differently_are_brought_together_openly() {
             };
             let loss = uses()?;
             let line = line!() + 1;
-            let (done, calls) = record(|| explicit_communication(Mode::Error, || loss.backward()));
+            let (done, calls) =
+                record(|| explicit_communication(ImplicitCommunication::Error, || loss.backward()));
             done?;
             if placement == Replicate {
                 assert_eq!(

@@ -5,27 +5,20 @@
 mod layouts;
 #[path = "common/ranks.rs"]
 mod ranks;
+#[path = "common/refused.rs"]
+mod refused;
 
-use dtensor::comm::{ReduceOp, World, launch, record};
+use dtensor::comm::{World, launch, record};
 use dtensor::testing::spmd;
 use dtensor::{
-    BackwardOptions, DType, DeviceMesh, FromLocal, Partial, Replicate, Result, Shard, Tensor,
-    distribute_tensor, distribute_tensor_from, init_device_mesh, sharded, use_mesh,
+    BackwardOptions, DType, DeviceMesh, FromLocal, Replicate, Result, Shard, Tensor, distribute_tensor,
+    distribute_tensor_from, init_device_mesh, sharded, use_mesh,
 };
 use layouts::{Grid, P, R, Whole, all_lists, plain, tensor};
+use refused::refused;
 
 fn simulated(ranks: usize, rank: usize) -> World {
     World::simulated(ranks, rank).expect("a simulated world can be made")
-}
-
-/// Asserts that a result is an error whose message has all of these words.
-#[track_caller]
-fn refused<T>(result: Result<T>, words: &[&str]) {
-    let Err(error) = result else { panic!("accepted, but expected an error with {words:?}") };
-    let message = error.to_string();
-    for word in words {
-        assert!(message.contains(word), "{message:?} does not say {word:?}");
-    }
 }
 
 fn names(mesh: &DeviceMesh) -> Vec<String> {
@@ -132,68 +125,6 @@ fn several_dims_can_be_one_and_one_several() {
             (&[4, 2][..], &[rank / 2, rank % 2][..])
         );
     }
-}
-
-#[test]
-fn wrong_arguments_are_named() {
-    let world = simulated(8, 0);
-    let new = |shape: &[usize], names: &[&str]| DeviceMesh::new(&world, shape, names);
-    refused(new(&[2, 2], &["dp", "dp"]), &["each mesh_dim_name must be unique", "dp"]);
-    refused(new(&[2, 2], &["dp"]), &["mesh_shape and mesh_dim_names should have same length", "dp"]);
-    refused(new(&[3, 3], &[]), &["mesh should not be bigger than default world size", "[3, 3]", "8"]);
-    refused(new(&[usize::MAX, 2], &[]), &["mesh should not be bigger than default world size"]);
-    refused(new(&[2, 0], &[]), &["size 0"]);
-    refused(new(&[], &[]), &["between 1 and 8 dims"]);
-    let of = |ranks: &[usize], shape: &[usize]| DeviceMesh::from_ranks(&world, ranks, shape, ());
-    refused(of(&[0, 1, 0, 2], &[4]), &["duplicate ranks", "rank 0"]);
-    refused(of(&[0, 8], &[2]), &["rank 8 is not in the world", "8"]);
-    refused(of(&[0, 1, 2], &[2, 2]), &["[2, 2]", "3 ranks"]);
-    refused(of(&[0, 1, 2, 3, 4, 5, 6, 7, 0], &[9]), &["mesh should not be bigger than default world size"]);
-
-    let mesh = new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap();
-    let unnamed = new(&[2, 2], &[]).unwrap();
-    refused(mesh.slice("cp"), &["invalid mesh_dim_names", "cp", "valid mesh_dim_names are", "tp"]);
-    refused(unnamed.slice("dp"), &["cannot slice a DeviceMesh without mesh_dim_names"]);
-    refused(mesh.slice(["tp", "dp"]), &["mesh dim indices should be in ascending order", "tp"]);
-    refused(mesh.slice(["dp", "dp"]), &["mesh dim indices should be in ascending order", "dp"]);
-    refused(mesh.slice(()), &["slice"]);
-    mesh.slice(["dp", "tp"]).unwrap().flatten("flat").unwrap();
-    refused(mesh.slice(["dp", "flat"]), &["overlap", "flat"]);
-    refused(mesh.slice(["flat", "pp"]), &["ascending order"]);
-    refused(mesh["dp"].slice("flat"), &["invalid mesh_dim_names", "flat"]);
-    refused(mesh.slice(["pp", "dp"]).unwrap().flatten("flat"), &["`flat` already exists for submesh", "tp"]);
-    refused(mesh.flatten("tp"), &["`tp` already exists"]);
-    refused(unnamed.flatten("flat"), &["cannot flatten a DeviceMesh without mesh_dim_names"]);
-    refused(
-        mesh.unflatten("dp", [2, 2], ["a", "b"]),
-        &["the product of [2, 2] must be the size of dim 1, 2"],
-    );
-    refused(mesh.unflatten(3, [2], ["a"]), &["mesh dim 3 does not exist", "3"]);
-    refused(mesh.unflatten("cp", [2], ["a"]), &["mesh dim `cp` does not exist", "valid mesh_dim_names are"]);
-    refused(mesh.unflatten("dp", [2, 1], ["a"]), &["same length"]);
-    refused(mesh.unflatten("dp", [2, 1], ["a", "tp"]), &["each mesh_dim_name must be unique"]);
-    refused(mesh.unflatten("dp", [2, 1], ()), &["either all dims of a mesh have names or none"]);
-    for result in [mesh.group(()).map(drop), mesh.local_rank(()).map(drop), mesh.size_of(()).map(drop)] {
-        refused(result, &["found the DeviceMesh have 3 dimensions", "`mesh_dim` needs to be specified"]);
-    }
-    refused(mesh.group("cp"), &["mesh dim `cp` does not exist"]);
-    refused(mesh.local_rank(3), &["mesh dim 3 does not exist"]);
-    refused(
-        distribute_tensor(&tensor(&[1.0], &[1], DType::F32).unwrap(), None, ()),
-        &["distribute_tensor", "no device mesh is currently active"],
-    );
-    refused(sharded::zeros([2], DType::F32, None, ()), &["zeros", "no device mesh is currently active"]);
-
-    let x = sharded::zeros([4, 4], DType::F32, &mesh, [R, R, R]).unwrap();
-    refused(x.redistribute([R, R]), &["must have the same length as `device_mesh.ndim`", "3"]);
-    refused(x.redistribute([R, R, Shard(2)]), &["sharding dim 2", "greater than tensor ndim 2"]);
-    refused(x.redistribute([R, R, Shard(-3)]), &["sharding dim -3"]);
-    refused(x.redistribute([P, R, Partial(ReduceOp::Max)]), &["mixed Partial reduce types"]);
-    let options = dtensor::RedistributeOptions { mesh: Some(unnamed.clone()), ..Default::default() };
-    refused(x.redistribute_with([R, R, R], options), &["cross device mesh comm not supported"]);
-    refused(distribute_tensor(&x, &unnamed, [R, R]), &["to a different device mesh"]);
-    refused(distribute_tensor(&x, &mesh, [R, R, Shard(0)]), &["to a different placements"]);
-    refused(distribute_tensor_from(&x.to_local().unwrap(), &mesh, (), Some(2)), &["no rank 2"]);
 }
 
 #[test]

@@ -249,7 +249,7 @@ fn what_the_scope_is_for() {
         // Communication that is asked for.
         let logits = distribute_tensor(&whole, &mesh, [Replicate, Shard(1)])?;
         let target = distribute_tensor(&labels, &mesh, [Replicate, Replicate])?;
-        explicit_communication(Mode::Error, || {
+        explicit_communication(ImplicitCommunication::Error, || {
             let error = logits.cross_entropy(&target, CrossEntropy::default()).unwrap_err().to_string();
             assert!(error.contains("cross_entropy") && error.contains("together"), "{error}");
             let loss = loss_parallel(|| logits.cross_entropy(&target, CrossEntropy::default()));
@@ -262,7 +262,7 @@ fn what_the_scope_is_for() {
                 let logits = logits.requires_grad_(true)?;
                 let target = distribute_tensor(&labels, &mesh, [Shard(0), Replicate])?;
                 let options = CrossEntropy { reduction, ..CrossEntropy::default() };
-                let (two, one) = explicit_communication(Mode::Error, || {
+                let (two, one) = explicit_communication(ImplicitCommunication::Error, || {
                     let two = loss_parallel(|| logits.log_softmax(1)?.nll_loss(&target, options))?;
                     let one = loss_parallel(|| logits.cross_entropy(&target, options))?;
                     two.sum_all()?.add(&one.sum_all()?)?.backward()?;

@@ -3,9 +3,9 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use dtensor::CostModel;
 use dtensor::comm::{ReduceOp, record};
 use dtensor::prelude::*;
+use dtensor::redistribute::CostModel;
 use dtensor::testing::spmd;
 
 #[test]

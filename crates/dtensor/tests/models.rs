@@ -1,8 +1,6 @@
 //! The models of the seeds: what they are made of, that they learn, and that they do the same on a mesh.
 
-use dtensor::models::{
-    Attention, MLPModule, MLPStacked, ModelArgs, RMSNormPython, Transformer, TransformerBlock,
-};
+use dtensor::models::{MLPModule, MLPStacked, ModelArgs, RMSNormPython, Transformer, TransformerBlock};
 use dtensor::nn::{Module, RmsNorm, deep_copy};
 use dtensor::optim::Sgd;
 use dtensor::prelude::*;
@@ -71,7 +69,7 @@ fn what_no_model_can_be_made_of_is_refused() -> Result<()> {
         for error in [
             message(Transformer::new(&args)),
             message(TransformerBlock::new(&args)),
-            message(Attention::of(&args)),
+            message(args.attention()),
         ] {
             assert!(
                 error.contains("ModelArgs") && error.contains(expected),

@@ -4,10 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dtensor::comm::{ReduceOp, World};
-use dtensor::{
-    CostModel, DType, DeviceMesh, Link, Partial, Placement, Plan, Replicate, Shard, Tensor,
-    distribute_tensor, sharded,
-};
+use dtensor::redistribute::{CostModel, Link, Plan};
+use dtensor::{DType, DeviceMesh, Partial, Placement, Replicate, Shard, Tensor, distribute_tensor, sharded};
 
 const P: Placement = Partial(ReduceOp::Sum);
 const R: Placement = Replicate;

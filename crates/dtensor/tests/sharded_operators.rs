@@ -4,9 +4,9 @@
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
 use dtensor::{
-    Attention, DType, Device, DeviceMesh, Error, FromLocal, Layout, Mode, Partial, Placement, Replicate,
-    Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication, implicit_replication,
-    manual_seed, sharded,
+    Attention, DType, Device, DeviceMesh, FromLocal, ImplicitCommunication, Layout, Partial, Placement,
+    Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication,
+    implicit_replication, manual_seed, sharded,
 };
 
 const P: Placement = Placement::PARTIAL;
@@ -59,7 +59,7 @@ fn a_scope_makes_implicit_communication_an_error() {
     let mesh = simulated(4);
     let rows = sharded::ones([8, 8], DType::F32, &mesh, [Shard(0)]).unwrap().requires_grad_(true).unwrap();
     let columns = sharded::ones([8, 8], DType::F32, &mesh, [Shard(1)]).unwrap();
-    explicit_communication(Mode::Error, || {
+    explicit_communication(ImplicitCommunication::Error, || {
         let (error, calls) = record(|| rows.add(&columns).unwrap_err().to_string());
         for word in ["add", "sharded_operators.rs", "[S(1)]", "[S(0)]", "all_to_all", "input 1"] {
             assert!(error.contains(word), "{word} is not in {error}");
@@ -71,14 +71,15 @@ fn a_scope_makes_implicit_communication_an_error() {
         assert!(rows.add(&whole).is_ok());
         assert!(rows.argmax(0, false).unwrap_err().to_string().contains("all_gather"));
         // An inner scope counts.
-        assert!(explicit_communication(Mode::Allow, || rows.add(&columns)).is_ok());
+        assert!(explicit_communication(ImplicitCommunication::Allow, || rows.add(&columns)).is_ok());
     });
     // In backward, too.
     let loss = rows.max_all().unwrap();
-    let error = explicit_communication(Mode::Error, || loss.backward()).unwrap_err().to_string();
+    let error =
+        explicit_communication(ImplicitCommunication::Error, || loss.backward()).unwrap_err().to_string();
     assert!(error.contains("implicit communication") && error.contains("sharded_operators.rs"), "{error}");
     // A warning lets it pass.
-    assert!(explicit_communication(Mode::Warn, || rows.add(&columns)).is_ok());
+    assert!(explicit_communication(ImplicitCommunication::Warn, || rows.add(&columns)).is_ok());
 }
 
 /// A leaf's gradient comes to where the leaf lies, and that is no operator's doing.
@@ -88,7 +89,7 @@ fn the_way_of_a_gradient_to_its_leaf_is_not_implicit() {
     let weight = sharded::ones([8], DType::F32, &mesh, [Replicate]).unwrap().requires_grad_(true).unwrap();
     let x = sharded::ones([4, 8], DType::F32, &mesh, [Shard(0)]).unwrap();
     let loss = x.layer_norm(1, Some(&weight), None, 1e-5).unwrap().sum_all().unwrap();
-    let (done, calls) = record(|| explicit_communication(Mode::Error, || loss.backward()));
+    let (done, calls) = record(|| explicit_communication(ImplicitCommunication::Error, || loss.backward()));
     done.unwrap();
     assert_eq!(calls.iter().map(|call| call.collective.name()).collect::<Vec<_>>(), ["all_reduce"]);
     assert_eq!(weight.grad().unwrap().placements(), [Replicate]);
@@ -186,7 +187,9 @@ fn all_ranks_refuse_alike() {
         let mesh = DeviceMesh::from_ranks(&world, &[2, 0], [2], ())?;
         let x = sharded::ones([4, 2], DType::F32, &mesh, [Shard(0)])?;
         for x in [x.clone(), x.empty_like(Device::Meta)?] {
-            let error = explicit_communication(Mode::Error, || x.argmax(0, false)).unwrap_err().to_string();
+            let error = explicit_communication(ImplicitCommunication::Error, || x.argmax(0, false))
+                .unwrap_err()
+                .to_string();
             assert!(error.contains("implicit communication"), "{error}");
         }
         let (error, calls) = record(|| x.t().unwrap().add(&x.empty_like(Device::Meta).unwrap().t().unwrap()));

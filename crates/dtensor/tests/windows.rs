@@ -1,10 +1,14 @@
 //! Convolutions, quantiles and replaced elements: what is refused, half precision, and the layers that convolve.
 
+#[path = "common/refused.rs"]
+mod refused;
+
 use dtensor::comm::record;
 use dtensor::nn::{Conv1d, Conv2d, Module, Sequential};
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
 use dtensor::{Convolution, Interpolation, Padding};
+use refused::refused;
 
 fn zeros64(shape: &[usize]) -> Tensor {
     Tensor::zeros(shape, DType::F64).unwrap()
@@ -12,15 +16,6 @@ fn zeros64(shape: &[usize]) -> Tensor {
 
 fn zeros(shape: &[usize]) -> Tensor {
     Tensor::zeros(shape, DType::F32).unwrap()
-}
-
-#[track_caller]
-fn refused<T>(result: Result<T>, words: &[&str]) {
-    let Err(error) = result else { panic!("this should have been refused: {words:?}") };
-    let text = error.to_string();
-    for word in words {
-        assert!(text.contains(word), "`{word}` is not in `{text}`");
-    }
 }
 
 #[test]

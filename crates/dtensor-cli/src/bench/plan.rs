@@ -6,9 +6,10 @@
 use std::error::Error;
 
 use clap::Args;
+use dtensor::Generator;
 use dtensor::comm::{ReduceOp, World};
 use dtensor::prelude::*;
-use dtensor::{CostModel, Generator};
+use dtensor::redistribute::CostModel;
 use serde::Serialize;
 
 use super::timing::{median, seconds};

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::region::{Region, enter, in_region};
 use super::saved::{Saved, SavedValues, Saves};
-use crate::comm::{ReduceOp, Running, Site, running_module};
+use crate::comm::{Running, Site, running_module};
 use crate::mesh::DeviceMesh;
 use crate::ops::Op;
 use crate::placement::{Layout, Partial, Placement};
@@ -113,7 +113,7 @@ fn laid(x: &Tensor, layout: Option<&Layout>, at: &Site) -> Result<Tensor> {
 
 /// Whether tensors that lie so are added part by part.
 pub(super) fn adds_up(layout: &Layout) -> bool {
-    let whole = |p: &Placement| !p.is_partial() || matches!(p, Partial(ReduceOp::Sum | ReduceOp::Avg));
+    let whole = |p: &Placement| !matches!(p, Partial(op) if !op.is_linear());
     layout.placements().iter().all(whole)
 }
 

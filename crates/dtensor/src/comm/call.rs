@@ -2,11 +2,8 @@
 //!
 //! Pure: nothing here communicates.
 
-use std::borrow::Cow;
-use std::cell::Cell;
 use std::fmt;
 use std::hash::Hasher;
-use std::panic::Location;
 use std::sync::Arc;
 
 use rustc_hash::FxHasher;
@@ -14,58 +11,10 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::drawn::Drawn;
-use super::running::running_module;
-use crate::engine::kernels::reduce::Reduce;
-use crate::scope::within;
+use super::reduce_op::ReduceOp;
+use super::site::Site;
 use crate::tensor::{DType, Meta, Shape};
 use crate::{Device, Error, Result};
-
-/// How values of several ranks become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum ReduceOp {
-    /// The sum, added in rank order.
-    Sum,
-    /// The sum divided by the number of ranks. Not for integers.
-    Avg,
-    /// The largest; NaN if there is one.
-    Max,
-    /// The smallest; NaN if there is one.
-    Min,
-    /// The product, in rank order.
-    Product,
-}
-
-impl ReduceOp {
-    /// Whether values can be reduced so along one mesh dim and in the other way along another, in any order or at once.
-    pub(crate) fn commutes_with(self, other: ReduceOp) -> bool {
-        let linear = |op| matches!(op, ReduceOp::Sum | ReduceOp::Avg);
-        self == other || (linear(self) && linear(other))
-    }
-}
-
-impl From<ReduceOp> for Reduce {
-    fn from(op: ReduceOp) -> Self {
-        match op {
-            ReduceOp::Sum => Reduce::Sum,
-            ReduceOp::Avg => Reduce::Mean,
-            ReduceOp::Max => Reduce::Max,
-            ReduceOp::Min => Reduce::Min,
-            ReduceOp::Product => Reduce::Prod,
-        }
-    }
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Avg => "avg",
-            ReduceOp::Max => "max",
-            ReduceOp::Min => "min",
-            ReduceOp::Product => "product",
-        })
-    }
-}
 
 /// One number per rank of a group.
 pub type PerRank = SmallVec<[usize; 4]>;
@@ -341,68 +290,6 @@ fn cut(op: &'static str, x: &Meta, dim: usize, sizes: &[usize], n: usize) -> Res
     }
     let message = format!("sizes {sizes:?} must add up to the size of dim {dim} of shape {}", x.shape);
     Err(Error::argument(op, message))
-}
-
-/// A line of a program.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Site {
-    /// The file, as the compiler names it.
-    pub file: Cow<'static, str>,
-    /// The line in it.
-    pub line: u32,
-    /// The operator that moves its inputs there, where nobody asked for it to be done.
-    pub operator: Option<Arc<str>>,
-    /// The module that was running, if somebody watches modules.
-    pub module: Option<Cow<'static, str>>,
-}
-
-thread_local! {
-    static ORIGIN: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
-}
-
-/// Runs `body`, in which everything is done for this line: a gradient is the work of the operator it is of. Without one,
-/// everything is done for the line that does it.
-pub(crate) fn on_behalf_of<R>(
-    line: impl Into<Option<&'static Location<'static>>>,
-    body: impl FnOnce() -> R,
-) -> R {
-    within(&ORIGIN, line.into(), body)
-}
-
-/// The line that everything is done for, if there is one.
-pub(crate) fn origin() -> Option<&'static Location<'static>> {
-    ORIGIN.get()
-}
-
-/// The line that something is done for: the one that calls, unless it does so for another.
-pub(crate) fn asked_by(caller: &'static Location<'static>) -> &'static Location<'static> {
-    ORIGIN.get().unwrap_or(caller)
-}
-
-impl Site {
-    /// The line that called the function this is called from.
-    #[track_caller]
-    pub(crate) fn caller() -> Self {
-        Site::of(asked_by(Location::caller()))
-    }
-
-    pub(crate) fn of(at: &'static Location<'static>) -> Self {
-        let module = running_module().map(|module| Cow::Borrowed(module.path));
-        Site { file: Cow::Borrowed(at.file()), line: at.line(), operator: None, module }
-    }
-}
-
-impl fmt::Display for Site {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.file, self.line)?;
-        if let Some(operator) = &self.operator {
-            write!(f, ", implicit in {operator}")?;
-        }
-        match &self.module {
-            Some(module) => write!(f, ", in module {module}"),
-            None => Ok(()),
-        }
-    }
 }
 
 /// One collective as one rank called it: what is compared across ranks, kept in the ring of the last ones, and named

@@ -1,19 +1,21 @@
 //! Several tensors in one collective.
 //!
-//! Many small ones cost little more than one: they are put side by side as the columns of a matrix, which moves at once. Gradients
-//! take the same way back.
+//! Many small ones cost little more than one: they are put side by side as the columns of a matrix, which
+//! moves at once. Gradients take the same way back.
 
 use std::panic::Location;
 
-use super::call::{Bundle, Collective, PerRank, ReduceOp, Site, asked_by, on_behalf_of};
+use super::call::{Bundle, Collective, PerRank};
 use super::functional::Pending;
 use super::group::Group;
+use super::reduce_op::ReduceOp;
+use super::site::{Site, asked_by, on_behalf_of};
 use crate::tensor::Shape;
 use crate::{Error, Result, Tensor};
 
 impl Group {
-    /// As [`all_reduce`](Group::all_reduce) of each tensor, in one collective. They have one dtype, and ranks give as many of the same
-    /// shapes in the same order.
+    /// As [`all_reduce`](Group::all_reduce) of each tensor, in one collective. They have one dtype, and ranks
+    /// give as many of the same shapes in the same order.
     ///
     /// ```
     /// use dtensor::comm::{ReduceOp, launch};
@@ -41,8 +43,8 @@ impl Group {
         self.coalesced(Collective::AllReduce { op }, x, 1, shapes)
     }
 
-    /// As [`all_gather_tensor`](Group::all_gather_tensor) of each tensor along its first dim, in one collective. They have one dtype,
-    /// and ranks give as many of the same shapes in the same order.
+    /// As [`all_gather_tensor`](Group::all_gather_tensor) of each tensor along its first dim, in one
+    /// collective. They have one dtype, and ranks give as many of the same shapes in the same order.
     ///
     /// ```
     /// use dtensor::comm::launch;
@@ -79,8 +81,8 @@ impl Group {
         self.coalesced(Collective::AllGather { dim: 0, sizes }, x, 1, shapes)
     }
 
-    /// As [`reduce_scatter_tensor`](Group::reduce_scatter_tensor) of each tensor along its first dim, in one collective. They have
-    /// one dtype, and ranks give as many of the same shapes in the same order.
+    /// As [`reduce_scatter_tensor`](Group::reduce_scatter_tensor) of each tensor along its first dim, in one
+    /// collective. They have one dtype, and ranks give as many of the same shapes in the same order.
     ///
     /// ```
     /// use dtensor::comm::{ReduceOp, launch};
@@ -124,8 +126,8 @@ impl Group {
         )
     }
 
-    /// A collective on the matrix that has so many rows of each tensor side by side. What comes of each has one of the shapes, and
-    /// requires a gradient if the tensor did.
+    /// A collective on the matrix that has so many rows of each tensor side by side. What comes of each has
+    /// one of the shapes, and requires a gradient if the tensor did.
     #[track_caller]
     fn coalesced(
         &self,

@@ -4,8 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The draws that a rank has made, from its thread's generator, of tensors that it has together with a group: how many, the last one,
-/// and a digest of all. Every collective carries it, so that ranks whose generators have come apart learn of it when they next meet.
+/// The draws that a rank has made, from its thread's generator, of tensors that it has together with a group:
+/// how many, the last one, and a digest of all. Every collective carries it, so that ranks whose generators
+/// have come apart learn of it when they next meet.
 ///
 /// There is nothing to be done with it but to print it, and to compare it with another rank's.
 ///

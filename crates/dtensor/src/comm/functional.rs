@@ -3,9 +3,11 @@
 use std::fmt;
 use std::panic::Location;
 
-use super::call::{Bundle, Collective, PerRank, ReduceOp, Site, asked_by, on_behalf_of};
+use super::call::{Bundle, Collective, PerRank};
 use super::group::Group;
+use super::reduce_op::ReduceOp;
 use super::running::{running_module, within_module};
+use super::site::{Site, asked_by, on_behalf_of};
 use super::transport::Flight;
 use crate::autograd::{Backward, Grads, Moment, Recorded, Saves, grad_enabled};
 use crate::dispatch::record;

@@ -7,9 +7,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::call::{Bundle, Call, Collective, PerRank, ReduceOp, Site, nothing};
+use super::call::{Bundle, Call, Collective, PerRank, nothing};
 use super::drawn::Drawn;
 use super::functional::Pending;
+use super::reduce_op::ReduceOp;
+use super::site::Site;
 use super::transport::{Channel, Flight, Joining, only};
 use super::world::{Presence, WorldKind};
 use crate::autograd::grad_enabled;
@@ -143,7 +145,7 @@ impl Group {
     ) -> Result<Box<dyn Flight>> {
         collective.check(&meta, self.size())?;
         let call = Call { bundle, ..self.call(collective, meta, grad, at) };
-        self.inner.channel.start(call, values, self.timeout)
+        self.inner.channel.clone().start(call, values, self.timeout)
     }
 
     /// Begins a collective on a tensor's value, if it has one: those of meta tensors meet, but move nothing.
@@ -578,7 +580,7 @@ impl Group {
         let collective = Collective::Recv { src, tag };
         collective.check(&nothing(), self.size())?;
         let call = self.call(collective, nothing(), false, Site::caller());
-        let flight = self.inner.channel.receive(call, src, tag, self.timeout)?;
+        let flight = self.inner.channel.clone().receive(call, src, tag, self.timeout)?;
         Ok(Pending::new(flight, |values| only("recv", values).map(Tensor::of)))
     }
 

@@ -23,11 +23,11 @@
 //!
 //! # When something goes wrong
 //!
-//! Every collective carries a descriptor: group, number, what is to be done, dtype, shape, the line that called it, and what the
-//! rank has drawn of random tensors that the group has together. Ranks compare them, so two ranks that mean different things both get an error that shows both. A rank that returns,
-//! fails, panics or does not come within the timeout (30 s, [`World::with_timeout`]) makes every rank that waits for it
-//! return an error that names the rank, the collective and the line. A group that has failed stays failed; the process
-//! goes on, and a new world works.
+//! Every collective carries a descriptor: group, number, what is to be done, dtype, shape, the line that called it, and
+//! what the rank has drawn of random tensors that the group has together. Ranks compare them, so two ranks that mean
+//! different things both get an error that shows both. A rank that returns, fails, panics or does not come within the
+//! timeout (30 s, [`World::with_timeout`]) makes every rank that waits for it return an error that names the rank, the
+//! collective and the line. A group that has failed stays failed; the process goes on, and a new world works.
 //!
 //! # Order
 //!
@@ -37,28 +37,34 @@
 mod call;
 mod coalesced;
 mod drawn;
+mod fault;
 mod functional;
 mod group;
 #[cfg(feature = "mpi")]
 #[allow(unsafe_code)]
 mod mpi;
 mod object;
+mod reduce_op;
+mod ring;
 mod running;
 mod simulated;
+mod site;
 #[allow(unsafe_code)]
 mod threads;
 mod transport;
-mod watch;
 mod world;
 
-pub use call::{Bundle, Call, Collective, PerRank, ReduceOp, Site};
-pub(crate) use call::{asked_by, on_behalf_of, origin};
+pub use call::{Bundle, Call, Collective, PerRank};
 pub use drawn::Drawn;
+pub use fault::{Cause, Departure, Fault};
 pub use functional::Pending;
 pub use group::Group;
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiOptions, mpirun};
+pub use reduce_op::ReduceOp;
+pub(crate) use ring::listened;
+pub use ring::record;
 pub(crate) use running::{Running, running_module, set_running_module, within_module};
-pub(crate) use watch::listened;
-pub use watch::{Cause, Departure, Fault, record};
+pub use site::Site;
+pub(crate) use site::{asked_by, on_behalf_of, origin};
 pub use world::{World, WorldKind, launch, launch_each, run, run_each};

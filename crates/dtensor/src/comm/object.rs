@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::call::Site;
 use super::group::Group;
+use super::site::Site;
 use crate::{Error, Result};
 
 impl Group {

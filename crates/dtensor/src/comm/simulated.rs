@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::{Call, Collective};
+use super::fault::Departure;
+use super::ring::Ring;
 use super::transport::{Channel, Flight, Joining, Landed, Transport};
-use super::watch::{Departure, Ring};
 use crate::engine::Local;
 use crate::engine::kernels::copy;
 use crate::ops::Locals;
@@ -38,7 +39,7 @@ struct Alone {
 }
 
 impl Channel for Alone {
-    fn start(&self, call: Call, values: Locals, _: Duration) -> Result<Box<dyn Flight>> {
+    fn start(self: Arc<Self>, call: Call, values: Locals, _: Duration) -> Result<Box<dyn Flight>> {
         self.ring.note(&call);
         // Alone, a rank gets what it gave; and where there is no value, there is nothing to give.
         if self.members == 1 || call.meta.device == Device::Meta {
@@ -67,7 +68,7 @@ impl Channel for Alone {
         Ok(())
     }
 
-    fn receive(&self, call: Call, _: usize, _: u32, _: Duration) -> Result<Box<dyn Flight>> {
+    fn receive(self: Arc<Self>, call: Call, _: usize, _: u32, _: Duration) -> Result<Box<dyn Flight>> {
         self.ring.note(&call);
         Err(nobody("recv"))
     }

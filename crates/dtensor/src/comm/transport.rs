@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::call::{Call, Site};
-use super::watch::Departure;
+use super::call::Call;
+use super::fault::Departure;
+use super::site::Site;
 use crate::engine::Local;
 use crate::ops::Locals;
 use crate::{Error, Result};
@@ -45,13 +46,19 @@ pub(crate) trait Transport: Debug + Send + Sync {
 /// One rank's connection to a group.
 pub(crate) trait Channel: Debug + Send + Sync {
     /// Begins a collective. It does not wait for others.
-    fn start(&self, call: Call, values: Locals, timeout: Duration) -> Result<Box<dyn Flight>>;
+    fn start(self: Arc<Self>, call: Call, values: Locals, timeout: Duration) -> Result<Box<dyn Flight>>;
 
     /// Hands a value to a member. It does not wait for it to be taken.
     fn send(&self, call: Call, value: Local, dst: usize, tag: u32) -> Result<()>;
 
     /// Begins to take the next value that a member sends with a tag.
-    fn receive(&self, call: Call, src: usize, tag: u32, timeout: Duration) -> Result<Box<dyn Flight>>;
+    fn receive(
+        self: Arc<Self>,
+        call: Call,
+        src: usize,
+        tag: u32,
+        timeout: Duration,
+    ) -> Result<Box<dyn Flight>>;
 
     /// Remembers a call without making it.
     fn note(&self, call: &Call);

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::call::Site;
+use super::fault::{Departure, departure, panic_message};
 use super::group::Group;
 use super::simulated::Simulated;
+use super::site::Site;
 use super::threads;
 use super::transport::{Joining, Key, Transport};
-use super::watch::{Departure, departure, panic_message};
+
 use crate::{Error, Result, set_num_threads};
 
 /// How long a rank waits for the others unless told otherwise.

@@ -276,7 +276,7 @@ fn bands(layout: &Layout, dim: Option<usize>) -> Result<Vec<Band>> {
     let Some(dim) = dim else { return Ok(vec![Band { indices: None, owned: vec![true; mesh.size()] }]) };
     let mut parts = Vec::new();
     for position in 0..mesh.size() {
-        parts.push(layout.ranges_at(&unravel(position, mesh.shape()))?.swap_remove(dim));
+        parts.push(layout.ranges_at(&unravel(position, mesh.shape())).swap_remove(dim));
     }
     let mut edges: Vec<usize> = parts.iter().flatten().flat_map(|range| [range.start, range.end]).collect();
     edges.sort_unstable();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::around::{self, Heard};
-use super::mode::{Mode, mode, replicating, unheard};
+use super::mode::{ImplicitCommunication, mode, replicating, unheard};
 use super::{Call, all_meta, kept, shapes};
 use crate::autograd::grad_enabled;
 use crate::comm::{Collective, Site, asked_by, on_behalf_of};
@@ -81,7 +81,7 @@ fn run_on<O: Op>(
     at: &'static Location<'static>,
 ) -> Result<SmallVec<[Tensor; 1]>> {
     let decision = decide(mesh, &op, inputs)?;
-    if mode() != Mode::Allow {
+    if mode() != ImplicitCommunication::Allow {
         announce(mesh, &op, &decision, inputs, &implicit(&op, at))?;
     }
     let heard = around::active().then(|| (op.name(), decision.clone()));
@@ -188,7 +188,7 @@ fn announce(
         moves.join(" and ")
     );
     match mode() {
-        Mode::Error => Err(Error::argument(op.name(), message)),
+        ImplicitCommunication::Error => Err(Error::argument(op.name(), message)),
         // All ranks would say the same.
         _ if mesh.coordinate().is_some_and(|at| at.iter().all(|&at| at == 0)) && unheard(op.name(), at) => {
             eprintln!("warning: {}: {message}", op.name());

@@ -31,7 +31,7 @@ pub(crate) use around::{Heard, overheard};
 pub use autocast::{autocast, autocast_dtype, autocast_off};
 pub(crate) use autocast::{cast_metas, prepared, within_autocast};
 pub(crate) use distributed::one_mesh;
-pub use mode::{Mode, explicit_communication, implicit_replication};
+pub use mode::{ImplicitCommunication, explicit_communication, implicit_replication};
 pub(crate) use mode::{Modes, in_loss_parallel, within_loss_parallel};
 
 /// Turns the inputs of an operator into those that it is run on. The names are the function's own: nothing is made, and nothing

@@ -10,7 +10,7 @@ use crate::comm::Site;
 use crate::scope::within;
 
 thread_local! {
-    static MODE: Cell<Mode> = const { Cell::new(Mode::Allow) };
+    static MODE: Cell<ImplicitCommunication> = const { Cell::new(ImplicitCommunication::Allow) };
     /// Operators, files and lines.
     static SAID: RefCell<HashSet<(&'static str, Cow<'static, str>, u32)>> = RefCell::default();
     static REPLICATING: Cell<bool> = const { Cell::new(false) };
@@ -19,7 +19,7 @@ thread_local! {
 
 /// What becomes of an operator whose inputs have to be moved between ranks though nobody said so.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum ImplicitCommunication {
     /// They are moved.
     #[default]
     Allow,
@@ -36,12 +36,12 @@ pub enum Mode {
 ///
 /// ```
 /// use dtensor::comm::World;
-/// use dtensor::{DType, DeviceMesh, Mode, Replicate, Shard, explicit_communication, sharded};
+/// use dtensor::{DType, DeviceMesh, ImplicitCommunication, Replicate, Shard, explicit_communication, sharded};
 /// # fn main() -> dtensor::Result<()> {
 /// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [4], "tp")?;
 /// let rows = sharded::ones([8, 8], DType::F32, &mesh, [Shard(0)])?;
 /// let columns = sharded::ones([8, 8], DType::F32, &mesh, [Shard(1)])?;
-/// explicit_communication(Mode::Error, || {
+/// explicit_communication(ImplicitCommunication::Error, || {
 ///     let error = rows.add(&columns).unwrap_err().to_string();
 ///     assert!(error.contains("add") && error.contains("all_to_all"), "{error}");
 ///     assert!(rows.add(&columns.redistribute([Shard(0)])?).is_ok());
@@ -49,11 +49,11 @@ pub enum Mode {
 /// })
 /// # }
 /// ```
-pub fn explicit_communication<R>(mode: Mode, body: impl FnOnce() -> R) -> R {
+pub fn explicit_communication<R>(mode: ImplicitCommunication, body: impl FnOnce() -> R) -> R {
     within(&MODE, mode, body)
 }
 
-pub(super) fn mode() -> Mode {
+pub(super) fn mode() -> ImplicitCommunication {
     MODE.get()
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn in_loss_parallel() -> bool {
 /// The modes that operators depend on, of one thread at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Modes {
-    mode: Mode,
+    mode: ImplicitCommunication,
     replicating: bool,
     loss_parallel: bool,
     autocast: Option<DType>,
@@ -147,11 +147,15 @@ mod tests {
             assert!(replicating());
         });
         assert!(!replicating());
-        explicit_communication(Mode::Error, || {
-            explicit_communication(Mode::Allow, || assert_eq!(mode(), Mode::Allow));
-            assert_eq!(mode(), Mode::Error);
+        explicit_communication(ImplicitCommunication::Error, || {
+            explicit_communication(ImplicitCommunication::Allow, || {
+                assert_eq!(mode(), ImplicitCommunication::Allow)
+            });
+            assert_eq!(mode(), ImplicitCommunication::Error);
         });
-        let _ = std::panic::catch_unwind(|| explicit_communication(Mode::Warn, || panic!("out")));
-        assert_eq!(mode(), Mode::Allow);
+        let _ = std::panic::catch_unwind(|| {
+            explicit_communication(ImplicitCommunication::Warn, || panic!("out"))
+        });
+        assert_eq!(mode(), ImplicitCommunication::Allow);
     }
 }

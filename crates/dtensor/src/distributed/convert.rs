@@ -299,7 +299,8 @@ impl Tensor {
         self.relaid(&whole)?.to_local()
     }
 
-    /// As [`full_tensor`](Tensor::full_tensor), saying how the gradient that comes back will lie: all of it on every rank, or partial.
+    /// As [`full_tensor`](Tensor::full_tensor), saying how the gradient that comes back will lie: all of it
+    /// on every rank, or partial.
     #[track_caller]
     pub fn full_tensor_with(&self, grad_placements: impl Into<Placements>) -> Result<Tensor> {
         const OP: &str = "full_tensor";

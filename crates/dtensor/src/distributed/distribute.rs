@@ -7,7 +7,6 @@ use crate::engine::kernels::copy::NOTHING;
 use crate::mesh::{DeviceMesh, chosen};
 use crate::placement::{Layout, Partial, Placements, Ranges, chunk_of_each};
 use crate::redistribute::keep;
-use crate::tensor::{Meta, Part};
 use crate::{Error, Result, Tensor};
 
 /// Lays a tensor, of which every rank has one of the same shape, on a mesh. The values are those of the rank at the mesh's
@@ -39,8 +38,8 @@ pub fn distribute_tensor<'a>(
     distribute_tensor_from(tensor, mesh, placements, Some(0))
 }
 
-/// As [`distribute_tensor`], with the values of the rank at position `source` of every mesh dim; or of every rank its own, without
-/// communication: then they must be the same.
+/// As [`distribute_tensor`], with the values of the rank at position `source` of every mesh dim; or of every
+/// rank its own, without communication: then they must be the same.
 #[track_caller]
 pub fn distribute_tensor_from<'a>(
     tensor: &Tensor,
@@ -74,13 +73,10 @@ pub fn distribute_tensor_from<'a>(
         let message = format!("source: there is no rank {source} along a mesh dim of size {size}");
         return Err(Error::argument(OP, message));
     }
-    let part = match (&tensor.value().part, mesh.coordinate(), source) {
-        (Part::Meta(meta), ..) => Part::of_meta(layout.local_shape().clone(), meta.dtype),
-        (Part::Local(_), None, _) => {
-            let nothing = Meta { shape: layout.local_shape().clone(), ..tensor.meta() };
-            Tensor::full_of(&nothing, 0)?.value().part.clone()
-        }
-        (Part::Local(_), Some(at), Some(source)) => {
+    let laid = match (mesh.coordinate().filter(|_| !tensor.is_meta()), source) {
+        // Without values, or outside the mesh, there is nothing but a shape.
+        (None, _) => Tensor::full_laid(&layout, &tensor.meta(), 0)?,
+        (Some(at), Some(source)) => {
             let handed = handed_out(&tensor.detach(), &mesh, &layout, at, source)?;
             if handed.dims() != &layout.local_shape()[..] || handed.dtype() != tensor.dtype() {
                 let message = format!(
@@ -93,14 +89,14 @@ pub fn distribute_tensor_from<'a>(
                 );
                 return Err(Error::argument(OP, message));
             }
-            handed.value().part.clone()
+            handed.on_layout(layout)
         }
-        (part @ Part::Local(_), Some(_), None) => {
-            let whole = Tensor::laid(part.clone(), layout.replicated());
-            whole.value_in(&layout, &Site::caller())?.part
+        (Some(_), None) => {
+            let whole = tensor.on_layout(layout.replicated());
+            Tensor::laid(whole.value_in(&layout, &Site::caller())?.part, layout)
         }
     };
-    Tensor::laid(part, layout).requires_grad_(tensor.requires_grad())
+    laid.requires_grad_(tensor.requires_grad())
 }
 
 /// The part of a tensor that rank `i` of `n` along a mesh dim gets.

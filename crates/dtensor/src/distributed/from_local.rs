@@ -43,8 +43,8 @@ pub struct FromLocal {
     /// from them. This communicates. The parts must be those that the placements call for. A rank outside the mesh is not told,
     /// and has to give the shape.
     pub uneven: bool,
-    /// How the gradient is to lie whose part this rank gets back: ranks must have the same elements of it as of the tensor. If it is
-    /// not given: as the tensor, replicated where it is partial.
+    /// How the gradient is to lie whose part this rank gets back: ranks must have the same elements of it as
+    /// of the tensor. If it is not given: as the tensor, replicated where it is partial.
     pub grad_placements: Option<Placements>,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct Joined {
 impl Joined {
     fn extreme(&self) -> Option<ReduceOp> {
         self.layout.placements().iter().find_map(|p| match p {
-            Partial(op @ (ReduceOp::Max | ReduceOp::Min | ReduceOp::Product)) => Some(*op),
+            Partial(op) if !op.is_linear() => Some(*op),
             _ => None,
         })
     }
@@ -121,8 +121,7 @@ impl Recorded for Joined {
                 // The gradient goes to the ranks that hold the extreme, in equal parts.
                 let x = cx.input(0)?.detach();
                 let reduce = |part: &Tensor, layout: &Layout| -> Result<Tensor> {
-                    let partial = Tensor::laid(part.value().part.clone(), layout.clone());
-                    partial.relaid_at(&whole, &self.at)?.to_local()
+                    part.on_layout(layout.clone()).relaid_at(&whole, &self.at)?.to_local()
                 };
                 let holds = x.eq(&reduce(&x, &self.layout)?)?.to_dtype(dx.dtype())?;
                 let counted = self.layout.map(|&p| if p.is_partial() { Partial(ReduceOp::Sum) } else { p });
@@ -134,6 +133,11 @@ impl Recorded for Joined {
 }
 
 impl Tensor {
+    /// What this rank has of this tensor, as its part of one that lies so.
+    pub(crate) fn on_layout(&self, layout: Layout) -> Tensor {
+        Tensor::laid(self.value().part.clone(), layout)
+    }
+
     /// A tensor on a mesh of which every rank has a part already. No data moves.
     ///
     /// Every rank is taken to have a part of the same shape. If that is not so, ranks have different ideas of the whole, and the
@@ -226,8 +230,7 @@ impl Tensor {
         };
         let mut own = part.detach();
         if mesh.coordinate().is_none() {
-            let nothing = Meta { shape: layout.local_shape().clone(), ..part.meta() };
-            own = Tensor::full_of(&nothing, 0)?;
+            own = Tensor::full_laid(&layout, &part.meta(), 0)?;
         } else if part.dims() != &layout.local_shape()[..] {
             let message = format!(
                 "a tensor {layout} has a part of shape {} on this rank, but the one given has shape {}",
@@ -290,7 +293,7 @@ fn compare(told: &[Told], layout: &Layout) -> Result<()> {
     let Some(first) = told.first() else { return Ok(()) };
     for (i, other) in told.iter().enumerate() {
         let rank = layout.mesh().ranks()[i];
-        let (due, _) = layout.part_at(&unravel(i, layout.mesh().shape()))?;
+        let (due, _) = layout.part_at(&unravel(i, layout.mesh().shape()));
         let shape = first.meta.shape.clone();
         let alike = Told { meta: Meta { shape, ..other.meta.clone() }, ..other.clone() };
         if alike != *first {

@@ -1,13 +1,14 @@
 //! Tensors made on a mesh: every rank makes its own part, and nothing else.
 //!
-//! What a tensor holds does not depend on how it lies: partial values, too, make up what is asked for. Every function takes what its
-//! namesake of [`Tensor`] takes, and then the mesh (or `None` inside [`use_mesh`](crate::use_mesh)) and one placement for each of its
-//! dims.
+//! What a tensor holds does not depend on how it lies: partial values, too, make up what is asked for. Every
+//! function takes what its namesake of [`Tensor`] takes, and then the mesh (or `None` inside
+//! [`use_mesh`](crate::use_mesh)) and one placement for each of its dims.
 //!
-//! The random ones make the elements that a single device would, whatever the mesh and the placements. For that, the generators of all
-//! ranks of the mesh must be in the same state, as they are if all do the same from the start; else
-//! [`synchronize_rng`](crate::synchronize_rng) brings them there. Ranks that draw differently from their threads' generators get an error
-//! from the next collective along dims of the mesh: it costs nothing to find out then.
+//! The random ones make the elements that a single device would, whatever the mesh and the placements. For
+//! that, the generators of all ranks of the mesh must be in the same state, as they are if all do the same
+//! from the start; else [`synchronize_rng`](crate::synchronize_rng) brings them there. Ranks that draw
+//! differently from their threads' generators get an error from the next collective along dims of the mesh:
+//! it costs nothing to find out then.
 
 use crate::engine::kernels::window::Window;
 use crate::mesh::{DeviceMesh, chosen};
@@ -276,13 +277,13 @@ pub fn arange<'a>(
         Ok(window)
     })?;
     let layout = laid.ok_or_else(|| Error::argument(OP, "there is no layout"))?;
-    Tensor::laid(part.value().part.clone(), layout.without_partials()).relaid(&layout)
+    part.on_layout(layout.without_partials()).relaid(&layout)
 }
 
 /// Which elements of a tensor in a layout this rank has.
 fn window(layout: &Layout) -> Result<Window> {
     match layout.mesh().coordinate() {
-        Some(coordinate) => Window::new(layout.shape(), layout.ranges_at(coordinate)?),
+        Some(coordinate) => Window::new(layout.shape(), layout.ranges_at(coordinate)),
         // A rank outside the mesh has nothing, but takes its turn at the generator.
         None => Ok(Window::whole(layout.local_shape())),
     }
@@ -290,7 +291,7 @@ fn window(layout: &Layout) -> Result<Window> {
 
 /// The tensor of which every rank makes the elements that its window shows.
 pub(crate) fn parts(layout: &Layout, make: impl FnOnce(&Window) -> Result<Tensor>) -> Result<Tensor> {
-    Ok(Tensor::laid(make(&window(layout)?)?.value().part.clone(), layout.clone()))
+    Ok(make(&window(layout)?)?.on_layout(layout.clone()))
 }
 
 /// One number everywhere in a tensor that lies so.

@@ -21,8 +21,8 @@ impl PartialEq for DeviceMesh {
 
 impl Eq for DeviceMesh {}
 
-/// A mesh can be the key of a map: what it remembers of layouts and decisions changes behind a lock, but has no part in `Eq` and `Hash`.
-/// Clippy's lint `mutable_key_type` cannot see that, and has to be allowed there.
+/// A mesh can be the key of a map: what it remembers of layouts and decisions changes behind a lock, but has
+/// no part in `Eq` and `Hash`. Clippy's lint `mutable_key_type` cannot see that, and has to be allowed there.
 impl Hash for DeviceMesh {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (&self.0.ranks, &self.0.shape, &self.0.names).hash(state);

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::DeviceMesh;
+use crate::declare::debug_is_display;
 
 impl fmt::Display for DeviceMesh {
     /// `DeviceMesh((dp=2, tp=2), 'cpu', ranks=0..4)`
@@ -21,8 +22,4 @@ impl fmt::Display for DeviceMesh {
     }
 }
 
-impl fmt::Debug for DeviceMesh {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(DeviceMesh);

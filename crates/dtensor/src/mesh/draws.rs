@@ -9,9 +9,8 @@ use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
 
-use super::{DeviceMesh, along};
-use crate::Result;
-use crate::comm::{Drawn, Group, Site};
+use super::DeviceMesh;
+use crate::comm::{Drawn, Group};
 
 /// What has been drawn, on the thread that made them, of tensors on meshes that share groups.
 pub(super) struct Draws {
@@ -56,17 +55,6 @@ fn within(all: &[usize], ranks: &[usize]) -> bool {
 }
 
 impl DeviceMesh {
-    /// The ranks along several dims taken as one, the first varying slowest. All of them ask at the same time.
-    pub(crate) fn group_over(&self, dims: &[usize], at: Site) -> Result<Group> {
-        if let [dim] = dims {
-            return self.group(*dim).cloned();
-        }
-        let core = &*self.0;
-        let coordinate = self.coordinate().ok_or_else(|| self.outside("group"))?;
-        let name = dims.iter().map(|&dim| self.name_of(dim)).collect::<Vec<_>>().join("×");
-        core.shared.group(&along(&core.ranks, &core.shape, coordinate, dims), &name, at)
-    }
-
     /// Notes that this rank has drawn of a tensor on this mesh.
     pub(crate) fn note_draw(&self, seed: u64, draw: u64) {
         let draws = &self.0.shared.draws;

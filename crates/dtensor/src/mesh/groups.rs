@@ -1,7 +1,7 @@
-//! Meshes of groups that there are already.
+//! Groups along several dims of a mesh, and meshes of groups that there are already.
 
 use super::{DeviceMesh, MeshNames, along};
-use crate::comm::{Group, World};
+use crate::comm::{Group, Site, World};
 use crate::placement::unravel;
 use crate::tensor::Shape;
 use crate::{Error, Result};
@@ -9,6 +9,17 @@ use crate::{Error, Result};
 const OP: &str = "from_group";
 
 impl DeviceMesh {
+    /// The ranks along several dims taken as one, the first varying slowest. All of them ask at the same time.
+    pub(crate) fn group_over(&self, dims: &[usize], at: Site) -> Result<Group> {
+        if let [dim] = dims {
+            return self.group(*dim).cloned();
+        }
+        let core = &*self.0;
+        let coordinate = self.coordinate().ok_or_else(|| self.outside("group"))?;
+        let name = dims.iter().map(|&dim| self.name_of(dim)).collect::<Vec<_>>().join("×");
+        core.shared.group(&along(&core.ranks, &core.shape, coordinate, dims), &name, at)
+    }
+
     /// The ranks of a group in one dim, along which they communicate by that group, with its timeout. No group is made; only
     /// members call this.
     ///

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::{Core, DeviceMesh, MeshDims, MeshNames, Names};
+use super::{Core, DeviceMesh, MeshDims, MeshNames, Names, Parts};
 use crate::comm::Group;
 use crate::redistribute::CostModel;
 use crate::{Error, Result};
@@ -49,16 +49,15 @@ impl DeviceMesh {
             return Ok(DeviceMesh(core));
         }
         let Origin { ranks, shape, names, groups, cost, .. } = &**origin;
-        let from = (origin.clone(), each(shape.len()));
-        let mesh = DeviceMesh::assemble(
-            shared.clone(),
-            ranks.clone(),
-            shape.clone(),
-            names.clone(),
-            cost.clone(),
-            Some(from),
-            groups.iter().cloned().map(Some).collect(),
-        )?;
+        let mesh = DeviceMesh::assemble(Parts {
+            shared: shared.clone(),
+            ranks: ranks.clone(),
+            shape: shape.clone(),
+            names: names.clone(),
+            cost: cost.clone(),
+            from: Some((origin.clone(), each(shape.len()))),
+            known: groups.iter().cloned().map(Some).collect(),
+        })?;
         *known = Arc::downgrade(&mesh.0);
         Ok(mesh)
     }
@@ -80,9 +79,10 @@ impl DeviceMesh {
         self.0.root_dims == each(shape.len()) && self.0.names == *names
     }
 
-    /// The mesh of the dims of several meshes that were cut out of one, in the order given: the opposite of slicing. No dim of the
-    /// [root](DeviceMesh::root) may be there twice. Communication is taken to cost what it costs on the root: what
-    /// [`with_cost`](DeviceMesh::with_cost) has said of a part does not count, and can be said of the result.
+    /// The mesh of the dims of several meshes that were cut out of one, in the order given: the opposite of
+    /// slicing. No dim of the [root](DeviceMesh::root) may be there twice. Communication is taken to cost
+    /// what it costs on the root: what [`with_cost`](DeviceMesh::with_cost) has said of a part does not
+    /// count, and can be said of the result.
     ///
     /// ```
     /// use dtensor::DeviceMesh;

@@ -24,22 +24,24 @@ struct Override {
 pub(super) struct Overrides(BTreeMap<String, Override>);
 
 impl DeviceMesh {
-    /// Says on which parts of their inputs operators of this name are run on this mesh, instead of what they say themselves. It counts for
-    /// the meshes that this one was cut out of and those that were cut out of it, too, from the next operator on: what has been
-    /// decided before is forgotten.
+    /// Says on which parts of their inputs operators of this name are run on this mesh, instead of what they
+    /// say themselves. It counts for the meshes that this one was cut out of and those that were cut out of
+    /// it, too, from the next operator on: what has been decided before is forgotten.
     ///
-    /// The function is given the operator and the metas of the whole inputs and outputs. `Ok(None)` leaves the operator its own rule, which is
-    /// `op.rule(x, out)` and may be asked for and added to. A gradient often has the name of the operator whose gradient it is: the
-    /// number of inputs tells them apart, or the operator's `Debug` text, which shows its attributes, too. So do parts of what a function
-    /// does in several steps: `conv2d` is the name of the windows of its image (one input), and of their product with the weight (two,
-    /// or three with a bias). A later function for the same name replaces the earlier.
+    /// The function is given the operator and the metas of the whole inputs and outputs. `Ok(None)` leaves
+    /// the operator its own rule, which is `op.rule(x, out)` and may be asked for and added to. A gradient
+    /// often has the name of the operator whose gradient it is: the number of inputs tells them apart, or the
+    /// operator's `Debug` text, which shows its attributes, too. So do parts of what a function does in
+    /// several steps: `conv2d` is the name of the windows of its image (one input), and of their product with
+    /// the weight (two, or three with a bias). A later function for the same name replaces the earlier.
     ///
-    /// All ranks of the mesh must say the same at the same point of the program: what ranks do together follows from it. A rule is
-    /// believed: one that is wrong gives wrong results, or a kernel parts that it cannot use.
-    /// [`validate_on`](crate::testing::validate_on) finds that out. The mesh keeps the function, which must not keep the mesh.
+    /// All ranks of the mesh must say the same at the same point of the program: what ranks do together
+    /// follows from it. A rule is believed: one that is wrong gives wrong results, or a kernel parts that it
+    /// cannot use. [`validate_on`](crate::testing::validate_on) finds that out. The mesh keeps the function,
+    /// which must not keep the mesh.
     ///
-    /// Any name will do, since operators may come from anywhere. [`registered_shardings`](DeviceMesh::registered_shardings) says whether
-    /// one has been of use.
+    /// Any name will do, since operators may come from anywhere.
+    /// [`registered_shardings`](DeviceMesh::registered_shardings) says whether one has been of use.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -79,8 +81,9 @@ impl DeviceMesh {
         Ok(())
     }
 
-    /// The names of operators that have a rule of [`register_sharding`](DeviceMesh::register_sharding), and how often each has given
-    /// one since: operators that run on layouts they have been run on before do not ask again.
+    /// The names of operators that have a rule of [`register_sharding`](DeviceMesh::register_sharding), and
+    /// how often each has given one since: operators that run on layouts they have been run on before do not
+    /// ask again.
     pub fn registered_shardings(&self) -> Vec<(String, u64)> {
         let overrides = self.0.shared.overrides.lock();
         overrides.0.iter().map(|(name, known)| (name.clone(), known.uses)).collect()

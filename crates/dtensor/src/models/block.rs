@@ -9,19 +9,19 @@ use crate::{Result, Tensor};
 /// ```
 /// use dtensor::models::{Attention, ModelArgs};
 /// # fn main() -> dtensor::Result<()> {
-/// let attention = Attention::of(&ModelArgs::default())?;
+/// let attention: Attention = ModelArgs::default().attention()?;
 /// assert_eq!((attention.n_heads(), attention.head_dim()), (4, 4));
 /// # Ok(())
 /// # }
 /// ```
 pub type Attention = MultiHeadAttention;
 
-impl MultiHeadAttention {
-    /// As a model of these sizes has it.
-    pub fn of(args: &ModelArgs) -> Result<Self> {
-        args.check()?;
-        let attention = MultiHeadAttention::new(args.dim, args.n_heads)?;
-        Ok(attention.with_dropout(args.dropout_p)?.with_causal(args.use_attn_mask))
+impl ModelArgs {
+    /// The attention of a model of these sizes.
+    pub fn attention(&self) -> Result<Attention> {
+        self.check()?;
+        let attention = Attention::new(self.dim, self.n_heads)?;
+        Ok(attention.with_dropout(self.dropout_p)?.with_causal(self.use_attn_mask))
     }
 }
 
@@ -100,7 +100,7 @@ impl TransformerBlock {
     pub fn new(args: &ModelArgs) -> Result<Self> {
         Ok(TransformerBlock {
             attention_norm: LayerNorm::new(args.dim)?,
-            attention: Attention::of(args)?,
+            attention: args.attention()?,
             ffn_norm: LayerNorm::new(args.dim)?,
             feed_forward: FeedForward::new(args.dim, 4 * args.dim, args.dropout_p)?,
             base: Base::new(),

@@ -4,6 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use smallvec::SmallVec;
 
+use crate::declare::tuples;
 use crate::{Error, Result, Scalar, Tensor};
 
 /// One input or output of a module.
@@ -475,23 +476,19 @@ impl Returned for Vec<Tensor> {
     }
 }
 
-macro_rules! tuples {
-    ($(($($part:ident $i:tt),*) $n:literal;)*) => {$(
+macro_rules! returned {
+    ($(($($part:ident $i:tt),*);)*) => {$(
         impl<$($part: for<'a> Passed<'a>),*> Returned for ($($part,)*) {
             fn give(self) -> Outputs {
                 Outputs::from_iter([$(self.$i.give()),*])
             }
 
             fn take(outputs: Outputs) -> Option<Self> {
-                (outputs.len() == $n).then_some(())?;
+                (outputs.len() == [$($i),*].len()).then_some(())?;
                 Some(($($part::take(&outputs[$i])?,)*))
             }
         }
     )*};
 }
 
-tuples! {
-    (A 0, B 1) 2;
-    (A 0, B 1, C 2) 3;
-    (A 0, B 1, C 2, D 3) 4;
-}
+tuples!(returned);

@@ -4,11 +4,12 @@ use super::{Base, Dropout, Linear, Module, forward};
 use crate::ops::probability;
 use crate::{Attention, Error, Result, Tensor};
 
-/// Attention of a sequence to itself, with several heads: three layers make queries, keys and values of the input, each head attends with
-/// its part of them, and a fourth layer puts together what the heads found. None has a bias.
+/// Attention of a sequence to itself, with several heads: three layers make queries, keys and values of the
+/// input, each head attends with its part of them, and a fourth layer puts together what the heads found.
+/// None has a bias.
 ///
-/// The heads may lie on different ranks, as distributed tensors or as parts that each rank has for itself: a rank attends with the heads
-/// that it has, and nothing moves. No head can be [cut](Linear::with_heads).
+/// The heads may lie on different ranks, as distributed tensors or as parts that each rank has for itself: a
+/// rank attends with the heads that it has, and nothing moves. No head can be [cut](Linear::with_heads).
 ///
 /// ```
 /// use dtensor::nn::MultiHeadAttention;

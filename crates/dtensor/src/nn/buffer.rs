@@ -74,6 +74,11 @@ impl Buffer {
         Arc::ptr_eq(&self.cell, &other.cell)
     }
 
+    /// Where it lies: clones lie at the same place.
+    pub(super) fn address(&self) -> usize {
+        Arc::as_ptr(&self.cell).addr()
+    }
+
     pub(super) fn copied(&self) -> RwLock<Tensor> {
         RwLock::new(self.get())
     }

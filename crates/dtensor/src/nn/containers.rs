@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::walk::Walk;
 use super::{Base, Module};
+use crate::declare::tuples;
 
 /// A list of modules under their numbers, as PyTorch calls it. It runs nothing by itself: see [`Sequential`](super::Sequential).
 ///
@@ -40,7 +41,7 @@ impl<M: Module> Module for Box<[M]> {
     }
 }
 
-macro_rules! tuples {
+macro_rules! modules_of {
     ($(($($part:ident $i:tt),*);)*) => {$(
         impl<$($part: Module),*> Module for ($($part,)*) {
             fn visit<'a>(&'a self, walk: &mut Walk<'a>) {
@@ -52,14 +53,7 @@ macro_rules! tuples {
     )*};
 }
 
-tuples! {
-    (A 0);
-    (A 0, B 1);
-    (A 0, B 1, C 2);
-    (A 0, B 1, C 2, D 3);
-    (A 0, B 1, C 2, D 3, E 4);
-    (A 0, B 1, C 2, D 3, E 4, F 5);
-}
+tuples!(modules_of);
 
 const DICT: &str = "ModuleDict";
 

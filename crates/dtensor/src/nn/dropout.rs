@@ -4,8 +4,8 @@ use super::{Base, Module, forward};
 use crate::ops::probability;
 use crate::{Result, Tensor};
 
-/// Sets each element to 0 with probability `p` and divides the others by 1 − p, while it trains. In evaluation, and if `p` is 0, it
-/// gives what it is given, and draws nothing.
+/// Sets each element to 0 with probability `p` and divides the others by 1 − p, while it trains. In
+/// evaluation, and if `p` is 0, it gives what it is given, and draws nothing.
 ///
 /// Of a distributed tensor, the same elements go as on a single device.
 ///

@@ -1,6 +1,7 @@
 //! The table of vectors.
 
 use super::{Base, Module, Parameter, forward};
+use crate::ops::padding_row;
 use crate::{DType, Error, Replicate, Result, Tensor, on_device, sharded};
 
 /// One row of `weight` per index: a last dim of the rows' size is added to the indices' shape.
@@ -45,7 +46,7 @@ impl Embedding {
     /// # }
     /// ```
     pub fn padded(rows: usize, size: usize, padding: i64) -> Result<Self> {
-        let padding = row_of(rows, padding)?;
+        let padding = padding_row("Embedding", rows, padding)?;
         let weight = Parameter::drawn([rows, size], move |like| {
             let is_padding = positions(like.size(0)?, like)?.eq(padding)?.unsqueeze(1)?;
             like.randn_like()?.masked_fill(&is_padding, 0.0)
@@ -60,7 +61,7 @@ impl Embedding {
             let message = format!("the weight must have 2 dims, but its shape is {}", table.shape());
             return Err(Error::argument("Embedding", message));
         };
-        let padding = padding.map(|padding| row_of(rows, padding)).transpose()?;
+        let padding = padding.map(|padding| padding_row("Embedding", rows, padding)).transpose()?;
         Ok(Embedding { weight, padding, base: Base::new() })
     }
 
@@ -74,16 +75,6 @@ impl Embedding {
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         ids.embedding(&self.weight.get(), self.padding)
     }
-}
-
-/// The row of a padding index, counted from the front.
-fn row_of(rows: usize, padding: i64) -> Result<i64> {
-    let row = if padding < 0 { padding.saturating_add(rows as i64) } else { padding };
-    if (0..rows as i64).contains(&row) {
-        return Ok(row);
-    }
-    let message = format!("padding index {padding} must be within the number of embeddings, {rows}");
-    Err(Error::argument("Embedding", message))
 }
 
 /// 0 to `n`, to be used with a tensor: on its device and, if it is distributed, whole on every rank of its mesh.

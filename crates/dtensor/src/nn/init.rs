@@ -1,8 +1,8 @@
 //! First values of parameters.
 //!
-//! An [`Init`] says how a tensor is to begin. It [fills](Init::apply) a parameter in place, wherever that lies, or [makes](Init::tensor) a
-//! tensor. What it makes does not depend on where: a parameter that is spread over a mesh gets the bits that it would get on one device,
-//! and fans are those of the whole.
+//! An [`Init`] says how a tensor is to begin. It [fills](Init::apply) a parameter in place, wherever that
+//! lies, or [makes](Init::tensor) a tensor. What it makes does not depend on where: a parameter that is
+//! spread over a mesh gets the bits that it would get on one device, and fans are those of the whole.
 //!
 //! ```
 //! use dtensor::nn::init::{self, Fan, Nonlinearity};
@@ -48,9 +48,8 @@ pub struct Init(Kind);
 enum Kind {
     Constant(f64),
     Eye,
-    Uniform { low: f64, high: f64 },
-    Normal { mean: f64, std: f64 },
-    TruncNormal { mean: f64, std: f64, a: f64, b: f64 },
+    /// By the function of this name.
+    Drawn(&'static str, Distribution),
     Scaled(Scaled),
 }
 
@@ -134,8 +133,8 @@ pub fn calculate_gain(nonlinearity: Nonlinearity) -> f64 {
     }
 }
 
-/// How many inputs go into one output of a weight of this shape, `[outputs, inputs, …]`, and how many outputs one input goes into. Further
-/// dims are those of a kernel.
+/// How many inputs go into one output of a weight of this shape, `[outputs, inputs, …]`, and how many outputs
+/// one input goes into. Further dims are those of a kernel.
 ///
 /// ```
 /// use dtensor::nn::init::calculate_fans;
@@ -189,18 +188,19 @@ rules! {
     /// Ones on the diagonal of a matrix, else zeros: what comes in goes out.
     eye() "" => Kind::Eye;
     /// Uniform on [`low`, `high`).
-    uniform(low: f64, high: f64) "-0.1, 0.1" => Kind::Uniform { low, high };
+    uniform(low: f64, high: f64) "-0.1, 0.1" => Kind::Drawn("uniform", Distribution::Uniform { low, high });
     /// Normal with this mean and standard deviation.
-    normal(mean: f64, std: f64) "0.0, 0.02" => Kind::Normal { mean, std };
+    normal(mean: f64, std: f64) "0.0, 0.02" => Kind::Drawn("normal", Distribution::Normal { mean, std });
     /// Normal with this mean and standard deviation, but between `a` and `b`, both included.
-    trunc_normal(mean: f64, std: f64, a: f64, b: f64) "0.0, 0.02, -0.04, 0.04" => Kind::TruncNormal { mean, std, a, b };
-    /// Uniform with mean 0 and the variance gain² / (mean of both fans), of Glorot and Bengio ("Understanding the difficulty of training
-    /// deep feedforward neural networks").
+    trunc_normal(mean: f64, std: f64, a: f64, b: f64) "0.0, 0.02, -0.04, 0.04" =>
+        Kind::Drawn("trunc_normal", Distribution::Truncated { mean, std, low: a, high: b });
+    /// Uniform with mean 0 and the variance gain² / (mean of both fans), of Glorot and Bengio ("Understanding
+    /// the difficulty of training deep feedforward neural networks").
     xavier_uniform(gain: f64) "1.0" => scaled("xavier_uniform", Average::Both, gain, false);
     /// Normal with mean 0 and the variance gain² / (mean of both fans).
     xavier_normal(gain: f64) "calculate_gain(Nonlinearity::Tanh)" => scaled("xavier_normal", Average::Both, gain, true);
-    /// Uniform with mean 0 and the variance gain² / fan, of He, Zhang, Ren and Sun ("Delving deep into rectifiers"); the gain is that of the
-    /// nonlinearity.
+    /// Uniform with mean 0 and the variance gain² / fan, of He, Zhang, Ren and Sun ("Delving deep into
+    /// rectifiers"); the gain is that of the nonlinearity.
     kaiming_uniform(fan: Fan, nonlinearity: Nonlinearity) "Fan::In, Nonlinearity::LeakyRelu(0.1)" =>
         scaled("kaiming_uniform", Average::One(fan), calculate_gain(nonlinearity), false);
     /// Normal with mean 0 and the variance gain² / fan; the gain is that of the nonlinearity.
@@ -233,8 +233,9 @@ impl Scaled {
 }
 
 impl Init {
-    /// Gives a parameter its first value, from this thread's generator if that is random. How the parameter lies, whether its gradient is
-    /// wanted, the gradient collected so far and which parameter it is stay as they are.
+    /// Gives a parameter its first value, from this thread's generator if that is random. How the parameter
+    /// lies, whether its gradient is wanted, the gradient collected so far and which parameter it is stay as
+    /// they are.
     ///
     /// A parameter without a value, one that was made on [`Device::Meta`], gets one, and lies as it did; only inside
     /// [`on_device`](crate::on_device), where a model is made without values, it goes on without.
@@ -266,7 +267,8 @@ impl Init {
         self.made(&Tensor::meta_of(shape, dtype)?, default_device())
     }
 
-    /// A new tensor of the shape, dtype and device of another one, and on its mesh. Where that one has partial values, this one is whole.
+    /// A new tensor of the shape, dtype and device of another one, and on its mesh. Where that one has
+    /// partial values, this one is whole.
     pub fn like(&self, like: &Tensor) -> Result<Tensor> {
         self.made(like, like.device())
     }
@@ -284,11 +286,7 @@ impl Init {
                 Err(Error::argument("eye", message))
             }
             Kind::Eye => like.parts_like(device, |window| Tensor::eye_window(like.dtype(), window)),
-            Kind::Uniform { low, high } => drawn("uniform", Distribution::Uniform { low, high }),
-            Kind::Normal { mean, std } => drawn("normal", Distribution::Normal { mean, std }),
-            Kind::TruncNormal { mean, std, a, b } => {
-                drawn("trunc_normal", Distribution::Truncated { mean, std, low: a, high: b })
-            }
+            Kind::Drawn(name, distribution) => drawn(name, distribution),
             Kind::Scaled(scaled) => {
                 let std = scaled.std(like.dims())?;
                 // That of numbers uniform within ±bound is bound / √3.

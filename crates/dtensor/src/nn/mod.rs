@@ -1,4 +1,4 @@
-//! Models: parameters, the tree of modules that holds them, hooks, and layers. Knows public tensor operators only.
+//! Models: parameters, the tree of modules that holds them, hooks, and layers, which are written with public operators.
 //!
 //! A module is a struct whose fields are its children, parameters and data, and a function `forward`:
 //!

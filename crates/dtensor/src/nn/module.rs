@@ -10,9 +10,10 @@ use crate::{DType, Device, Error, Result, Tensor};
 
 /// A part of a model: something that holds parameters, itself or in its children.
 ///
-/// Derive it: `#[derive(Module)]` on a struct makes every field that is a module a child under the field's name, every
-/// [`Parameter`] and [`Buffer`] one of its own, and takes every other field for plain data. A field whose type is a type parameter
-/// of the struct must be a module. Lists, options, boxes and arrays of all these are understood too.
+/// Derive it: `#[derive(Module)]` on a struct makes every field that is a module a child under the field's
+/// name, every [`Parameter`] and [`Buffer`] one of its own, and takes every other field for plain data. A
+/// field whose type is a type parameter of the struct must be a module. Lists, options, boxes and arrays of
+/// all these are understood too.
 ///
 /// A module that is to have hooks of its own, or to know whether it trains, has a field of type [`Base`].
 ///
@@ -92,9 +93,7 @@ pub trait Module {
     /// The modules right below this one, with their names. The name of one in a list is its number there, after that of the
     /// list, which is a module itself.
     fn named_children(&self) -> Vec<(String, &dyn Module)> {
-        let mut all = distinct(modules(Walk::over(self, 1)));
-        all.retain(|(path, _)| !path.is_empty());
-        all
+        distinct(all_children(self))
     }
 
     /// The module at a dotted path; this one at the empty path.
@@ -111,7 +110,7 @@ pub trait Module {
     /// Every parameter with its dotted path, in the order of the fields. One that is used under two names comes under the
     /// first.
     fn named_parameters(&self) -> Vec<(String, Parameter)> {
-        once(parameters(Walk::over(self, usize::MAX)))
+        once(parameters(Walk::over(self, usize::MAX)), Parameter::address)
     }
 
     /// The parameters of this module itself, under all their names, without those of modules below it.
@@ -140,18 +139,12 @@ pub trait Module {
     fn register_parameter(&self, path: &str, value: &Tensor) -> Result<()> {
         self.get_parameter(path)?
             .replace(value)
-            .map_err(|error| Error::argument("register_parameter", format!("parameter `{path}`: {error}")))
+            .map_err(|error| error.about("register_parameter", format!("parameter `{path}`")))
     }
 
     /// Every buffer with its dotted path. One that is used under two names comes under the first.
     fn named_buffers(&self) -> Vec<(String, Buffer)> {
-        let mut found: Vec<(String, Buffer)> = Vec::new();
-        for (path, buffer) in buffers(Walk::over(self, usize::MAX)) {
-            if !found.iter().any(|(_, known)| known.is(&buffer)) {
-                found.push((path, buffer));
-            }
-        }
-        found
+        once(buffers(Walk::over(self, usize::MAX)), Buffer::address)
     }
 
     /// The buffers of this module itself, without those of modules below it.
@@ -179,8 +172,8 @@ pub trait Module {
     /// not fit, none. If `strict`, there must be one for every place, and a place for every one; else those that are not there
     /// are listed.
     ///
-    /// A value that lies on the same mesh as the place is brought to how that lies. Of one that does not lie on a mesh, every rank
-    /// must have the same, and takes the part that it has in the place.
+    /// A value that lies on the same mesh as the place is brought to how that lies. Of one that does not lie
+    /// on a mesh, every rank must have the same, and takes the part that it has in the place.
     #[track_caller]
     fn load_state_dict(&self, state: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
         state::load(self, state, strict)
@@ -220,11 +213,8 @@ pub trait Module {
         // All of them or, if a rule fails, none.
         let mut values = Vec::new();
         for (path, parameter) in &all {
-            values.push(parameter.redrawn().map_err(|error| match error {
-                // Which ranks could not do what together is more than a message.
-                Error::Collective(_) => error,
-                error => Error::argument("reset_parameters", format!("parameter `{path}`: {error}")),
-            })?);
+            let about = |error: Error| error.about("reset_parameters", format!("parameter `{path}`"));
+            values.push(parameter.redrawn().map_err(about)?);
         }
         for ((_, parameter), value) in all.iter().zip(values) {
             if let Some(value) = value {
@@ -340,7 +330,7 @@ fn modules(walk: Vec<Found<'_>>) -> Vec<(String, &dyn Module)> {
 }
 
 /// The modules right below one, under all their names.
-pub(crate) fn all_children(module: &dyn Module) -> Vec<(String, &dyn Module)> {
+pub(crate) fn all_children<M: Module + ?Sized>(module: &M) -> Vec<(String, &dyn Module)> {
     let mut all = modules(Walk::over(module, 1));
     all.retain(|(path, _)| !path.is_empty());
     all
@@ -382,16 +372,11 @@ fn parameters(walk: Vec<Found<'_>>) -> Vec<(String, Parameter)> {
         .collect()
 }
 
-/// Each parameter under its first name.
-fn once(all: Vec<(String, Parameter)>) -> Vec<(String, Parameter)> {
-    let mut found: Vec<(String, Parameter)> = Vec::new();
+/// Each place under its first name.
+fn once<P>(mut all: Vec<(String, P)>, address: fn(&P) -> usize) -> Vec<(String, P)> {
     let mut seen = HashSet::new();
-    for (path, parameter) in all {
-        if seen.insert(parameter.address()) {
-            found.push((path, parameter));
-        }
-    }
-    found
+    all.retain(|(_, place)| seen.insert(address(place)));
+    all
 }
 
 fn buffers(walk: Vec<Found<'_>>) -> Vec<(String, Buffer)> {

@@ -101,8 +101,8 @@ pub struct RmsNorm {
 
 #[forward]
 impl RmsNorm {
-    /// Over last dims of this shape, with a weight. The least number that makes a difference to 1 is added to the mean square, in the
-    /// precision in which it is computed.
+    /// Over last dims of this shape, with a weight. The least number that makes a difference to 1 is added to
+    /// the mean square, in the precision in which it is computed.
     pub fn new(shape: impl Into<Shape>) -> Result<Self> {
         let shape = normalized("RmsNorm", shape.into())?;
         let weight = Parameter::drawn(&shape, Tensor::ones_like)?;

@@ -121,8 +121,8 @@ impl Parameter {
         Ok(())
     }
 
-    /// Puts a first value in its place, brought to how `like` lies: that is what is there or, where that has no value, what is to be
-    /// there.
+    /// Puts a first value in its place, brought to how `like` lies: that is what is there or, where that has
+    /// no value, what is to be there.
     #[track_caller]
     pub(super) fn begin(&self, like: &Tensor, value: &Tensor) -> Result<()> {
         let value = fitting(like, "a parameter keeps its shape", value)?;

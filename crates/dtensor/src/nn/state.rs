@@ -1,6 +1,6 @@
 //! The state of a model, by name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::panic::Location;
 
 use super::walk::{Piece, Walk};
@@ -90,14 +90,11 @@ pub(super) fn load<M: Module + ?Sized>(
 ) -> Result<IncompatibleKeys> {
     let at = asked_by(Location::caller());
     let places = places(module);
-    let paths = places.iter().map(|(path, _)| path);
+    let paths: HashSet<&String> = places.iter().map(|(path, _)| path).collect();
+    let missing = places.iter().map(|(path, _)| path).filter(|path| !state.contains_key(*path));
     let keys = IncompatibleKeys {
-        missing_keys: paths.clone().filter(|path| !state.contains_key(*path)).cloned().collect(),
-        unexpected_keys: state
-            .keys()
-            .filter(|key| !paths.clone().any(|path| path == *key))
-            .cloned()
-            .collect(),
+        missing_keys: missing.cloned().collect(),
+        unexpected_keys: state.keys().filter(|key| !paths.contains(key)).cloned().collect(),
     };
     let mut wrong = Vec::new();
     for (what, keys) in [("missing", &keys.missing_keys), ("unexpected", &keys.unexpected_keys)] {

@@ -4,7 +4,8 @@ use super::{Base, Buffer, Module, Parameter};
 
 /// A walk over a tree of modules, which notes what it is shown and the path there.
 ///
-/// [`Module::visit`] shows it things; `#[derive(Module)]` writes that. Somebody who writes it by hand says which fields there are:
+/// [`Module::visit`] shows it things; `#[derive(Module)]` writes that. Somebody who writes it by hand says
+/// which fields there are:
 ///
 /// ```
 /// use dtensor::nn::{Module, Parameter, Walk};

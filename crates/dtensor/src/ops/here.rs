@@ -66,7 +66,7 @@ impl<'a> Here<'a> {
             self.mesh.zip(self.specs.get(input)).and_then(|(m, spec)| Some((m, spec, m.coordinate()?)));
         match placed {
             Some((mesh, spec, at)) => {
-                let mut ranges = Layout::with(mesh, spec).ranges_at(at)?;
+                let mut ranges = Layout::with(mesh, spec).ranges_at(at);
                 Window::new(whole, ranges.drain(dims))
             }
             None => Ok(Window::whole(whole)),

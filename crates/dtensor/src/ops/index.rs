@@ -251,6 +251,16 @@ impl Op for ScatterAdd {
     }
 }
 
+/// The row of a table that a padding index stands for, counted from the front.
+pub(crate) fn padding_row(op: &'static str, rows: usize, padding: i64) -> Result<i64> {
+    let row = if padding < 0 { padding.saturating_add(rows as i64) } else { padding };
+    if (0..rows as i64).contains(&row) {
+        return Ok(row);
+    }
+    let message = format!("padding index {padding} must be within the number of embeddings, {rows}");
+    Err(Error::argument(op, message))
+}
+
 impl Tensor {
     /// The slices of one dim at the given indices (a vector of `i64`), in their order.
     ///
@@ -290,16 +300,8 @@ impl Tensor {
     #[track_caller]
     pub fn embedding(&self, weight: &Tensor, padding_index: Option<i64>) -> Result<Tensor> {
         need_rank("embedding", "the weight", &weight.meta(), 2)?;
-        let size = weight.dims()[0];
-        let from_front = |index: i64| {
-            let padding = if index < 0 { index.saturating_add(size as i64) } else { index };
-            if (0..size as i64).contains(&padding) {
-                Ok(padding)
-            } else {
-                Err(Error::IndexOutOfBounds { op: "embedding", index, dim: 0, size })
-            }
-        };
-        let padding = padding_index.map(from_front).transpose()?;
+        let padding =
+            padding_index.map(|index| padding_row("embedding", weight.dims()[0], index)).transpose()?;
         apply(IndexSelect { op: "embedding", dim: 0, padding }, &[weight, self])
     }
 

@@ -79,7 +79,7 @@ impl Op for MaskedFill {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let rule = Rule::pointwise(x, out)?.passing(&SELECTING[1..], &[0])?;
+        let rule = Rule::pointwise(x, out)?.passing(&[ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min], &[0])?;
         if self.zero { rule.passing(&[ReduceOp::Sum], &[0]) } else { Ok(rule) }
     }
 

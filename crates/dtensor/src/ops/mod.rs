@@ -37,6 +37,7 @@ pub use attention::Attention;
 pub use conv::{Convolution, Padding};
 pub(crate) use dropout::probability;
 pub use here::Here;
+pub(crate) use index::padding_row;
 pub use loss::{CrossEntropy, Reduction};
 pub use quantile::{Interpolation, Quantiles};
 pub(crate) use together::ROUNDS;
@@ -191,7 +192,7 @@ use grads;
 const SELECTING: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min];
 
 /// The reductions that looking at the same elements in another way leaves alone.
-const ANY: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product];
+const ANY: [ReduceOp; 5] = ReduceOp::ALL;
 
 /// The one output of most operators.
 fn one<T, A: smallvec::Array<Item = T>>(x: T) -> SmallVec<A> {

@@ -1,7 +1,7 @@
 //! Adam, and AdamW.
 
 use super::Descent;
-use super::update::{Field, Step, Update, expect_positive};
+use super::update::{Field, Step, Update, expect_not_negative};
 use crate::engine::kernels::optim::{AdamStep, adam};
 use crate::{Error, Result};
 
@@ -90,15 +90,15 @@ macro_rules! options {
             const COUNTS: bool = true;
 
             fn check(&self) -> Result<()> {
-                expect_positive(Self::NAME, "learning rate", self.lr)?;
-                expect_positive(Self::NAME, "epsilon value", self.eps)?;
+                expect_not_negative(Self::NAME, "learning rate", self.lr)?;
+                expect_not_negative(Self::NAME, "epsilon value", self.eps)?;
                 for (i, beta) in [self.betas.0, self.betas.1].into_iter().enumerate() {
                     if !(0.0..1.0).contains(&beta) {
                         let message = format!("invalid beta parameter at index {i}: {beta}");
                         return Err(Error::argument(Self::NAME, message));
                     }
                 }
-                expect_positive(Self::NAME, "weight_decay value", self.weight_decay)
+                expect_not_negative(Self::NAME, "weight_decay value", self.weight_decay)
             }
 
             fn lr(&self) -> f64 {

@@ -6,16 +6,16 @@ use std::fmt;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::update::{Step, Update, expect_positive};
+use super::update::{Step, Update, expect_not_negative};
 use super::{Optimizer, expect_whole, state};
 use crate::nn::{Parameter, StateDict};
 use crate::{Error, Result, Tensor};
 
 /// An optimizer whose options are `O`: [`Sgd`](super::Sgd), [`Adam`](super::Adam) and [`AdamW`](super::AdamW) are its kinds.
 ///
-/// A tensor that it remembers for a parameter is made when the parameter makes its first step: of its shape and dtype, and where it
-/// lies. A parameter that is laid otherwise before may so be laid; after that, a step is an error until the state has been
-/// [brought there](Optimizer::load_state_dict).
+/// A tensor that it remembers for a parameter is made when the parameter makes its first step: of its shape
+/// and dtype, and where it lies. A parameter that is laid otherwise before may so be laid; after that, a step
+/// is an error until the state has been [brought there](Optimizer::load_state_dict).
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -60,8 +60,8 @@ pub(super) struct State {
 }
 
 impl<O: Update> Descent<O> {
-    /// Changes these parameters. Options may be given as no more than a learning rate. A parameter that comes twice counts once; one
-    /// whose gradient is not wanted stays as it is.
+    /// Changes these parameters. Options may be given as no more than a learning rate. A parameter that comes
+    /// twice counts once; one whose gradient is not wanted stays as it is.
     pub fn new(parameters: impl IntoIterator<Item = Parameter>, options: impl Into<O>) -> Result<Self> {
         let optimizer = Descent { groups: Mutex::new(Groups { all: Vec::new(), factor: 1.0 }) };
         optimizer.add_group(parameters, options)?;
@@ -197,7 +197,7 @@ impl<O: Update> Optimizer for Descent<O> {
     }
 
     fn set_factor(&self, factor: f64) -> Result<()> {
-        expect_positive(O::NAME, "factor of the learning rate", factor)?;
+        expect_not_negative(O::NAME, "factor of the learning rate", factor)?;
         self.groups.lock().factor = factor;
         Ok(())
     }

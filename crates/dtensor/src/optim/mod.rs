@@ -68,8 +68,8 @@ use crate::{Error, Result, Tensor};
 /// # }
 /// ```
 pub trait Optimizer {
-    /// One step along the gradients collected. Parameters without one stay as they are. Nobody who holds the value that a parameter
-    /// had sees it change; if nobody does, it is changed where it is.
+    /// One step along the gradients collected. Parameters without one stay as they are. Nobody who holds the
+    /// value that a parameter had sees it change; if nobody does, it is changed where it is.
     ///
     /// Nothing is communicated. An error is found before any parameter is changed.
     fn step(&self) -> Result<()>;
@@ -118,9 +118,10 @@ pub trait Optimizer {
 
     /// Takes over the options and all that was remembered, or, if something does not fit, nothing.
     ///
-    /// As in [`Module::load_state_dict`](crate::nn::Module::load_state_dict), a value that lies on the same mesh as the parameter is
-    /// brought to how that lies, and of one that does not lie on a mesh every rank takes its part. So an optimizer whose parameters
-    /// have been laid otherwise goes on with `optimizer.load_state_dict(&optimizer.state_dict())`.
+    /// As in [`Module::load_state_dict`](crate::nn::Module::load_state_dict), a value that lies on the same
+    /// mesh as the parameter is brought to how that lies, and of one that does not lie on a mesh every rank
+    /// takes its part. So an optimizer whose parameters have been laid otherwise goes on with
+    /// `optimizer.load_state_dict(&optimizer.state_dict())`.
     #[track_caller]
     fn load_state_dict(&self, state: &StateDict) -> Result<()>;
 }

@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use super::Descent;
-use super::update::{Field, Step, Update, expect_positive};
+use super::update::{Field, Step, Update, expect_not_negative};
 use crate::engine::kernels::optim::{SgdStep, sgd};
 use crate::{Error, Result};
 
@@ -75,9 +75,9 @@ impl Update for SgdOptions {
     const COUNTS: bool = false;
 
     fn check(&self) -> Result<()> {
-        expect_positive(Self::NAME, "learning rate", self.lr)?;
-        expect_positive(Self::NAME, "momentum value", self.momentum)?;
-        expect_positive(Self::NAME, "weight_decay value", self.weight_decay)?;
+        expect_not_negative(Self::NAME, "learning rate", self.lr)?;
+        expect_not_negative(Self::NAME, "momentum value", self.momentum)?;
+        expect_not_negative(Self::NAME, "weight_decay value", self.weight_decay)?;
         if !self.dampening.is_finite() {
             return Err(Error::argument(Self::NAME, format!("invalid dampening value: {}", self.dampening)));
         }

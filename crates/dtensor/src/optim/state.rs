@@ -1,7 +1,8 @@
 //! What an optimizer remembers, by name.
 //!
-//! Names are PyTorch's, made into paths: `param_groups.0.lr` is an option of the first group, `param_groups.0.params` the numbers of
-//! its parameters, `state.3.exp_avg` something remembered of the fourth parameter of all.
+//! Names are PyTorch's, made into paths: `param_groups.0.lr` is an option of the first group,
+//! `param_groups.0.params` the numbers of its parameters, `state.3.exp_avg` something remembered of the
+//! fourth parameter of all.
 
 use std::collections::BTreeSet;
 use std::panic::Location;
@@ -143,7 +144,7 @@ pub(super) fn load<O: Update>(groups: &mut Groups<O>, state: &StateDict) -> Resu
         return fail(&reader.wrong);
     }
     options.iter().try_for_each(Update::check)?;
-    super::update::expect_positive(O::NAME, "factor of the learning rate", factor)?;
+    super::update::expect_not_negative(O::NAME, "factor of the learning rate", factor)?;
     let states = on_behalf_of(at, || {
         let fitted = |found: &Found<'_>| -> Result<State> {
             let slots = found.slots.iter().map(|slot| fit(slot, &found.here)).collect::<Result<_>>()?;

@@ -74,7 +74,7 @@ impl Field<'_> {
 }
 
 /// An error unless a number is finite and not negative.
-pub(super) fn expect_positive(op: &'static str, what: &str, value: f64) -> Result<()> {
+pub(super) fn expect_not_negative(op: &'static str, what: &str, value: f64) -> Result<()> {
     if value >= 0.0 && value.is_finite() {
         return Ok(());
     }

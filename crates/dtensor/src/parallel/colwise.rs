@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::hooks::{base_of, brought, deliver, features, first, joined};
+use super::hooks::{base_of, deliver, take_in, unsupported};
 use super::{ParallelStyle, Partition};
+use crate::declare::debug_is_display;
 use crate::nn::{Embedding, Linear, Module, downcast};
 use crate::{DeviceMesh, Error, Placement, Replicate, Result, Shard};
 
@@ -81,11 +82,7 @@ impl fmt::Display for ColwiseParallel {
     }
 }
 
-impl fmt::Debug for ColwiseParallel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(ColwiseParallel);
 
 impl ParallelStyle for ColwiseParallel {
     fn partition(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<Option<Partition>> {
@@ -95,11 +92,7 @@ impl ParallelStyle for ColwiseParallel {
         } else if downcast::<Embedding>(module).is_some() {
             1
         } else {
-            let message = format!(
-                "{STYLE} currently only support nn.Linear and nn.Embedding!, but this is a `{}`",
-                module.kind()
-            );
-            return Err(Error::argument(STYLE, message));
+            return Err(unsupported(STYLE, module));
         };
         Ok(Some(module.own_parameters().into_iter().map(|(name, _)| (name, Shard(dim))).collect()))
     }
@@ -107,12 +100,7 @@ impl ParallelStyle for ColwiseParallel {
     fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
         let base = base_of(STYLE, module)?;
         let ColwiseParallel { input_layouts, output_layouts, use_local_output } = *self;
-        let of = mesh.clone();
-        base.register_forward_pre_hook(move |module, mut inputs| {
-            let x = joined(first(STYLE, module, &inputs)?, &of, input_layouts, features(module))?;
-            inputs[0] = brought(&x, &of, Replicate)?.into();
-            Ok(inputs)
-        });
+        take_in(base, mesh, STYLE, move |_| (input_layouts, Replicate));
         deliver(base, mesh, output_layouts, use_local_output);
         Ok(())
     }

@@ -13,11 +13,11 @@ pub(super) const OP: &str = "distribute_module";
 
 /// Lays a model on a mesh, and gives it back. A reference to a model will do: parameters and hooks are changed in place.
 ///
-/// The [partition function](DistributeModule::partition_fn) is called for every module of the tree, the model itself (under the empty
-/// name) first, and puts tensors that lie on the mesh in the places of parameters. Every parameter and buffer that it leaves
-/// is replicated, with the values of the first rank. The [input](DistributeModule::input_fn) and
-/// [output](DistributeModule::output_fn) functions then stand before and after `forward` of the model. All three may be left out;
-/// `()` is none of them.
+/// The [partition function](DistributeModule::partition_fn) is called for every module of the tree, the model
+/// itself (under the empty name) first, and puts tensors that lie on the mesh in the places of parameters.
+/// Every parameter and buffer that it leaves is replicated, with the values of the first rank. The
+/// [input](DistributeModule::input_fn) and [output](DistributeModule::output_fn) functions then stand before
+/// and after `forward` of the model. All three may be left out; `()` is none of them.
 ///
 /// A model is distributed once. When it is done again, without functions and on the same mesh, nothing happens.
 ///

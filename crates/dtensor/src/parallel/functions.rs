@@ -115,17 +115,17 @@ impl<'p> DistributeModule<'p> {
         if let Some(input) = self.input {
             let mesh = mesh.clone();
             base.register_forward_pre_hook(move |module, inputs| {
-                let mut names = inputs.clone();
+                let mut given = inputs.clone();
                 match input(module, inputs, &mesh)? {
                     NewInputs::All(inputs) => Ok(inputs),
-                    NewInputs::Only(tensor) if names.len() == 1 => {
-                        names[0] = tensor.into();
-                        Ok(names)
+                    NewInputs::Only(tensor) if given.len() == 1 => {
+                        given[0] = tensor.into();
+                        Ok(given)
                     }
                     NewInputs::Only(_) => {
                         let message = format!(
                             "input_fn gave one tensor for the {} inputs of `{}`",
-                            names.len(),
+                            given.len(),
                             module.kind()
                         );
                         Err(Error::argument(OP, message))

@@ -22,12 +22,7 @@ pub(super) fn base_of<'m>(style: &'static str, module: &'m dyn Module) -> Result
 ///
 /// `last` is the size of the last dim of the whole, where it is known: then the parts need not be even.
 #[track_caller]
-pub(super) fn joined(
-    x: &Tensor,
-    mesh: &DeviceMesh,
-    layout: Placement,
-    last: Option<usize>,
-) -> Result<Tensor> {
+fn joined(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option<usize>) -> Result<Tensor> {
     if x.is_distributed() {
         return Ok(x.clone());
     }
@@ -43,7 +38,7 @@ pub(super) fn joined(
 
 /// A distributed tensor in another placement. How it lies is what counts, not how it was said to.
 #[track_caller]
-pub(super) fn brought(x: &Tensor, mesh: &DeviceMesh, to: Placement) -> Result<Tensor> {
+fn brought(x: &Tensor, mesh: &DeviceMesh, to: Placement) -> Result<Tensor> {
     let wanted = Placements::from(to).checked("redistribute", mesh.ndim(), x.rank())?;
     if x.placements() == &wanted[..] && x.mesh() == Some(mesh) {
         return Ok(x.clone());
@@ -53,7 +48,7 @@ pub(super) fn brought(x: &Tensor, mesh: &DeviceMesh, to: Placement) -> Result<Te
 }
 
 /// The first input, if it is a tensor.
-pub(super) fn first<'i>(style: &'static str, module: &dyn Module, inputs: &'i Inputs) -> Result<&'i Tensor> {
+fn first<'i>(style: &'static str, module: &dyn Module, inputs: &'i Inputs) -> Result<&'i Tensor> {
     let first = inputs.get(0);
     first.and_then(Argument::as_tensor).ok_or_else(|| {
         let message = format!(
@@ -95,6 +90,22 @@ pub(super) fn each_distributed(
     Ok(outputs)
 }
 
+/// Has the first input brought on the mesh as it is given, and to where it is wanted. What `lies` says of a module is both.
+pub(super) fn take_in(
+    base: &Base,
+    mesh: &DeviceMesh,
+    style: &'static str,
+    lies: impl Fn(&dyn Module) -> (Placement, Placement) + Send + Sync + 'static,
+) {
+    let mesh = mesh.clone();
+    base.register_forward_pre_hook(move |module, mut inputs| {
+        let (given, wanted) = lies(module);
+        let x = joined(first(style, module, &inputs)?, &mesh, given, features(module))?;
+        inputs[0] = brought(&x, &mesh, wanted)?.into();
+        Ok(inputs)
+    });
+}
+
 /// Has every output that lies on a mesh brought to where the caller is to get it, on the mesh or as this rank's part.
 pub(super) fn deliver(base: &Base, mesh: &DeviceMesh, layout: Placement, local: bool) {
     let mesh = mesh.clone();
@@ -106,8 +117,17 @@ pub(super) fn deliver(base: &Base, mesh: &DeviceMesh, layout: Placement, local: 
     });
 }
 
+/// That a style is not for a module.
+pub(super) fn unsupported(style: &'static str, module: &dyn Module) -> Error {
+    let message = format!(
+        "{style} currently only support nn.Linear and nn.Embedding!, but this is a `{}`",
+        module.kind()
+    );
+    Error::argument(style, message)
+}
+
 /// The size of the last dim that a linear layer takes.
-pub(super) fn features(module: &dyn Module) -> Option<usize> {
+fn features(module: &dyn Module) -> Option<usize> {
     downcast::<Linear>(module)?.weight.get().dims().last().copied()
 }
 
@@ -132,22 +152,18 @@ impl Wanted {
         }
     }
 
-    /// An argument where it is wanted: on the mesh, or this rank's part of it. What is no tensor is refused.
+    /// Whether it can be for such an argument: for a tensor, an option that is not there, or one to be left alone.
+    pub(super) fn fits(self, argument: &Argument) -> bool {
+        self.layout.is_none() || matches!(argument, Argument::Tensor(_) | Argument::Nothing)
+    }
+
+    /// An argument where it is wanted: on the mesh, or this rank's part of it.
     #[track_caller]
-    pub(super) fn of(
-        self,
-        argument: &Argument,
-        mesh: &DeviceMesh,
-        local: bool,
-        refuse: impl FnOnce() -> Error,
-    ) -> Result<Argument> {
-        let Some(layout) = self.layout else { return Ok(argument.clone()) };
-        let mut x = match argument {
-            Argument::Tensor(x) => joined(x, mesh, layout, None)?,
-            // An option that is not there.
-            Argument::Nothing => return Ok(Argument::Nothing),
-            _ => return Err(refuse()),
+    pub(super) fn of(self, argument: &Argument, mesh: &DeviceMesh, local: bool) -> Result<Argument> {
+        let (Some(layout), Argument::Tensor(x)) = (self.layout, argument) else {
+            return Ok(argument.clone());
         };
+        let mut x = joined(x, mesh, layout, None)?;
         if let Some(desired) = self.desired {
             x = brought(&x, mesh, desired)?;
         }

@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use crate::Placement;
+use super::hooks::Wanted;
+use crate::declare::{debug_is_display, tuples};
+use crate::{Error, Placement, Result};
 
 /// How inputs or outputs of a module lie, in their order: a placement for each, or `None` for one that is left alone. `()` if
 /// nothing is said of any.
@@ -48,11 +50,7 @@ impl fmt::Display for Layouts {
     }
 }
 
-impl fmt::Debug for Layouts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(Layouts);
 
 fn shown(layout: Option<Placement>) -> String {
     layout.map_or_else(|| "None".to_string(), |placement| format!("{placement:?}"))
@@ -106,7 +104,7 @@ impl<L: Lies> From<Vec<L>> for Layouts {
     }
 }
 
-macro_rules! tuples {
+macro_rules! layouts_of {
     ($(($($part:ident $i:tt),*);)*) => {$(
         impl<$($part: Lies),*> From<($($part,)*)> for Layouts {
             fn from(list: ($($part,)*)) -> Self {
@@ -116,13 +114,49 @@ macro_rules! tuples {
     )*};
 }
 
-tuples! {
-    (A 0);
-    (A 0, B 1);
-    (A 0, B 1, C 2);
-    (A 0, B 1, C 2, D 3);
-    (A 0, B 1, C 2, D 3, E 4);
-    (A 0, B 1, C 2, D 3, E 4, F 5);
+tuples!(layouts_of);
+
+/// How inputs or outputs lie, and how they are wanted: as many of the one as of the other.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Pairs {
+    /// Of what.
+    of: &'static str,
+    pub(super) given: Layouts,
+    desired: Layouts,
+}
+
+impl Pairs {
+    /// Checked for a style: of inputs (`"input"`) or outputs (`"output"`).
+    pub(super) fn new(
+        style: &'static str,
+        of: &'static str,
+        given: Layouts,
+        desired: Layouts,
+    ) -> Result<Self> {
+        if given.len() != desired.len() {
+            let message = format!(
+                "{of}_layouts and desired_{of}_layouts should have same length!, but they are {given} and {desired}"
+            );
+            return Err(Error::argument(style, message));
+        }
+        let pairs = Pairs { of, given, desired };
+        for (i, wanted) in pairs.iter().enumerate() {
+            wanted.check(style, &format!("{of} {i}"))?;
+        }
+        Ok(pairs)
+    }
+
+    /// One for each, in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Wanted> {
+        self.given.iter().zip(self.desired.iter()).map(|(layout, desired)| Wanted { layout, desired })
+    }
+}
+
+impl fmt::Display for Pairs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Pairs { of, given, desired } = self;
+        write!(f, "{of}_layouts={given}, desired_{of}_layouts={desired}")
+    }
 }
 
 /// How inputs of a module lie, by their names. `()` if nothing is said of any.
@@ -169,11 +203,7 @@ impl fmt::Display for NamedLayouts {
     }
 }
 
-impl fmt::Debug for NamedLayouts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(NamedLayouts);
 
 impl From<()> for NamedLayouts {
     fn from((): ()) -> Self {

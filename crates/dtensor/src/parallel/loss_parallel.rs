@@ -5,10 +5,11 @@ use crate::dispatch::within_loss_parallel;
 /// Runs `body`, in which [`cross_entropy`](crate::Tensor::cross_entropy), [`nll_loss`](crate::Tensor::nll_loss),
 /// [`log_softmax`](crate::Tensor::log_softmax) and [`softmax`](crate::Tensor::softmax) leave their scores where they are.
 ///
-/// Scores that are cut along their classes, by one mesh dim or several, so that ranks have classes one after the other, are not brought
-/// together, inside such a scope or outside: of each position, ranks reduce the largest score, the sum of exponentials and the
-/// target's score. The gradient of cross-entropy needs no communication at all, wherever it is computed; that of `softmax` and `log_softmax` by
-/// themselves reduces one number per position. What the scope adds:
+/// Scores that are cut along their classes, by one mesh dim or several, so that ranks have classes one after
+/// the other, are not brought together, inside such a scope or outside: of each position, ranks reduce the
+/// largest score, the sum of exponentials and the target's score. The gradient of cross-entropy needs no
+/// communication at all, wherever it is computed; that of `softmax` and `log_softmax` by themselves reduces
+/// one number per position. What the scope adds:
 ///
 /// - A loss that would have to move scores for another reason is refused. Partial values are such a reason, and classes that do not
 ///   lie one after the other.

@@ -59,7 +59,7 @@
 //!
 //! Everything is checked before anything is changed, and what fails half-way is undone: after an error the model is what it was.
 //!
-//! This room knows modules, their hooks and the public functions of tensors. It communicates through these alone.
+//! This room knows modules, their hooks, layouts, and how tensors come on a mesh and off it. It communicates through these alone.
 
 mod colwise;
 mod distribute;

@@ -44,8 +44,9 @@ impl Default for ParallelizeOptions {
     }
 }
 
-/// Spreads a model over the ranks of a mesh of one dim, each part of it in the [style](super::ParallelStyle) that the plan has for
-/// it, and gives it back. A reference to a model will do: parameters and hooks are changed in place.
+/// Spreads a model over the ranks of a mesh of one dim, each part of it in the [style](super::ParallelStyle)
+/// that the plan has for it, and gives it back. A reference to a model will do: parameters and hooks are
+/// changed in place.
 ///
 /// Without a mesh, it is that of [`use_mesh`](crate::use_mesh). Part of a larger mesh is taken by name: `&mesh["tp"]`.
 ///

@@ -5,7 +5,9 @@ use std::fmt;
 use smallvec::SmallVec;
 
 use super::hooks::{Wanted, base_of, shown};
+use super::layouts::Pairs;
 use super::{Layouts, NamedLayouts, ParallelStyle, Partition};
+use crate::declare::debug_is_display;
 use crate::nn::{Argument, Inputs, Module};
 use crate::{DeviceMesh, Error, Result};
 
@@ -53,8 +55,7 @@ const STYLE: &str = "PrepareModuleInput";
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct PrepareModuleInput {
-    pub(super) input_layouts: Layouts,
-    pub(super) desired_input_layouts: Layouts,
+    pub(super) inputs: Pairs,
     pub(super) input_kwarg_layouts: NamedLayouts,
     pub(super) desired_input_kwarg_layouts: NamedLayouts,
     pub(super) use_local_output: bool,
@@ -70,19 +71,8 @@ impl PrepareModuleInput {
                 format!("desired module inputs should not be None!, but input_layouts={input_layouts}");
             return Err(Error::argument(STYLE, message));
         }
-        if input_layouts.len() != desired_input_layouts.len() {
-            let message = format!(
-                "input_layouts and desired_input_layouts should have same length!, but they are {input_layouts} and \
-                 {desired_input_layouts}"
-            );
-            return Err(Error::argument(STYLE, message));
-        }
-        for (i, (layout, desired)) in input_layouts.iter().zip(desired_input_layouts.iter()).enumerate() {
-            Wanted { layout, desired }.check(STYLE, &format!("input {i}"))?;
-        }
         Ok(PrepareModuleInput {
-            input_layouts,
-            desired_input_layouts,
+            inputs: Pairs::new(STYLE, "input", input_layouts, desired_input_layouts)?,
             input_kwarg_layouts: NamedLayouts::default(),
             desired_input_kwarg_layouts: NamedLayouts::default(),
             use_local_output: false,
@@ -133,7 +123,7 @@ impl PrepareModuleInput {
 
     /// The inputs as the module is to get them.
     fn prepare(&self, module: &dyn Module, mut inputs: Inputs, mesh: &DeviceMesh) -> Result<Inputs> {
-        // All is found before anything is moved.
+        // What is missing or no tensor is found before anything is moved.
         let mut all = self.in_order(module, &inputs)?;
         for (name, layout) in self.input_kwarg_layouts.iter() {
             let Some(at) = inputs.names().position(|known| known == name) else {
@@ -146,45 +136,41 @@ impl PrepareModuleInput {
             };
             all.push((at, Wanted { layout, desired: self.desired_input_kwarg_layouts.get(name).flatten() }));
         }
+        if let Some((at, _)) = all.iter().find(|(at, wanted)| !wanted.fits(&inputs[*at])) {
+            let name = inputs.names().nth(*at).unwrap_or_default();
+            let message =
+                format!("expecting input to be a torch.Tensor!, but `{name}` of {} is none", listed(&inputs));
+            return Err(Error::argument(STYLE, message));
+        }
         for (at, wanted) in all {
-            let refuse = || {
-                let name = inputs.names().nth(at).unwrap_or_default();
-                let message = format!(
-                    "expecting input to be a torch.Tensor!, but `{name}` of {} is none",
-                    listed(&inputs)
-                );
-                Error::argument(STYLE, message)
-            };
-            inputs[at] = wanted.of(&inputs[at], mesh, self.use_local_output, refuse)?;
+            inputs[at] = wanted.of(&inputs[at], mesh, self.use_local_output)?;
         }
         Ok(inputs)
     }
 
     /// The inputs that the layouts without names are for, with these.
     fn in_order(&self, module: &dyn Module, inputs: &Inputs) -> Result<SmallVec<[(usize, Wanted); 4]>> {
-        if self.input_layouts.is_empty() {
+        let Pairs { given, .. } = &self.inputs;
+        if given.is_empty() {
             return Ok(SmallVec::new());
         }
         let others = inputs.names().enumerate();
         let others = others.filter(|(_, name)| self.input_kwarg_layouts.get(name).is_none());
         let mut rest: SmallVec<[usize; 4]> = others.map(|(i, _)| i).collect();
         let is_tensor = |i: usize| matches!(inputs[i], Argument::Tensor(_) | Argument::Tensors(_));
-        while rest.len() > self.input_layouts.len() && rest.last().is_some_and(|&last| !is_tensor(last)) {
+        while rest.len() > given.len() && rest.last().is_some_and(|&last| !is_tensor(last)) {
             rest.pop();
         }
-        if rest.len() != self.input_layouts.len() {
+        if rest.len() != given.len() {
             let message = format!(
                 "module inputs and input_layouts should have same length!, but the inputs of `{}` are {}, and \
-                 input_layouts={}",
+                 input_layouts={given}",
                 module.kind(),
-                listed(inputs),
-                self.input_layouts
+                listed(inputs)
             );
             return Err(Error::argument(STYLE, message));
         }
-        let pairs = self.input_layouts.iter().zip(self.desired_input_layouts.iter());
-        let wanted = pairs.map(|(layout, desired)| Wanted { layout, desired });
-        Ok(rest.into_iter().zip(wanted).collect())
+        Ok(rest.into_iter().zip(self.inputs.iter()).collect())
     }
 }
 
@@ -198,22 +184,13 @@ impl fmt::Display for PrepareModuleInput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{STYLE}(input_layouts={}, desired_input_layouts={}, input_kwarg_layouts={}, \
-             desired_input_kwarg_layouts={}, use_local_output={})",
-            self.input_layouts,
-            self.desired_input_layouts,
-            self.input_kwarg_layouts,
-            self.desired_input_kwarg_layouts,
-            self.use_local_output
+            "{STYLE}({}, input_kwarg_layouts={}, desired_input_kwarg_layouts={}, use_local_output={})",
+            self.inputs, self.input_kwarg_layouts, self.desired_input_kwarg_layouts, self.use_local_output
         )
     }
 }
 
-impl fmt::Debug for PrepareModuleInput {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(PrepareModuleInput);
 
 impl ParallelStyle for PrepareModuleInput {
     fn partition(&self, module: &dyn Module, _: &DeviceMesh) -> Result<Option<Partition>> {

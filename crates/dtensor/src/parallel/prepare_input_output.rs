@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{ParallelStyle, Partition, PrepareModuleInput, PrepareModuleOutput};
+use crate::declare::debug_is_display;
 use crate::nn::Module;
 use crate::{DeviceMesh, Result};
 
@@ -54,26 +55,19 @@ impl fmt::Display for PrepareModuleInputOutput {
         let PrepareModuleInputOutput { input, output } = self;
         write!(
             f,
-            "PrepareModuleInputOutput(input_layouts={}, desired_input_layouts={}, input_kwarg_layouts={}, \
-             desired_input_kwarg_layouts={}, use_local_input={}, output_layouts={}, desired_output_layouts={}, \
+            "PrepareModuleInputOutput({}, input_kwarg_layouts={}, desired_input_kwarg_layouts={}, use_local_input={}, {}, \
              use_local_output={})",
-            input.input_layouts,
-            input.desired_input_layouts,
+            input.inputs,
             input.input_kwarg_layouts,
             input.desired_input_kwarg_layouts,
             input.use_local_output,
-            output.output_layouts,
-            output.desired_output_layouts,
+            output.outputs,
             output.use_local_output
         )
     }
 }
 
-impl fmt::Debug for PrepareModuleInputOutput {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(PrepareModuleInputOutput);
 
 impl ParallelStyle for PrepareModuleInputOutput {
     fn partition(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<Option<Partition>> {

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use super::hooks::{Wanted, base_of, shown};
+use super::hooks::{base_of, shown};
+use super::layouts::Pairs;
 use super::{Layouts, ParallelStyle, Partition};
+use crate::declare::debug_is_display;
 use crate::nn::{Module, Outputs};
 use crate::{DeviceMesh, Error, Result};
 
@@ -12,8 +14,8 @@ const STYLE: &str = "PrepareModuleOutput";
 /// Takes outputs of a module as parts of tensors on the mesh, and brings them to where they are wanted before the caller gets
 /// them.
 ///
-/// There is one layout for each output, `None` for one to be left alone. A tensor that lies on the mesh already is taken as it is,
-/// however its layout was said to be.
+/// There is one layout for each output, `None` for one to be left alone. A tensor that lies on the mesh
+/// already is taken as it is, however its layout was said to be.
 ///
 /// ```
 /// use dtensor::nn::Identity;
@@ -33,8 +35,7 @@ const STYLE: &str = "PrepareModuleOutput";
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct PrepareModuleOutput {
-    pub(super) output_layouts: Layouts,
-    pub(super) desired_output_layouts: Layouts,
+    pub(super) outputs: Pairs,
     pub(super) use_local_output: bool,
 }
 
@@ -45,18 +46,8 @@ impl PrepareModuleOutput {
         output_layouts: impl Into<Layouts>,
         desired_output_layouts: impl Into<Layouts>,
     ) -> Result<Self> {
-        let (output_layouts, desired_output_layouts) = (output_layouts.into(), desired_output_layouts.into());
-        if output_layouts.len() != desired_output_layouts.len() {
-            let message = format!(
-                "output_layouts and desired_output_layouts should have same length!, but they are {output_layouts} and \
-                 {desired_output_layouts}"
-            );
-            return Err(Error::argument(STYLE, message));
-        }
-        for (i, (layout, desired)) in output_layouts.iter().zip(desired_output_layouts.iter()).enumerate() {
-            Wanted { layout, desired }.check(STYLE, &format!("output {i}"))?;
-        }
-        Ok(PrepareModuleOutput { output_layouts, desired_output_layouts, use_local_output: true })
+        let outputs = Pairs::new(STYLE, "output", output_layouts.into(), desired_output_layouts.into())?;
+        Ok(PrepareModuleOutput { outputs, use_local_output: true })
     }
 
     /// Whether the caller gets this rank's parts of the outputs, or tensors that lie on the mesh.
@@ -66,27 +57,29 @@ impl PrepareModuleOutput {
 
     /// The outputs as the caller is to get them.
     fn prepare(&self, module: &dyn Module, mut outputs: Outputs, mesh: &DeviceMesh) -> Result<Outputs> {
-        if outputs.len() != self.output_layouts.len() {
+        let Pairs { given, .. } = &self.outputs;
+        if outputs.len() != given.len() {
             let message = format!(
                 "module outputs and output_layouts should have same length!, but `{}` has {} outputs, and \
-                 output_layouts={}",
+                 output_layouts={given}",
                 module.kind(),
-                outputs.len(),
-                self.output_layouts
+                outputs.len()
             );
             return Err(Error::argument(STYLE, message));
         }
-        let pairs = self.output_layouts.iter().zip(self.desired_output_layouts.iter());
-        for (i, (layout, desired)) in pairs.enumerate() {
-            let refuse = || {
+        // What is no tensor is found before anything is moved.
+        for (i, wanted) in self.outputs.iter().enumerate() {
+            if !wanted.fits(&outputs[i]) {
                 let message = format!(
                     "expecting output to be a torch.Tensor!, but output {i} of `{}` is {}",
                     module.kind(),
                     shown(&outputs[i])
                 );
-                Error::argument(STYLE, message)
-            };
-            outputs[i] = Wanted { layout, desired }.of(&outputs[i], mesh, self.use_local_output, refuse)?;
+                return Err(Error::argument(STYLE, message));
+            }
+        }
+        for (i, wanted) in self.outputs.iter().enumerate() {
+            outputs[i] = wanted.of(&outputs[i], mesh, self.use_local_output)?;
         }
         Ok(outputs)
     }
@@ -94,19 +87,11 @@ impl PrepareModuleOutput {
 
 impl fmt::Display for PrepareModuleOutput {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{STYLE}(output_layouts={}, desired_output_layouts={}, use_local_output={})",
-            self.output_layouts, self.desired_output_layouts, self.use_local_output
-        )
+        write!(f, "{STYLE}({}, use_local_output={})", self.outputs, self.use_local_output)
     }
 }
 
-impl fmt::Debug for PrepareModuleOutput {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(PrepareModuleOutput);
 
 impl ParallelStyle for PrepareModuleOutput {
     fn partition(&self, module: &dyn Module, _: &DeviceMesh) -> Result<Option<Partition>> {

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use super::hooks::{base_of, brought, deliver, features, first, joined};
+use super::hooks::{base_of, deliver, take_in, unsupported};
 use super::{ParallelStyle, Partition};
+use crate::declare::debug_is_display;
 use crate::nn::{Embedding, Linear, Module, downcast};
-use crate::{DeviceMesh, Error, Placement, Replicate, Result, Shard};
+use crate::{DeviceMesh, Placement, Replicate, Result, Shard};
 
 const STYLE: &str = "RowwiseParallel";
 
@@ -84,11 +85,7 @@ impl fmt::Display for RowwiseParallel {
     }
 }
 
-impl fmt::Debug for RowwiseParallel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(RowwiseParallel);
 
 impl ParallelStyle for RowwiseParallel {
     fn partition(&self, module: &dyn Module, _: &DeviceMesh) -> Result<Option<Partition>> {
@@ -97,11 +94,7 @@ impl ParallelStyle for RowwiseParallel {
         } else if downcast::<Embedding>(module).is_some() {
             0
         } else {
-            let message = format!(
-                "{STYLE} currently only support nn.Linear and nn.Embedding!, but this is a `{}`",
-                module.kind()
-            );
-            return Err(Error::argument(STYLE, message));
+            return Err(unsupported(STYLE, module));
         };
         Ok(Some(vec![("weight".to_string(), Shard(dim))]))
     }
@@ -109,13 +102,9 @@ impl ParallelStyle for RowwiseParallel {
     fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
         let base = base_of(STYLE, module)?;
         let RowwiseParallel { input_layouts, output_layouts, use_local_output } = *self;
-        let of = mesh.clone();
-        base.register_forward_pre_hook(move |module, mut inputs| {
+        take_in(base, mesh, STYLE, move |module| {
             let desired = if downcast::<Linear>(module).is_some() { Shard(-1) } else { Replicate };
-            let given = input_layouts.unwrap_or(desired);
-            let x = joined(first(STYLE, module, &inputs)?, &of, given, features(module))?;
-            inputs[0] = brought(&x, &of, desired)?.into();
-            Ok(inputs)
+            (input_layouts.unwrap_or(desired), desired)
         });
         deliver(base, mesh, output_layouts, use_local_output);
         Ok(())

@@ -2,8 +2,9 @@
 
 use std::fmt;
 
-use super::hooks::{base_of, brought, each_distributed, first, joined};
+use super::hooks::{base_of, each_distributed, take_in};
 use super::{ParallelStyle, Partition};
+use crate::declare::debug_is_display;
 use crate::nn::Module;
 use crate::{DeviceMesh, Result, Shard};
 
@@ -67,11 +68,7 @@ impl fmt::Display for SequenceParallel {
     }
 }
 
-impl fmt::Debug for SequenceParallel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+debug_is_display!(SequenceParallel);
 
 impl ParallelStyle for SequenceParallel {
     fn partition(&self, module: &dyn Module, _: &DeviceMesh) -> Result<Option<Partition>> {
@@ -81,12 +78,8 @@ impl ParallelStyle for SequenceParallel {
 
     fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
         let base = base_of(STYLE, module)?;
-        let (mesh, layout) = (mesh.clone(), Shard(self.sequence_dim));
-        base.register_forward_pre_hook(move |module, mut inputs| {
-            let x = joined(first(STYLE, module, &inputs)?, &mesh, layout, None)?;
-            inputs[0] = brought(&x, &mesh, layout)?.into();
-            Ok(inputs)
-        });
+        let layout = Shard(self.sequence_dim);
+        take_in(base, mesh, STYLE, move |_| (layout, layout));
         if self.use_local_output {
             base.register_forward_hook(|_, _, outputs| each_distributed(outputs, |y| y.to_local()));
         }

@@ -38,15 +38,7 @@ impl Step<'_> {
                 base.mark_distributed(&format!("{:?}", self.style));
             }
         }
-        self.style.apply(self.module, mesh).map_err(|error| match error {
-            // Which ranks could not do what together is more than a message.
-            Error::Collective(_) => error,
-            error => Error::argument(OP, format!("{}: {error}", self.shown())),
-        })
-    }
-
-    fn shown(&self) -> String {
-        shown(&self.path, self.module)
+        self.style.apply(self.module, mesh).map_err(|error| error.about(OP, shown(&self.path, self.module)))
     }
 }
 
@@ -96,7 +88,7 @@ impl<'p> Steps<'p> {
                 continue;
             }
             let place = shown(&path, module);
-            let partition = style.partition(module, self.mesh).map_err(|error| within(&place, error))?;
+            let partition = style.partition(module, self.mesh).map_err(|error| error.about(OP, &place))?;
             let parameters = match partition {
                 Some(partition) => {
                     self.once(&place, module, style)?;
@@ -111,7 +103,7 @@ impl<'p> Steps<'p> {
 
     /// That nobody else lays out the module's parameters.
     fn once(&mut self, place: &str, module: &dyn Module, style: &dyn ParallelStyle) -> Result<()> {
-        let base = base_of("ParallelStyle", module).map_err(|error| within(place, error))?;
+        let base = base_of("ParallelStyle", module).map_err(|error| error.about(OP, place))?;
         let by = base.distributed_by().or_else(|| self.taken.get(&base.address()).cloned());
         if let Some(by) = by {
             let message = format!(
@@ -136,11 +128,11 @@ impl<'p> Steps<'p> {
         let full = |name: &str| if path.is_empty() { name.to_string() } else { format!("{path}.{name}") };
         for (name, placement) in partition {
             let place = shown(path, module);
-            let parameter = module.get_parameter(&name).map_err(|error| within(&place, error))?;
+            let parameter = module.get_parameter(&name).map_err(|error| error.about(OP, &place))?;
             let (name, value) = (full(&name), parameter.get());
             let layout = self
                 .layout(&value, placement)
-                .map_err(|error| within(&format!("`{name}` in {style:?}"), error))?;
+                .map_err(|error| error.about(OP, format!("`{name}` in {style:?}")))?;
             let message = match (value.layout(), self.wanted.get(&parameter.address())) {
                 (Some(lies), _) if *lies != layout => format!("lies {lies} on {} already", lies.mesh()),
                 (None, Some((other, by))) if *other != layout.placements()[0] => {
@@ -181,9 +173,4 @@ impl<'p> Steps<'p> {
     fn layout(&self, tensor: &Tensor, placement: Placement) -> Result<Layout> {
         Layout::checked("partition", self.mesh, Placements::from(placement), tensor.shape())
     }
-}
-
-/// An error, with the module that it is about.
-fn within(place: &str, error: Error) -> Error {
-    Error::argument(OP, format!("{place}: {error}"))
 }

@@ -196,8 +196,8 @@ impl Layout {
         self.map(|&p| if p.is_partial() { Replicate } else { p })
     }
 
-    /// How gradients of the parts lie, as somebody has said it: in any way in which every rank has the elements that it has here. Whether
-    /// they are partial or whole is no difference.
+    /// How gradients of the parts lie, as somebody has said it: in any way in which every rank has the
+    /// elements that it has here. Whether they are partial or whole is no difference.
     pub(crate) fn of_gradient(&self, op: &'static str, placements: Placements) -> Result<Layout> {
         let grad = Layout::checked(op, &self.mesh, placements, self.shape().clone())?;
         if self.has_parts_of(&grad) {
@@ -252,18 +252,13 @@ impl Layout {
     }
 
     /// The shape of the part at another coordinate of the mesh, and where it begins.
-    pub fn part_at(&self, coordinate: &[usize]) -> Result<(Shape, SmallVec<[usize; 4]>)> {
-        Ok(part(self.shape(), &self.ranges_at(coordinate)?))
+    pub(crate) fn part_at(&self, coordinate: &[usize]) -> (Shape, SmallVec<[usize; 4]>) {
+        part(self.shape(), &self.ranges_at(coordinate))
     }
 
     /// The indices of each dim that the rank at a coordinate has, as ranges in the order in which they lie there.
-    pub fn ranges_at(&self, coordinate: &[usize]) -> Result<SmallVec<[Ranges; 4]>> {
-        let sizes = self.mesh.shape();
-        if coordinate.len() != sizes.len() || coordinate.iter().zip(sizes).any(|(at, size)| at >= size) {
-            let message = format!("{coordinate:?} is not a coordinate of a mesh of shape {sizes:?}");
-            return Err(Error::argument("Layout", message));
-        }
-        Ok(ranges(&self.spec.key, sizes, coordinate))
+    pub(crate) fn ranges_at(&self, coordinate: &[usize]) -> SmallVec<[Ranges; 4]> {
+        ranges(&self.spec.key, self.mesh.shape(), coordinate)
     }
 }
 

@@ -1,4 +1,4 @@
-//! How a tensor lies on a mesh: pure arithmetic, no communication.
+//! How a tensor lies on a mesh: arithmetic, no communication.
 //!
 //! A mesh of `n` dims takes `n` placements, one per mesh dim, read from left to right: the first is applied to the whole
 //! tensor, the second to what the first leaves on a rank, and so on.
@@ -151,10 +151,7 @@ impl Placements {
         for placement in &mut list {
             *placement = placement.checked(op, rank)?;
         }
-        let mut partials = list.iter().filter_map(|p| if let Partial(op) = p { Some(*op) } else { None });
-        if let Some(first) = partials.next()
-            && let Some(other) = partials.find(|&other| !first.commutes_with(other))
-        {
+        if let Some((first, other)) = clashing(&list) {
             let message = format!(
                 "mixed Partial reduce types are not supported: {} and {} in {}",
                 Partial(first),
@@ -165,9 +162,7 @@ impl Placements {
         }
         Ok(list)
     }
-}
 
-impl Placements {
     /// That there is one for each dim of a mesh of so many, which can be told before there is a tensor.
     pub(crate) fn counted(&self, op: &'static str, mesh_dims: usize) -> Result<()> {
         match &self.0 {
@@ -202,6 +197,18 @@ impl fmt::Display for Placements {
 pub(crate) fn shown(placements: &[Placement]) -> String {
     let list: Vec<String> = placements.iter().map(Placement::to_string).collect();
     format!("[{}]", list.join(", "))
+}
+
+/// `S(0)R`.
+pub(crate) fn joined(placements: &[Placement]) -> String {
+    placements.iter().map(Placement::to_string).collect()
+}
+
+/// Two reductions of partial values that do not go together, if there are some.
+pub(crate) fn clashing(placements: &[Placement]) -> Option<(ReduceOp, ReduceOp)> {
+    let mut partials = placements.iter().filter_map(|p| if let Partial(op) = p { Some(*op) } else { None });
+    let first = partials.next()?;
+    partials.find(|&other| !first.commutes_with(other)).map(|other| (first, other))
 }
 
 impl<const N: usize> From<[Placement; N]> for Placements {

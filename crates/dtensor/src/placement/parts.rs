@@ -81,7 +81,7 @@ impl Layout {
                 format!("not supported for a tensor with partial placements, {self}: reduce it first");
             return Err(Error::argument("chunks", message));
         }
-        let (mesh, ranges) = (self.mesh(), self.ranges_at(&unravel(position, self.mesh().shape()))?);
+        let (mesh, ranges) = (self.mesh(), self.ranges_at(&unravel(position, self.mesh().shape())));
         let counts: SmallVec<[usize; 4]> = ranges.iter().map(|ranges| ranges.len()).collect();
         let block = |i: usize| {
             let mut chunk = Chunk {
@@ -128,7 +128,7 @@ mod tests {
                 let mut seen = vec![0; shape[0] * shape[1]];
                 for chunk in layout.chunks()? {
                     let at = mesh.ranks().iter().position(|&rank| rank == chunk.rank).expect("in the mesh");
-                    let ranges = layout.ranges_at(&unravel(at, mesh.shape()))?;
+                    let ranges = layout.ranges_at(&unravel(at, mesh.shape()));
                     let index = |dim: usize, local: usize| {
                         ranges[dim].iter().cloned().flatten().nth(local).expect("inside the part")
                     };

@@ -22,7 +22,8 @@ impl Default for Link {
 ///
 /// ```
 /// use dtensor::comm::World;
-/// use dtensor::{CostModel, DeviceMesh, Link};
+/// use dtensor::DeviceMesh;
+/// use dtensor::redistribute::{CostModel, Link};
 /// # fn main() -> dtensor::Result<()> {
 /// let mesh = DeviceMesh::new(&World::simulated(16, 0)?, [2, 8], ["node", "gpu"])?;
 /// let slow = Link { latency: 20.0, bandwidth: 5.0 };

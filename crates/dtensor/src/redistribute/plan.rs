@@ -11,7 +11,8 @@ use super::state::{Field, Holds, Kind, Move, State};
 use crate::comm::{Collective, PerRank, ReduceOp};
 use crate::mesh::{DeviceMesh, MeshDims};
 use crate::placement::{
-    Layout, Placement, PlacementList, Ranges, Spec, chunk, chunk_of_each, cut_len, nested_sizes, pieces,
+    Layout, Placement, PlacementList, Ranges, Spec, chunk, chunk_of_each, cut_len, joined, nested_sizes,
+    pieces,
 };
 use crate::{DType, Error, Result};
 
@@ -44,9 +45,9 @@ struct Straight {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// The placements after it.
-    pub placements: SmallVec<[Placement; 4]>,
+    pub placements: Vec<Placement>,
     /// The mesh dims whose placements it changes.
-    pub mesh_dims: SmallVec<[usize; 4]>,
+    pub mesh_dims: Vec<usize>,
     /// The name of the collective, if there is one.
     pub collective: Option<&'static str>,
     /// The bytes that a rank sends, at most.
@@ -81,7 +82,7 @@ impl Plan {
         let better = if plain.cost > Cost(0) { cheapest(&field, plain.cost) } else { None };
         let straight = better.as_ref().map(|_| Straight {
             cost: plain.cost,
-            collectives: plain.moves.iter().filter(|done| communicates(done.kind)).count(),
+            collectives: plain.moves.iter().filter(|done| done.kind.collective().is_some()).count(),
             bytes: plain.bytes(&field),
         });
         let Way { moves, cost } = better.unwrap_or(plain);
@@ -108,7 +109,8 @@ impl Plan {
     ///
     /// ```
     /// use dtensor::comm::World;
-    /// use dtensor::{DType, DeviceMesh, Layout, Plan, Replicate, Shard};
+    /// use dtensor::redistribute::Plan;
+    /// use dtensor::{DType, DeviceMesh, Layout, Replicate, Shard};
     /// # fn main() -> dtensor::Result<()> {
     /// let mesh = DeviceMesh::new(&World::simulated(64, 0)?, [8, 8], ["dp", "tp"])?;
     /// let layout = |placements: [_; 2]| Layout::new(&mesh, placements, [1024, 1024]);
@@ -126,7 +128,7 @@ impl Plan {
         Ok(from.mesh().plan(from.spec(), to.spec(), dtype.size()))
     }
 
-    /// The steps, their cost and why they were chosen, for people to read.
+    /// The steps, their cost and why they were chosen, for people to read: what `Display` shows.
     pub fn explain(&self) -> String {
         self.to_string()
     }
@@ -147,6 +149,7 @@ impl Plan {
     }
 
     /// What it is taken to cost, in picoseconds: a whole number, of which sums can be compared.
+    #[doc(hidden)]
     pub fn picos(&self) -> u64 {
         self.cost.0
     }
@@ -158,18 +161,13 @@ impl Plan {
 
     /// The placements on the way, both ends included, as `S(0)R -> RR`.
     pub fn trace(&self) -> String {
-        let shown = |list: &[Placement]| list.iter().map(Placement::to_string).collect::<String>();
-        let mut trace = shown(&self.from);
+        let mut trace = joined(&self.from);
         for step in &self.steps {
             trace += " -> ";
-            trace += &shown(&step.placements);
+            trace += &joined(&step.placements);
         }
         trace
     }
-}
-
-fn communicates(kind: Kind) -> bool {
-    !matches!(kind, Kind::Take { .. } | Kind::Embed { .. } | Kind::Divide { .. })
 }
 
 impl Step {
@@ -188,17 +186,10 @@ impl Step {
 
     fn new(field: &Field, mesh: &DeviceMesh, state: State, done: Move) -> Step {
         let cuts = field.cuts(state);
-        let collective = match done.kind {
-            Kind::Gather { .. } => Some("all_gather"),
-            Kind::Exchange { .. } => Some("all_to_all"),
-            Kind::Reduce => Some("all_reduce"),
-            Kind::ReduceScatter { .. } => Some("reduce_scatter"),
-            Kind::Take { .. } | Kind::Embed { .. } | Kind::Divide { .. } => None,
-        };
         Step {
             placements: field.placements(field.after(state, &cuts, done)),
             mesh_dims: done.over.iter().collect(),
-            collective,
+            collective: done.kind.collective(),
             bytes: field.bytes(&cuts, done),
             micros: field.cost(&cuts, done).micros(),
             done,
@@ -209,17 +200,10 @@ impl Step {
 
 /// The length that the first cuts of a dim, all or some, leave on this rank.
 fn len_after(field: &Field, state: State, at: &[usize], dim: usize, without: &Move) -> usize {
-    let mut cutters: SmallVec<[(usize, usize, usize); 8]> = (0..field.ndim)
-        .filter(|&m| !without.over.iter().any(|gone| gone == m))
-        .filter_map(|m| match state.get(m) {
-            Holds::Cut { dim: d, place, split } if d == dim => Some((place, m, split)),
-            _ => None,
-        })
-        .collect();
-    cutters.sort_unstable();
-    cutters.iter().fold(field.shape[dim], |len, &(_, m, split)| {
-        cut_len(len, field.splits[split], field.sizes[m], at[m])
-    })
+    let cutters = state.cutters(field.ndim, dim).into_iter();
+    cutters
+        .filter(|&(_, m, _)| !without.over.iter().any(|gone| gone == m))
+        .fold(field.shape[dim], |len, (_, m, split)| cut_len(len, field.splits[split], field.sizes[m], at[m]))
 }
 
 /// What the rank at a coordinate does in a move.
@@ -280,16 +264,12 @@ fn actions(field: &Field, at: &[usize], state: State, done: Move) -> SmallVec<[A
 
 /// How values along some mesh dims are reduced at once, and by what the result is divided then.
 fn reduction(field: &Field, state: State, over: &[usize]) -> (ReduceOp, usize) {
-    let op_along = |m: usize| match state.get(m) {
-        Holds::Partial(op) => op,
-        _ => ReduceOp::Sum,
-    };
-    let first = op_along(over[0]);
-    if over.iter().all(|&m| op_along(m) == first) {
+    let first = state.op_along(over[0]);
+    if over.iter().all(|&m| state.op_along(m) == first) {
         return (first, 1);
     }
     // Sums and averages together.
-    let averaged = over.iter().filter(|&&m| op_along(m) == ReduceOp::Avg);
+    let averaged = over.iter().filter(|&&m| state.op_along(m) == ReduceOp::Avg);
     (ReduceOp::Sum, averaged.map(|&m| field.sizes[m]).product())
 }
 
@@ -321,8 +301,7 @@ fn in_line(len: usize, split: usize, n: usize) -> Ranges {
 impl fmt::Display for Plan {
     /// A line for the whole, one for each step, and one that says why it is this way.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |list: &[Placement]| list.iter().map(Placement::to_string).collect::<String>();
-        let (from, to) = (shown(&self.from), shown(&self.to));
+        let (from, to) = (joined(&self.from), joined(&self.to));
         write!(f, "{from} -> {to} of {:?} ({} bytes each): ", self.shape, self.item)?;
         if self.steps.is_empty() {
             return f.write_str("nothing to do");
@@ -330,7 +309,7 @@ impl fmt::Display for Plan {
         write!(f, "{} bytes sent per rank at most, {:.1} µs", self.bytes(), self.micros())?;
         let mut before = from;
         for (i, step) in self.steps.iter().enumerate() {
-            let after = shown(&step.placements);
+            let after = joined(&step.placements);
             write!(f, "\n  {}. {before} -> {after}: ", i + 1)?;
             match step.collective {
                 Some(name) => {

@@ -5,7 +5,6 @@ use std::collections::BinaryHeap;
 use std::collections::hash_map::Entry;
 
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 
 use super::cost::Cost;
 use super::state::{Dims, Field, Holds, Kind, Move, State};
@@ -140,16 +139,7 @@ impl Walk<'_> {
             }
         }
         for dim in 0..self.field.shape.len() {
-            let cutters = |state: State| {
-                let mut list: SmallVec<[(usize, usize, usize); 8]> = (0..self.field.ndim)
-                    .filter_map(|m| match state.get(m) {
-                        Holds::Cut { dim: d, place, split } if d == dim => Some((place, m, split)),
-                        _ => None,
-                    })
-                    .collect();
-                list.sort_unstable();
-                list
-            };
+            let cutters = |state: State| state.cutters(self.field.ndim, dim);
             let (here, there) = (cutters(self.state), cutters(self.field.target));
             let common = here.iter().zip(&there).take_while(|(a, b)| a == b).count();
             for &(_, m, _) in here[common..].iter().rev() {
@@ -158,15 +148,10 @@ impl Walk<'_> {
         }
         // A mesh dim may have left one tensor dim for another, so that all room is made before any is taken.
         for dim in 0..self.field.shape.len() {
-            let mut todo: SmallVec<[(usize, usize, usize); 8]> = (0..self.field.ndim)
-                .filter_map(|m| match (self.state.get(m), self.field.target.get(m)) {
-                    (Holds::All, Holds::Cut { dim: d, place, split }) if d == dim => Some((place, m, split)),
-                    _ => None,
-                })
-                .collect();
-            todo.sort_unstable();
-            for (_, m, split) in todo {
-                self.go(Kind::Take { dim, split }, m);
+            for (_, m, split) in self.field.target.cutters(self.field.ndim, dim) {
+                if self.state.get(m) == Holds::All {
+                    self.go(Kind::Take { dim, split }, m);
+                }
             }
         }
         for m in 0..self.field.ndim {

@@ -28,14 +28,12 @@ pub(super) enum Holds {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub(super) struct State(u128);
 
-const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product];
-
 impl State {
     /// `split` is a number of the field's list of split factors here.
     fn code(holds: Holds) -> u16 {
         match holds {
             Holds::All => 0,
-            Holds::Partial(op) => 1 | (OPS.iter().position(|&known| known == op).unwrap_or(0) as u16) << 2,
+            Holds::Partial(op) => 1 | (op as u16) << 2,
             Holds::Cut { dim, place, split } => {
                 2 | (place as u16) << 2 | (split as u16) << 5 | (dim as u16) << 10
             }
@@ -46,7 +44,7 @@ impl State {
         let code = (self.0 >> (16 * mesh_dim)) as u16;
         match code & 3 {
             0 => Holds::All,
-            1 => Holds::Partial(OPS[usize::from(code >> 2)]),
+            1 => Holds::Partial(ReduceOp::ALL[usize::from(code >> 2)]),
             _ => Holds::Cut {
                 place: usize::from(code >> 2 & 7),
                 split: usize::from(code >> 5 & 31),
@@ -58,6 +56,26 @@ impl State {
     pub(super) fn with(self, mesh_dim: usize, holds: Holds) -> State {
         let shift = 16 * mesh_dim;
         State(self.0 & !(0xffff << shift) | u128::from(State::code(holds)) << shift)
+    }
+
+    /// How what the ranks along a mesh dim hold is reduced.
+    pub(super) fn op_along(self, mesh_dim: usize) -> ReduceOp {
+        match self.get(mesh_dim) {
+            Holds::Partial(op) => op,
+            _ => ReduceOp::Sum,
+        }
+    }
+
+    /// The mesh dims, of so many, that cut a tensor dim, in the order in which they do: the place, the mesh
+    /// dim and the split of each.
+    pub(super) fn cutters(self, ndim: usize, dim: usize) -> SmallVec<[(usize, usize, usize); 8]> {
+        let cut = |m| match self.get(m) {
+            Holds::Cut { dim: d, place, split } if d == dim => Some((place, m, split)),
+            _ => None,
+        };
+        let mut list: SmallVec<[_; 8]> = (0..ndim).filter_map(cut).collect();
+        list.sort_unstable();
+        list
     }
 }
 
@@ -123,7 +141,20 @@ pub(super) enum Kind {
     Divide { op: ReduceOp },
 }
 
-/// Everything about a search but its two ends.
+impl Kind {
+    /// The name of the collective, if there is one.
+    pub(super) fn collective(self) -> Option<&'static str> {
+        match self {
+            Kind::Gather { .. } => Some("all_gather"),
+            Kind::Exchange { .. } => Some("all_to_all"),
+            Kind::Reduce => Some("all_reduce"),
+            Kind::ReduceScatter { .. } => Some("reduce_scatter"),
+            Kind::Take { .. } | Kind::Embed { .. } | Kind::Divide { .. } => None,
+        }
+    }
+}
+
+/// All that a search is about.
 pub(super) struct Field {
     /// The sizes of the mesh dims. Those of size 1 never matter and are left out of states.
     pub(super) sizes: [usize; MAX_DIMS],
@@ -223,7 +254,7 @@ impl Field {
     }
 
     /// The placements that a state stands for, for people to read.
-    pub(super) fn placements(&self, state: State) -> SmallVec<[Placement; 4]> {
+    pub(super) fn placements(&self, state: State) -> Vec<Placement> {
         let cuts = self.cuts(state);
         let shown = |mesh_dim| match state.get(mesh_dim) {
             Holds::All => Replicate,
@@ -414,8 +445,9 @@ impl Field {
     fn cost_among(&self, cuts: &Cuts, kind: Kind, (n, rate): (usize, Rate)) -> Cost {
         match kind {
             Kind::Take { .. } | Kind::Divide { .. } => Cost(0),
-            // Zeros are written, not sent. If they cost nothing, what is cut would become a sum to be reduced together with others,
-            // and sums that are to stay would be reduced for a while. So they cost what the gather does that they stand for.
+            // Zeros are written, not sent. If they cost nothing, what is cut would become a sum to be reduced
+            // together with others, and sums that are to stay would be reduced for a while. So they cost what
+            // the gather does that they stand for.
             Kind::Embed { dim } => rate.cost(self.bytes_among(cuts, Kind::Gather { dim }, n)),
             _ => rate.cost(self.bytes_among(cuts, kind, n)),
         }
@@ -486,18 +518,14 @@ impl Field {
 
     /// Reductions along any of the mesh dims that hold partial values, as many at once as may be.
     fn reductions(&self, state: State, cuts: &Cuts, partial: &Dims, visit: &mut impl FnMut(Move, Cost)) {
-        let op_along = |m: usize| match state.get(m) {
-            Holds::Partial(op) => op,
-            _ => ReduceOp::Sum,
-        };
         for set in 1u32..1 << partial.len() {
             if set.count_ones() > 1 && !self.across {
                 continue;
             }
             let mut over = Dims::default();
             partial.iter().enumerate().filter(|(i, _)| set >> i & 1 == 1).for_each(|(_, m)| over.push(m));
-            let first = op_along(over.dims[0].into());
-            if !over.iter().all(|m| op_along(m).commutes_with(first)) {
+            let first = state.op_along(over.dims[0].into());
+            if !over.iter().all(|m| state.op_along(m).commutes_with(first)) {
                 continue;
             }
             let among = self.among(&over);

@@ -14,7 +14,7 @@ use crate::comm::ReduceOp;
 use crate::mesh::{DeviceMesh, MeshDims};
 use crate::ops::Metas;
 use crate::placement::{
-    Layout, Partial, Placement, PlacementList, Replicate, Shard, Spec, SpecKey, StridedShard, shown,
+    Layout, Partial, Placement, PlacementList, Replicate, Shard, Spec, SpecKey, StridedShard, clashing, shown,
 };
 use crate::tensor::{Meta, Shape};
 use crate::{Error, Result};
@@ -91,7 +91,9 @@ pub(crate) fn candidates(rule: &Rule, sizes: &[usize]) -> Vec<Candidate> {
         all = all.into_iter().flat_map(longer).collect();
     }
     let found = all.iter().filter_map(|list| candidate(rule, sizes, list));
-    found.filter(|c| c.inputs.iter().chain(&c.outputs).all(|placements| one_kind(placements))).collect()
+    found
+        .filter(|c| c.inputs.iter().chain(&c.outputs).all(|placements| clashing(placements).is_none()))
+        .collect()
 }
 
 /// Decides for an operator with this rule on inputs in these layouts.
@@ -268,7 +270,7 @@ impl Chooser<'_> {
                 continue;
             }
             as_it_is = false;
-            if !one_kind(placements) {
+            if clashing(placements).is_some() {
                 return None;
             }
             let to = self.mesh.spec(SpecKey { placements: placements.clone(), shape: meta.shape.clone() });
@@ -283,7 +285,7 @@ impl Chooser<'_> {
         }
         let mut total = now;
         for (placements, meta) in candidate.outputs.iter().zip(self.outputs) {
-            if !one_kind(placements) {
+            if clashing(placements).is_some() {
                 return None;
             }
             if now > 0 && placements.iter().any(|p| p.is_partial()) {
@@ -344,13 +346,6 @@ impl Chooser<'_> {
 /// Whether the i-th bit is set.
 fn has(bits: u32, i: usize) -> bool {
     bits.checked_shr(i as u32).unwrap_or(0) & 1 == 1
-}
-
-/// Whether all partial values of a tensor can be reduced in any order.
-fn one_kind(placements: &[Placement]) -> bool {
-    let mut ops = placements.iter().filter_map(|p| if let Partial(op) = p { Some(*op) } else { None });
-    let Some(first) = ops.next() else { return true };
-    ops.all(|op| op.commutes_with(first))
 }
 
 /// Whether a dim that is to be cut has at least as many indices as there are ranks to share them.

@@ -36,7 +36,7 @@ impl Shape {
     }
 
     /// The row-major strides, in elements.
-    pub fn strides(&self) -> SmallVec<[usize; 4]> {
+    pub(crate) fn strides(&self) -> SmallVec<[usize; 4]> {
         let mut strides: SmallVec<[usize; 4]> = SmallVec::from_elem(1, self.len());
         for i in (0..self.len().saturating_sub(1)).rev() {
             strides[i] = strides[i + 1] * self[i + 1];

@@ -10,10 +10,14 @@ mod operators;
 mod rules;
 mod scopes;
 
+#[path = "../common/refused.rs"]
+mod refused;
+
 use dtensor::comm::World;
 use dtensor::{
     BackwardOptions, DType, DeviceMesh, Placement, Replicate, Result, Shard, Tensor, distribute_tensor, grad,
 };
+use refused::refused;
 
 const P: Placement = Placement::PARTIAL;
 
@@ -91,16 +95,6 @@ fn same_everywhere(
         same(got, expected)?;
     }
     Ok(())
-}
-
-/// That something is refused, in words that help.
-#[track_caller]
-fn refused<T>(result: Result<T>, words: &[&str]) {
-    let Err(error) = result else { panic!("this should have been refused: {words:?}") };
-    let text = error.to_string();
-    for word in words {
-        assert!(text.contains(word), "`{word}` is not in `{text}`");
-    }
 }
 
 fn ones(shape: &[usize]) -> Result<Tensor> {

@@ -1,10 +1,13 @@
+//! `loss_parallel` and `local_map`.
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dtensor::comm::record;
 use dtensor::parallel::{local_map, loss_parallel};
 use dtensor::testing::spmd;
 use dtensor::{
-    CrossEntropy, Error, Mode, Replicate, Result, Shard, Tensor, distribute_tensor, explicit_communication,
+    CrossEntropy, Error, ImplicitCommunication, Replicate, Result, Shard, Tensor, distribute_tensor,
+    explicit_communication,
 };
 
 use super::{P, line, numbers, plane, refused, same};
@@ -32,7 +35,8 @@ fn item_09_loss_parallel_ends_with_an_error() {
         alone.cross_entropy(&labels, options)?.backward()?;
         let x = distribute_tensor(&scores, &mesh, [Shard(1)])?.requires_grad_(true)?;
         let loss = loss_parallel(|| x.cross_entropy(&target, options))?;
-        let (done, calls) = record(|| explicit_communication(Mode::Error, || loss.backward()));
+        let (done, calls) =
+            record(|| explicit_communication(ImplicitCommunication::Error, || loss.backward()));
         done?;
         assert!(calls.is_empty(), "{calls:?}");
         let apart = x.grad().unwrap().full_tensor()?.sub(&alone.grad().unwrap())?;

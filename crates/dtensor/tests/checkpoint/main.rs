@@ -544,19 +544,18 @@ fn a_body_that_fails_leaves_everything_as_it_was() -> Result<()> {
 #[test]
 fn a_panic_in_the_body_ends_all_scopes() -> Result<()> {
     let (x, count) = (leaf(&[1., 2.]), Count::default());
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|_| {}));
     let counted = count.clone();
     let y = checkpoint(&x, move |x| {
         counted.up();
-        assert!(counted.get() != 2, "out");
+        if counted.get() == 2 {
+            std::panic::resume_unwind(Box::new("out"));
+        }
         x.exp()
     })?;
     let catch =
         |body: &dyn Fn() -> Result<()>| std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).is_err();
     assert!(catch(&|| y.sum_all()?.backward_with(retain())));
-    assert!(catch(&|| checkpoint(&x, |_| panic!("at once")).map(|_| ())));
-    std::panic::set_hook(hook);
+    assert!(catch(&|| checkpoint(&x, |_| std::panic::resume_unwind(Box::new("at once"))).map(|_| ())));
     let witness = Witness::default();
     let z = witness.see(&x)?;
     assert_eq!(witness.held(), 1, "operators keep their values again");
@@ -645,7 +644,6 @@ fn a_chain_of_any_length_is_walked_and_dropped_without_recursion() {
     small.spawn(body).unwrap().join().unwrap().unwrap();
 }
 
-/// The collectives that move values, by name.
 #[test]
 fn a_chain_through_what_bodies_capture_is_dropped_without_recursion() {
     // As a recurrent network does it whose state is captured: each body holds the one before.

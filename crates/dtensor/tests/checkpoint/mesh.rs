@@ -140,7 +140,7 @@ fn modes_of_meshes_are_those_of_the_first_run() {
         let moved = columns.clone();
         let body = move |x: &Tensor| x.exp()?.add(&moved.exp()?);
         let y = checkpoint(&x, body.clone())?.sum_all()?;
-        explicit_communication(Mode::Error, || y.backward())?;
+        explicit_communication(ImplicitCommunication::Error, || y.backward())?;
         // A mesh that is that of the scope.
         let body =
             |x: &Tensor| x.mul(&distribute_tensor(&Tensor::ones([4, 4], DType::F64)?, None, [Shard(0)])?);

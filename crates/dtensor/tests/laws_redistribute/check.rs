@@ -1,7 +1,8 @@
 //! One redistribution, compared in every respect with what the oracle says.
 
 use dtensor::comm::{Call, Collective, World, WorldKind, record};
-use dtensor::{DType, DeviceMesh, FromLocal, Placement, Plan, Result, Step, Tensor};
+use dtensor::redistribute::{Plan, Step};
+use dtensor::{DType, DeviceMesh, FromLocal, Placement, Result, Tensor};
 
 use crate::layouts::{Grid, Held, Whole};
 use crate::ranks::Random;

@@ -1,7 +1,8 @@
 //! No way round costs less than the plan.
 
 use dtensor::comm::World;
-use dtensor::{CostModel, DType, DeviceMesh, Link, Placement, Shard, Tensor, distribute_tensor, sharded};
+use dtensor::redistribute::{CostModel, Link};
+use dtensor::{DType, DeviceMesh, Placement, Shard, Tensor, distribute_tensor, sharded};
 
 use crate::layouts::{AVG, MAX, P, R, all_lists, plain, reordered, strided};
 

@@ -338,7 +338,7 @@ fn inputs_are_redistributed_where_communication_is_explicit() {
         let columns = rows.redistribute([Shard(1)])?;
         let neg = local_map(Tensor::neg).in_placements([Shard(1)]).out_placements([Shard(1)]);
         let neg = neg.redistribute_inputs(true);
-        let (y, calls) = record(|| explicit_communication(Mode::Error, || neg.call(&rows)));
+        let (y, calls) = record(|| explicit_communication(ImplicitCommunication::Error, || neg.call(&rows)));
         close(&y?, &x.neg()?);
         assert_eq!(
             calls.iter().map(|call| call.collective.name()).collect::<Vec<_>>(),
@@ -347,7 +347,7 @@ fn inputs_are_redistributed_where_communication_is_explicit() {
         // What the function does with distributed tensors that it holds is.
         let held = rows.clone();
         let implicit = local_map(move |_: &Tensor| Ok(Plain(held.add(&columns)?)));
-        raises(explicit_communication(Mode::Error, || implicit.call(&rows)), "add");
+        raises(explicit_communication(ImplicitCommunication::Error, || implicit.call(&rows)), "add");
         Ok(())
     });
 }

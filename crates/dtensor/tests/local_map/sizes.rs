@@ -34,9 +34,8 @@ fn on_a_line_of_ranks() {
                 let scaled = local_map(|x: &Tensor| x.mul(2.0)?.add(1.0)).out_placements([Shard(0)]);
                 check(&scaled.call(&rows)?, &x.mul(2.0)?.add(1.0)?, &[Shard(0)]);
                 // Other shapes than the input's, cut along another dim.
-                let turned =
-                    local_map(|x: &Tensor| x.transpose(0, 1)?.cat_with(x)).out_placements([Shard(-1)]);
-                check(&turned.call(&rows)?, &x.transpose(0, 1)?.cat_with(&x)?, &[Shard(1)]);
+                let turned = local_map(|x: &Tensor| columns_twice(x)).out_placements([Shard(-1)]);
+                check(&turned.call(&rows)?, &columns_twice(&x)?, &[Shard(1)]);
                 // Rows by all, all by columns, columns by rows.
                 let mm = local_map(|a: &Tensor, b: &Tensor| a.matmul(b));
                 let all = w.matmul(&x)?;
@@ -80,16 +79,10 @@ fn on_a_line_of_ranks() {
     }
 }
 
-/// Operators that a function puts together.
-trait Together {
-    fn cat_with(&self, other: &Tensor) -> Result<Tensor>;
-}
-
-impl Together for Tensor {
-    /// Under it, the columns of another.
-    fn cat_with(&self, other: &Tensor) -> Result<Tensor> {
-        Tensor::cat(&[self, &other.transpose(0, 1)?], 0)
-    }
+/// The columns of a tensor, twice.
+fn columns_twice(x: &Tensor) -> Result<Tensor> {
+    let columns = x.transpose(0, 1)?;
+    Tensor::cat(&[&columns, &columns], 0)
 }
 
 #[test]

@@ -12,7 +12,7 @@ mod values;
 
 use std::collections::BTreeMap;
 
-use dtensor::comm::{World, launch};
+use dtensor::comm::{World, launch, record};
 use dtensor::models::{MLPModule, MLPStacked, ModelArgs, Transformer};
 use dtensor::nn::{
     Base, Buffer, Embedding, Identity, LayerNorm, Linear, MultiHeadAttention, Parameter, Relu, StateDict,

@@ -25,6 +25,34 @@ impl ParallelStyle for Told {
     }
 }
 
+/// A style that asks the other ranks something, and is not understood.
+#[derive(Debug)]
+struct Disagreeing;
+
+impl ParallelStyle for Disagreeing {
+    fn partition(&self, _: &dyn Module, mesh: &DeviceMesh) -> Result<Option<Partition>> {
+        let group = mesh.group(0)?;
+        group.all_reduce(&Tensor::ones([1 + group.rank()], DType::F32)?, ReduceOp::Sum)?;
+        Ok(None)
+    }
+
+    fn apply(&self, _: &dyn Module, _: &DeviceMesh) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_collective_that_failed_in_a_style_stays_what_it_is() {
+    spmd(2, |world| {
+        let mesh = line(&world)?;
+        let error =
+            parallelize_module(MLPModule::new(true)?, &mesh, plan! { "net1" => Disagreeing }).unwrap_err();
+        let Error::Collective(fault) = &error else { panic!("not a fault: {error}") };
+        assert_eq!(fault.call.collective.name(), "all_reduce");
+        Ok(())
+    });
+}
+
 #[test]
 fn what_cannot_be_done_is_refused_before_anything_is_changed() {
     spmd(RANKS, |world| {
@@ -262,10 +290,14 @@ fn inputs_are_checked_when_the_module_is_called() {
         let many = PrepareModuleInput::new([None; 5], [None; 5])?;
         raises(takes(many)?.forward(&part, None, 2, false), "should have same length!");
         let three = PrepareModuleInput::new((Shard(0), None, Shard(0)), (Replicate, None, Replicate))?;
+        let three = takes(three)?;
+        let (answer, calls) = record(|| three.forward(&part, None, 2, false));
         raises(
-            takes(three)?.forward(&part, None, 2, false),
+            answer,
             "expecting input to be a torch.Tensor!, but `n` of (x: a tensor, y: nothing, n: a number, flag: a flag) is none",
         );
+        // Before the input that could have been moved was.
+        assert_eq!(calls.len(), 0);
         // Some by name, the rest in order.
         let mixed = PrepareModuleInput::new(Replicate, Replicate)?
             .and_named([("x", Shard(0))], [("x", Replicate)])?;
@@ -304,10 +336,10 @@ fn inputs_are_checked_when_the_module_is_called() {
             two(PrepareModuleOutput::new(Shard(0), Replicate)?)?.forward(&part),
             "module outputs and output_layouts should have same length!, but `Two` has 3 outputs",
         );
-        raises(
-            two(PrepareModuleOutput::new([Shard(0); 3], [Replicate; 3])?)?.forward(&part),
-            "expecting output to be a torch.Tensor!, but output 2 of `Two` is a number",
-        );
+        let all = two(PrepareModuleOutput::new([Shard(0); 3], [Replicate; 3])?)?;
+        let (answer, calls) = record(|| all.forward(&part));
+        raises(answer, "expecting output to be a torch.Tensor!, but output 2 of `Two` is a number");
+        assert_eq!(calls.len(), 0);
 
         // A first input that is no tensor.
         #[derive(Clone, Debug, Module)]

@@ -12,8 +12,9 @@ use super::letter::{Letter, write};
 use super::raw::Comm;
 use super::seat::Voyage;
 use super::step::Step;
+use crate::comm::fault::{Cause, Departure};
+use crate::comm::ring::Ring;
 use crate::comm::transport::Key;
-use crate::comm::watch::{Cause, Departure, Ring};
 
 use crate::Result;
 
@@ -87,9 +88,18 @@ impl Control {
         let mut error = None;
         outbox.retain_mut(|step| match step.test() {
             Ok((done, _)) => !done,
-            Err(e) => error.replace(e).is_some(),
+            Err(e) => {
+                error.get_or_insert(e);
+                false
+            }
         });
-        letters.retain_mut(|letter| !letter.test().unwrap_or_else(|e| error.replace(e).is_none()));
+        letters.retain_mut(|letter| match letter.test() {
+            Ok(done) => !done,
+            Err(e) => {
+                error.get_or_insert(e);
+                false
+            }
+        });
         let mut failed = false;
         while state.inbox.test()? {
             let next = Letter::receive(self.comm, NEWS, None, TAG)?;

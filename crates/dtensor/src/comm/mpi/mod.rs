@@ -25,12 +25,12 @@ use serde::{Deserialize, Serialize};
 use self::control::Control;
 use self::letter::Letter;
 use self::raw::Comm;
-use self::seat::{Chair, Seat};
+use self::seat::Seat;
 
 use super::call::{Call, Collective, nothing};
 use super::drawn::Drawn;
+use super::fault::{Cause, Departure};
 use super::transport::{Channel, Joining, Key, Transport, deadline};
-use super::watch::{Cause, Departure};
 use crate::{Error, Result};
 
 /// Settings of a world over MPI.
@@ -224,7 +224,7 @@ impl Transport for Process {
         let tag = tag(key) * 4;
         self.gather(joining, tag)?;
         let comm = self.base.subset(&key.members, tag)?;
-        Ok(Arc::new(Chair(Arc::new(Seat::new(self.rank, *me, key.clone(), comm, self.control.clone())))))
+        Ok(Arc::new(Seat::new(self.rank, *me, key.clone(), comm, self.control.clone())))
     }
 
     fn depart(&self, how: Departure) {

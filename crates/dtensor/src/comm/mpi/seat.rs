@@ -12,8 +12,8 @@ use super::letter::{read, write};
 use super::raw::{Comm, Request, Room, Span};
 use super::step::{Next, Step, Stepped, Trouble};
 use crate::comm::call::{Call, Collective, nothing};
+use crate::comm::fault::Cause;
 use crate::comm::transport::{Channel, Flight, Key};
-use crate::comm::watch::Cause;
 use crate::engine::Local;
 use crate::ops::Locals;
 use crate::tensor::Meta;
@@ -77,68 +77,67 @@ impl Drop for Seat {
     }
 }
 
-/// A seat that clones can be taken of.
-#[derive(Debug)]
-pub(super) struct Chair(pub(super) Arc<Seat>);
-
-impl Channel for Chair {
-    fn start(&self, call: Call, values: Locals, timeout: Duration) -> Result<Box<dyn Flight>> {
-        let seat = self.0.clone();
-        seat.control.ring.note(&call);
-        seat.control.poll().map_err(|error| seat.trouble(&call, error.into()))?;
-        if let Some(cause) = seat.control.failed(&seat.key) {
-            return Err(seat.fault(&call, cause, true));
+impl Channel for Seat {
+    fn start(self: Arc<Self>, call: Call, values: Locals, timeout: Duration) -> Result<Box<dyn Flight>> {
+        self.control.ring.note(&call);
+        self.control.poll().map_err(|error| self.trouble(&call, error.into()))?;
+        if let Some(cause) = self.control.failed(&self.key) {
+            return Err(self.fault(&call, cause, true));
         }
-        let next = begin(&seat, &call, values);
-        Ok(Passage::book(seat, call, next, timeout))
+        let next = begin(&self, &call, values);
+        Ok(Passage::book(self, call, next, timeout))
     }
 
     fn send(&self, call: Call, value: Local, dst: usize, number: u32) -> Result<()> {
-        let seat = &self.0;
-        seat.control.ring.note(&call);
-        seat.control.poll().map_err(|error| seat.trouble(&call, error.into()))?;
-        if let Some(cause) = seat.control.failed(&seat.key) {
-            return Err(seat.fault(&call, cause, true));
+        self.control.ring.note(&call);
+        self.control.poll().map_err(|error| self.trouble(&call, error.into()))?;
+        if let Some(cause) = self.control.failed(&self.key) {
+            return Err(self.fault(&call, cause, true));
         }
-        if let Some(cause) = seat.control.left(seat.key.members[dst]) {
-            return Err(seat.fault(&call, cause, false));
+        if let Some(cause) = self.control.left(self.key.members[dst]) {
+            return Err(self.fault(&call, cause, false));
         }
         let value = value.contiguous()?;
         // Which message of this rank it is tells the value from others with the same tag.
         let value_tag = tag(call.sequence, Kind::Value);
-        let header = write(&Descriptor { piece: Some(value.meta()), call }, letter_len(seat.size()))?;
+        let header = write(&Descriptor { piece: Some(value.meta()), call }, letter_len(self.size()))?;
         let step = Step::post(
             (header, value),
             |(header, value), requests| {
                 // SAFETY: the step keeps both until they are sent, and lets them leak otherwise.
                 unsafe {
                     let header = Span::of_bytes(header);
-                    requests.push(seat.comm.send(&header, dst, tag(number.into(), Kind::Header))?);
+                    requests.push(self.comm.send(&header, dst, tag(number.into(), Kind::Header))?);
                     for part in Span::of(value)?.messages() {
-                        requests.push(seat.comm.send(&part, dst, value_tag)?);
+                        requests.push(self.comm.send(&part, dst, value_tag)?);
                     }
                 }
                 Ok(())
             },
             |_, _| Ok(Next::Done(Locals::new())),
         )?;
-        seat.control.keep(step);
+        self.control.keep(step);
         Ok(())
     }
 
-    fn receive(&self, call: Call, src: usize, number: u32, timeout: Duration) -> Result<Box<dyn Flight>> {
-        let seat = self.0.clone();
-        seat.control.ring.note(&call);
-        if let Some(cause) = seat.control.failed(&seat.key) {
-            return Err(seat.fault(&call, cause, true));
+    fn receive(
+        self: Arc<Self>,
+        call: Call,
+        src: usize,
+        number: u32,
+        timeout: Duration,
+    ) -> Result<Box<dyn Flight>> {
+        self.control.ring.note(&call);
+        if let Some(cause) = self.control.failed(&self.key) {
+            return Err(self.fault(&call, cause, true));
         }
         let step = Step::post(
-            vec![0; letter_len(seat.size())],
+            vec![0; letter_len(self.size())],
             |header, requests| {
                 let header = Span::of_bytes(header);
                 // SAFETY: the step keeps the header until it has come, and lets it leak otherwise.
                 requests.push(unsafe {
-                    seat.comm.receive_up_to(&header, Some(src), tag(number.into(), Kind::Header))?
+                    self.comm.receive_up_to(&header, Some(src), tag(number.into(), Kind::Header))?
                 });
                 Ok(())
             },
@@ -159,11 +158,11 @@ impl Channel for Chair {
                 })?))
             },
         )?;
-        Ok(Passage::book(seat, call, Ok(Next::Step(step)), timeout))
+        Ok(Passage::book(self, call, Ok(Next::Step(step)), timeout))
     }
 
     fn note(&self, call: &Call) {
-        self.0.control.ring.note(call);
+        self.control.ring.note(call);
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::raw::Request;
 use super::seat::Seat;
-use crate::comm::watch::Cause;
+use crate::comm::fault::Cause;
 use crate::ops::Locals;
 use crate::{Error, Result};
 

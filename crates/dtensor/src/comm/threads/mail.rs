@@ -9,7 +9,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use super::sync::Patience;
-use crate::comm::watch::Cause;
+use crate::comm::fault::Cause;
 use crate::engine::Local;
 
 /// The messages of one group that have been sent and not yet taken.

@@ -19,8 +19,9 @@ use self::mail::{Address, Mail, Ticket};
 use self::rendezvous::{Hub, Meeting, Round};
 use self::work::{Shares, Work};
 use super::call::Call;
+use super::fault::{Cause, Departure};
+use super::ring::Ring;
 use super::transport::{Channel, Flight, Joining, Key, Transport, deadline};
-use super::watch::{Cause, Departure, Ring};
 use crate::engine::Local;
 use crate::ops::Locals;
 use crate::{Error, Result};
@@ -153,8 +154,7 @@ impl Transport for Thread {
             }
         };
         drop(state);
-        let place = Place { rank: self.rank, me: *me, table, shared: self.shared.clone() };
-        Ok(Arc::new(Seat(Arc::new(place))))
+        Ok(Arc::new(Seat { rank: self.rank, me: *me, table, shared: self.shared.clone() }))
     }
 
     fn depart(&self, how: Departure) {
@@ -172,17 +172,14 @@ impl Transport for Thread {
 
 /// One rank's seat at a group's table.
 #[derive(Debug)]
-struct Place {
+struct Seat {
     rank: usize,
     me: usize,
     table: Arc<Table>,
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
-struct Seat(Arc<Place>);
-
-impl Place {
+impl Seat {
     /// The error of a call. Whatever went wrong, the group stays failed.
     fn fault(&self, call: &Call, cause: Arc<Cause>, earlier: bool) -> Error {
         let cause = self.table.fail(cause);
@@ -198,8 +195,7 @@ impl Place {
 }
 
 impl Channel for Seat {
-    fn start(&self, call: Call, mut values: Locals, timeout: Duration) -> Result<Box<dyn Flight>> {
-        let place = self.0.clone();
+    fn start(self: Arc<Self>, call: Call, mut values: Locals, timeout: Duration) -> Result<Box<dyn Flight>> {
         self.note(&call);
         if call.collective.reduces()
             && let Some(x) = values.first_mut()
@@ -207,30 +203,34 @@ impl Channel for Seat {
             // Sums run over rows of memory.
             *x = x.contiguous()?;
         }
-        let earlier = place.table.hub.has_failed();
-        match place.table.hub.arrive(place.me, call.sequence, (call.clone(), values)) {
-            Ok(round) => Ok(Box::new(Meet { round, call, place, timeout, since: None })),
-            Err(cause) => Err(place.fault(&call, cause, earlier)),
+        let earlier = self.table.hub.has_failed();
+        match self.table.hub.arrive(self.me, call.sequence, (call.clone(), values)) {
+            Ok(round) => Ok(Box::new(Meet { round, call, seat: self, timeout, since: None })),
+            Err(cause) => Err(self.fault(&call, cause, earlier)),
         }
     }
 
     fn send(&self, call: Call, value: Local, dst: usize, tag: u32) -> Result<()> {
-        let place = &self.0;
         self.note(&call);
-        let earlier = place.table.hub.has_failed();
-        let sent = place.table.mail.put(Address { from: place.me, to: dst, tag }, value);
-        sent.map_err(|cause| place.fault(&call, cause, earlier))
+        let earlier = self.table.hub.has_failed();
+        let sent = self.table.mail.put(Address { from: self.me, to: dst, tag }, value);
+        sent.map_err(|cause| self.fault(&call, cause, earlier))
     }
 
-    fn receive(&self, call: Call, src: usize, tag: u32, timeout: Duration) -> Result<Box<dyn Flight>> {
+    fn receive(
+        self: Arc<Self>,
+        call: Call,
+        src: usize,
+        tag: u32,
+        timeout: Duration,
+    ) -> Result<Box<dyn Flight>> {
         self.note(&call);
-        let place = self.0.clone();
-        let ticket = place.table.mail.ask(Address { from: src, to: place.me, tag });
-        Ok(Box::new(Letter { ticket, call, place, timeout, since: None }))
+        let ticket = self.table.mail.ask(Address { from: src, to: self.me, tag });
+        Ok(Box::new(Letter { ticket, call, seat: self, timeout, since: None }))
     }
 
     fn note(&self, call: &Call) {
-        self.0.shared.rings[self.0.rank].note(call);
+        self.shared.rings[self.rank].note(call);
     }
 }
 
@@ -239,7 +239,7 @@ impl Channel for Seat {
 struct Meet {
     round: Arc<Round<Together>>,
     call: Call,
-    place: Arc<Place>,
+    seat: Arc<Seat>,
     timeout: Duration,
     /// When it was first asked for.
     since: Option<Instant>,
@@ -253,7 +253,7 @@ fn time_is_up(since: &mut Option<Instant>, timeout: Duration) -> Instant {
 
 impl Flight for Meet {
     fn poll(&mut self) -> bool {
-        let hub = &self.place.table.hub;
+        let hub = &self.seat.table.hub;
         // Whoever only polls must hear of it too when the time is up; it is told when it waits.
         self.round.poll(hub)
             || (Instant::now() > time_is_up(&mut self.since, self.timeout)
@@ -262,16 +262,16 @@ impl Flight for Meet {
 
     fn wait(mut self: Box<Self>) -> Result<Locals> {
         let mut until = time_is_up(&mut self.since, self.timeout);
-        let Place { me, table, .. } = &*self.place;
+        let Seat { me, table, .. } = &*self.seat;
         loop {
             match self.round.wait(&table.hub, until) {
                 Ok(Ok(shares)) => return Ok(shares[if shares.len() == 1 { 0 } else { *me }].clone()),
-                Ok(Err(cause)) => return Err(self.place.fault(&self.call, cause, false)),
+                Ok(Err(cause)) => return Err(self.seat.fault(&self.call, cause, false)),
                 Err(_) => {
                     let missing = table.hub.missing(self.call.sequence);
                     if !missing.is_empty() {
-                        let cause = self.place.late(&missing, self.timeout);
-                        return Err(self.place.fault(&self.call, cause, false));
+                        let cause = self.seat.late(&missing, self.timeout);
+                        return Err(self.seat.fault(&self.call, cause, false));
                     }
                     // All have come, and somebody is still at work: that ends by itself.
                     until = deadline(self.timeout);
@@ -286,7 +286,7 @@ impl Flight for Meet {
 struct Letter {
     ticket: Ticket,
     call: Call,
-    place: Arc<Place>,
+    seat: Arc<Seat>,
     timeout: Duration,
     /// When it was first asked for.
     since: Option<Instant>,
@@ -294,23 +294,23 @@ struct Letter {
 
 impl Flight for Letter {
     fn poll(&mut self) -> bool {
-        self.place.table.mail.ready(self.ticket) || Instant::now() > time_is_up(&mut self.since, self.timeout)
+        self.seat.table.mail.ready(self.ticket) || Instant::now() > time_is_up(&mut self.since, self.timeout)
     }
 
     fn wait(mut self: Box<Self>) -> Result<Locals> {
         let until = time_is_up(&mut self.since, self.timeout);
-        let Letter { ticket, call, place, timeout, .. } = &*self;
-        match place.table.mail.take(*ticket, until) {
+        let Letter { ticket, call, seat, timeout, .. } = &*self;
+        match seat.table.mail.take(*ticket, until) {
             Ok(Some(value)) => Ok(Locals::from_elem(value, 1)),
-            Ok(None) => Err(place.fault(call, place.late(&[ticket.0.from], *timeout), false)),
-            Err(cause) => Err(place.fault(call, cause, false)),
+            Ok(None) => Err(seat.fault(call, seat.late(&[ticket.0.from], *timeout), false)),
+            Err(cause) => Err(seat.fault(call, cause, false)),
         }
     }
 }
 
 impl Drop for Letter {
     fn drop(&mut self) {
-        self.place.table.mail.abandon(self.ticket);
+        self.seat.table.mail.abandon(self.ticket);
     }
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::Phase;
 use super::trace::REDISTRIBUTE;
 use crate::comm::ReduceOp;
+use crate::placement::joined;
 use crate::tensor::{DType, Shape};
 use crate::{Placement, Tensor};
 
@@ -181,17 +182,16 @@ fn as_text<S: Serializer>(
 }
 
 /// What only looks at the same elements in another way, or brings a part on a mesh or off it.
-const TRIVIAL: [&str; 15] = [
+const TRIVIAL: [&str; 14] = [
     "contiguous",
-    "detach",
     "expand",
     "flatten",
     "from_local",
     "permute",
     "reshape",
+    "select",
     "squeeze",
     "t",
-    "to_device",
     "to_dtype",
     "to_local",
     "transpose",
@@ -213,11 +213,6 @@ impl OperationRecord {
     pub fn is_distributed(&self) -> bool {
         self.mesh.is_some()
     }
-}
-
-/// `S(0)R`.
-pub(super) fn joined(placements: &[Placement]) -> String {
-    placements.iter().map(Placement::to_string).collect()
 }
 
 impl fmt::Display for TensorRecord {

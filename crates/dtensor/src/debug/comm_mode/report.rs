@@ -7,8 +7,8 @@ use super::CommDebugMode;
 use super::json::Dump;
 use super::level::Level;
 use super::node::Node;
-use super::record::joined;
 use super::table::{Table, columns};
+use crate::placement::joined;
 use crate::{Error, Result};
 
 /// # Tables and files
@@ -90,9 +90,10 @@ impl CommDebugMode {
         write(OP, path.as_ref(), self.json(OP, level)?)
     }
 
-    /// The tree of modules as JSON. Each has `fqn`, `module_type`, `parameters`, `children`, and for each of `forward`, `backward`
-    /// and `checkpointing` (what is computed again for gradients) `collectives_…` and `operations_…`. A collective has its `name`,
-    /// the `count` of calls in the module and all that ran in it, and the [`calls`](super::CollectiveRecord) of the module itself.
+    /// The tree of modules as JSON. Each has `fqn`, `module_type`, `parameters`, `children`, and for each of
+    /// `forward`, `backward` and `checkpointing` (what is computed again for gradients) `collectives_…` and
+    /// `operations_…`. A collective has its `name`, the `count` of calls in the module and all that ran in
+    /// it, and the [`calls`](super::CollectiveRecord) of the module itself.
     ///
     /// ```
     /// use dtensor::comm::{ReduceOp, World};

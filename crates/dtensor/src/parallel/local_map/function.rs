@@ -1,6 +1,7 @@
 //! Functions of several arguments, called with a tuple.
 
 use super::MapValue;
+use crate::declare::tuples;
 use crate::{Result, Tensor};
 
 /// A function that [`local_map`](super::local_map) can run with arguments of these types: one of up to eight arguments that
@@ -63,14 +64,5 @@ macro_rules! functions {
     )*};
 }
 
-functions! {
-    ();
-    (A 0);
-    (A 0, B 1);
-    (A 0, B 1, C 2);
-    (A 0, B 1, C 2, D 3);
-    (A 0, B 1, C 2, D 3, E 4);
-    (A 0, B 1, C 2, D 3, E 4, F 5);
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6);
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
-}
+functions! { (); }
+tuples!(functions);

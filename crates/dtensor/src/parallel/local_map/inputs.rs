@@ -1,6 +1,6 @@
 //! From distributed arguments to this rank's parts. Everything is checked before anything is moved.
 
-use super::{Leaf, Leaves, OP, PerTensor, Settings, about, listed};
+use super::{Leaf, Leaves, OP, PerTensor, Settings, listed};
 use crate::{DeviceMesh, Error, Layout, Placements, Result, Tensor};
 
 /// What becomes of the distributed tensors among the arguments.
@@ -90,7 +90,7 @@ fn check_input(how: &Settings, mesh: &DeviceMesh, i: usize, layout: &Layout) -> 
         let message = format!("distributed input {i}, {layout}, expects {what} but received None");
         Error::argument(OP, message)
     };
-    let of_input = |list: &'static str| move |error: Error| about(format!("{list} of input {i}"), error);
+    let of_input = |list: &'static str| move |error: Error| error.about(OP, format!("{list} of input {i}"));
     let mut wanted = layout.clone();
     if !how.in_placements.is_empty() {
         let placements = how.in_placements.get(i).ok_or_else(|| missing("placements"))?;

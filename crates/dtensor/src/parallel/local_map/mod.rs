@@ -17,7 +17,7 @@ pub use per_tensor::PerTensor;
 pub use value::{Leaf, Leaves, MapValue, PassThrough, Plain, Tensors};
 
 use crate::comm::{asked_by, on_behalf_of};
-use crate::{DeviceMesh, Error, Placements, Result, Shape};
+use crate::{DeviceMesh, Placements, Result, Shape};
 
 const OP: &str = "local_map";
 
@@ -91,26 +91,28 @@ pub fn local_map<F>(function: F) -> LocalMap<F> {
 /// A tensor becomes one that lies on the mesh as its entry in `out_placements` says. Every tensor needs an entry: that it is the
 /// same on all ranks is something only the function can know. A value that is no tensor has `None`, and is returned as it is.
 ///
-/// Ranks tell each other the shapes of results that are cut, so that the whole has its true size even where parts
-/// are uneven or empty, and parts that do not fit together are an error on all ranks. This is one exchange of a few bytes, however many
-/// such results there are. It is not needed where the shape of the whole is [said](LocalMap::out_shapes), or that all parts are
-/// [the same](LocalMap::even_outputs).
+/// Ranks tell each other the shapes of results that are cut, so that the whole has its true size even where
+/// parts are uneven or empty, and parts that do not fit together are an error on all ranks. This is one
+/// exchange of a few bytes, however many such results there are. It is not needed where the shape of the
+/// whole is [said](LocalMap::out_shapes), or that all parts are [the same](LocalMap::even_outputs).
 ///
-/// An `Option<Tensor>` has a tensor on all ranks, or on none. Since a rank cannot know what the others return, they tell each other that in
-/// the same exchange, which is left out only where all results are said to be [the same](LocalMap::even_outputs).
+/// An `Option<Tensor>` has a tensor on all ranks, or on none. Since a rank cannot know what the others
+/// return, they tell each other that in the same exchange, which is left out only where all results are said
+/// to be [the same](LocalMap::even_outputs).
 ///
 /// # Gradients
 ///
-/// They go through: a part's gradient is taken to be part of one that lies as the tensor does, replicated where that is
-/// partial ([`Tensor::to_local`](crate::Tensor::to_local)), or as [said](LocalMap::in_grad_placements); that of a result is brought
-/// to how it lies, replicated where it is partial ([`Tensor::from_local`](crate::Tensor::from_local)), or as
-/// [said](LocalMap::out_grad_placements): a result that collectives in the function have made the same on all ranks needs this.
+/// They go through: a part's gradient is taken to be part of one that lies as the tensor does, replicated
+/// where that is partial ([`Tensor::to_local`](crate::Tensor::to_local)), or as
+/// [said](LocalMap::in_grad_placements); that of a result is brought to how it lies, replicated where it is
+/// partial ([`Tensor::from_local`](crate::Tensor::from_local)), or as [said](LocalMap::out_grad_placements):
+/// a result that collectives in the function have made the same on all ranks needs this.
 ///
 /// # Ranks
 ///
-/// All ranks of the mesh have to call it. On a rank outside the mesh there is nothing to run the function on and nobody says what comes
-/// out, neither how many tensors nor of which dtype, and a call is an error: unlike an operator, it has to be called only
-/// `if mesh.coordinate().is_some()`.
+/// All ranks of the mesh have to call it. On a rank outside the mesh there is nothing to run the function on
+/// and nobody says what comes out, neither how many tensors nor of which dtype, and a call is an error:
+/// unlike an operator, it has to be called only `if mesh.coordinate().is_some()`.
 ///
 /// ```
 /// use dtensor::prelude::*;
@@ -188,8 +190,8 @@ impl<F> LocalMap<F> {
         self
     }
 
-    /// How the gradients are to lie of which the function gets this rank's parts: an entry for each result, `None` where they are to
-    /// lie as the result does.
+    /// How the gradients are to lie of which the function gets this rank's parts: an entry for each result,
+    /// `None` where they are to lie as the result does.
     ///
     /// The gradient of a collective sums what the ranks bring to it. If the function ends with one that makes the result
     /// the same on all ranks, and all bring the whole gradient, it counts as many times as there are ranks.
@@ -241,8 +243,9 @@ impl<F> LocalMap<F> {
         self
     }
 
-    /// Whether all ranks are known to return parts of the same shapes, and optional tensors all or none. They then do not ask each
-    /// other. If it is not so, ranks have different ideas of the whole, and the next collective on it fails.
+    /// Whether all ranks are known to return parts of the same shapes, and optional tensors all or none. They
+    /// then do not ask each other. If it is not so, ranks have different ideas of the whole, and the next
+    /// collective on it fails.
     pub fn even_outputs(mut self, even_outputs: bool) -> Self {
         self.how.even_outputs = even_outputs;
         self
@@ -308,14 +311,6 @@ impl<F> fmt::Debug for LocalMap<F> {
             how.device_mesh.as_ref().map_or_else(|| "None".to_string(), DeviceMesh::to_string),
             how.redistribute_inputs
         )
-    }
-}
-
-/// An error that says what it is about.
-fn about(what: String, error: Error) -> Error {
-    match error {
-        Error::Argument { message, .. } => Error::argument(OP, format!("{what}: {message}")),
-        other => other,
     }
 }
 

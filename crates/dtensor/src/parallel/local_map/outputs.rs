@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Leaf, Leaves, OP, PerTensor, Settings, about, listed};
+use super::{Leaf, Leaves, OP, PerTensor, Settings, listed};
 use crate::distributed::{Told, tell};
 use crate::{DeviceMesh, Error, FromLocal, Layout, Result, Tensor};
 
@@ -16,7 +16,7 @@ pub(super) fn check(how: &Settings, mesh: &DeviceMesh, leaves: &[Leaf]) -> Resul
     counted("out_shapes", "shape", shapes, leaves)?;
     for (i, leaf) in leaves.iter().enumerate() {
         let of_output =
-            |list: &'static str| move |error: Error| about(format!("{list} of output {i}"), error);
+            |list: &'static str| move |error: Error| error.about(OP, format!("{list} of output {i}"));
         match (leaf, placements.get(i)) {
             (Leaf::Plain(kind), given) => {
                 let given = given.or(grads.get(i)).map(ToString::to_string);
@@ -83,7 +83,8 @@ pub(super) fn wrap(how: &Settings, mesh: &DeviceMesh, leaves: &mut Leaves) -> Re
     for (i, (_, tensor)) in leaves.iter().enumerate() {
         let Some(part) = tensor else { continue };
         let told: Vec<Told> = told.iter().filter_map(|told| told[i].part.clone()).collect();
-        wrapped.push(joined(how, mesh, i, part, &told).map_err(|error| about(format!("output {i}"), error))?);
+        wrapped
+            .push(joined(how, mesh, i, part, &told).map_err(|error| error.about(OP, format!("output {i}")))?);
     }
     leaves.tensors = wrapped;
     Ok(())
@@ -104,8 +105,9 @@ fn uneven(how: &Settings, i: usize) -> bool {
     cut && how.out_shapes.get(i).is_none() && !how.even_outputs
 }
 
-/// What every rank says of each output, all in one exchange; nothing, if nothing has to be said. Whether something has is a matter of
-/// types and of what the caller has said: all ranks agree on it, whatever the function returned.
+/// What every rank says of each output, all in one exchange; nothing, if nothing has to be said. Whether
+/// something has is a matter of types and of what the caller has said: all ranks agree on it, whatever the
+/// function returned.
 #[track_caller]
 fn exchange(how: &Settings, mesh: &DeviceMesh, leaves: &Leaves) -> Result<Vec<Vec<Said>>> {
     let optional = leaves.has_optional() && !how.even_outputs;

@@ -2,12 +2,13 @@
 
 use std::fmt;
 
+use crate::declare::tuples;
 use crate::{Placement, Placements, Shape};
 
 /// What is said of each tensor among the arguments or results of a function that [`local_map`](super::local_map) runs.
 ///
-/// A list of placements is how one tensor lies; a tuple has an entry for each of several, `None` for what is no tensor. So the two
-/// cannot be taken for each other:
+/// A list of placements is how one tensor lies; a tuple has an entry for each of several, `None` for what is
+/// no tensor. So the two cannot be taken for each other:
 ///
 /// ```
 /// use dtensor::parallel::PerTensor;
@@ -28,9 +29,10 @@ use crate::{Placement, Placements, Shape};
 /// assert_eq!(PerTensor::<Shape>::from(([5, 3], None)).to_string(), "([5, 3], None)");
 /// ```
 ///
-/// An entry of a tuple (of up to eight) is, for placements: [`Placements`], one [`Placement`], or an array, a slice or a `Vec` of these;
-/// for shapes: [`Shape`], or an array, a slice or a `Vec` of sizes, by value or by reference; for both: an `Option` of [`Placements`]
-/// or of [`Shape`]. The same may be given for one tensor without a tuple.
+/// An entry of a tuple (of up to eight) is, for placements: [`Placements`], one [`Placement`], or an array, a
+/// slice or a `Vec` of these; for shapes: [`Shape`], or an array, a slice or a `Vec` of sizes, by value or by
+/// reference; for both: an `Option` of [`Placements`] or of [`Shape`]. The same may be given for one tensor
+/// without a tuple.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PerTensor<T>(Option<Vec<Option<T>>>);
 
@@ -131,7 +133,7 @@ impl<const N: usize> From<Vec<[Placement; N]>> for PerTensor<Placements> {
     }
 }
 
-macro_rules! tuples {
+macro_rules! said_of {
     ($(($($part:ident $i:tt),*);)*) => {$(
         impl<T, $($part: OfOne<T>),*> From<($($part,)*)> for PerTensor<T> {
             fn from(list: ($($part,)*)) -> Self {
@@ -141,13 +143,4 @@ macro_rules! tuples {
     )*};
 }
 
-tuples! {
-    (A 0);
-    (A 0, B 1);
-    (A 0, B 1, C 2);
-    (A 0, B 1, C 2, D 3);
-    (A 0, B 1, C 2, D 3, E 4);
-    (A 0, B 1, C 2, D 3, E 4, F 5);
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6);
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
-}
+tuples!(said_of);

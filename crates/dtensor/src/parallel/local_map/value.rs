@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::comm::{Group, ReduceOp, World};
+use crate::declare::tuples;
 use crate::{
     DType, Device, DeviceMesh, Error, Generator, Layout, Placement, Placements, Result, Scalar, Shape, Tensor,
 };
@@ -381,7 +382,7 @@ impl<const N: usize> MapValue for [Tensor; N] {
     }
 }
 
-macro_rules! tuples {
+macro_rules! values_of {
     ($(($($part:ident $i:tt),*);)*) => {$(
         #[allow(unused_variables)]
         impl<$($part: MapValue),*> MapValue for ($($part,)*) {
@@ -404,14 +405,5 @@ macro_rules! tuples {
     )*};
 }
 
-tuples! {
-    ();
-    (A 0);
-    (A 0, B 1);
-    (A 0, B 1, C 2);
-    (A 0, B 1, C 2, D 3);
-    (A 0, B 1, C 2, D 3, E 4);
-    (A 0, B 1, C 2, D 3, E 4, F 5);
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6);
-    (A 0, B 1, C 2, D 3, E 4, F 5, G 6, H 7);
-}
+values_of! { (); }
+tuples!(values_of);

@@ -1,0 +1,25 @@
+//! That something is refused, in words that say what is wrong.
+
+// Every test file is a crate of its own, and none of them uses everything.
+#![allow(dead_code)]
+
+use dtensor::Result;
+
+/// Asserts that a result is an error whose message has all of these words.
+#[track_caller]
+pub(crate) fn refused<T>(result: Result<T>, words: &[&str]) {
+    let Err(error) = result else { panic!("accepted, but expected an error with {words:?}") };
+    let message = error.to_string();
+    for word in words {
+        assert!(message.contains(word), "{message:?} does not say {word:?}");
+    }
+}
+
+/// Asserts that a result is an error of `function` whose message has all of these words.
+#[track_caller]
+pub(crate) fn refused_by<T>(result: Result<T>, function: &str, words: &[&str]) {
+    if let Err(error) = &result {
+        assert!(error.to_string().starts_with(&format!("{function}: ")), "{error} is not of {function}");
+    }
+    refused(result, words);
+}
