@@ -2,14 +2,18 @@
 
 mod candle;
 mod collective;
+mod contest;
 mod copy;
 mod dispatch;
 mod kernels;
+mod models;
 mod peer;
 mod plan;
 mod ranks;
 mod redistribute;
+mod row;
 mod timing;
+mod train;
 
 use std::error::Error;
 
@@ -35,15 +39,27 @@ pub(crate) enum Workload {
     /// others do nothing, the peer's too. In the world `threads` all ranks run at once, and the time is from the first that
     /// starts to the last that is done.
     Dispatch(dispatch::Options),
+    /// A step of training an MLP that is cut into columns and rows.
+    ///
+    /// Relu between them, SGD, the sum as the loss. A row is the median step, from the first rank that starts to the last
+    /// that is done; `loss` is that of the third step, and the peer must come to the same.
+    Mlp(train::Options),
+    /// A step of training a transformer, sequence- and tensor-parallel.
+    ///
+    /// Cross-entropy and AdamW. Rows are as those of `mlp`.
+    Transformer(train::Options),
     /// Finding the way from one layout to another, on one rank of a simulated mesh.
     Plan(plan::Options),
 }
 
 pub(crate) fn run(workload: &Workload) -> Result<(), Box<dyn Error>> {
+    let sink = &mut row::print;
     match workload {
-        Workload::Kernels(options) => kernels::run(options),
-        Workload::Redistribute(options) => redistribute::run(options),
-        Workload::Dispatch(options) => dispatch::run(options),
+        Workload::Kernels(options) => kernels::run(options, sink),
+        Workload::Redistribute(options) => redistribute::run(options, sink),
+        Workload::Dispatch(options) => dispatch::run(options, sink),
+        Workload::Mlp(options) => train::run("mlp", options, sink),
+        Workload::Transformer(options) => train::run("transformer", options, sink),
         Workload::Plan(options) => plan::run(options),
     }
 }
