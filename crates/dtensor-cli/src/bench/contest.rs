@@ -127,8 +127,7 @@ impl Contest {
         for one in self.worlds.iter_mut().map(|(_, world)| world).chain(&mut self.peer) {
             one.ask(case, 1, 1)?;
         }
-        let ours = self.worlds.iter().map(|(world, _)| (*world, Vec::new())).collect();
-        let mut answers = Answers { ours, theirs: Vec::new() };
+        let mut answers = Answers::of(self.worlds.iter().map(|(world, _)| *world));
         for _ in 0..rounds {
             for ((_, world), (_, said)) in self.worlds.iter_mut().zip(&mut answers.ours) {
                 said.push(world.ask(case, samples, 1)?);
@@ -143,6 +142,12 @@ impl Contest {
 }
 
 impl Answers {
+    /// Nothing said yet.
+    pub(crate) fn of(worlds: impl IntoIterator<Item = World>) -> Answers {
+        let ours = worlds.into_iter().map(|world| (world, Vec::new())).collect();
+        Answers { ours, theirs: Vec::new() }
+    }
+
     /// One row per world, with the median times.
     pub(crate) fn timed(&self, workload: &'static str, case: &str, ranks: usize) -> Vec<Row> {
         let middle = |said: &[Answer]| {

@@ -57,7 +57,7 @@ pub(crate) struct Options {
 
 /// What ranks are.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub(crate) enum Ranks {
+enum Ranks {
     /// One of them, alone
     Simulated,
     /// Threads of one process, all at once
@@ -113,7 +113,7 @@ const CASES: [Case; 7] = [
 
 impl Case {
     /// The median time of an operator, from the first rank that starts to the last that is done.
-    pub(crate) fn seconds(self, ranks: Ranks, size: usize) -> Result<f64> {
+    fn seconds(self, ranks: Ranks, size: usize) -> Result<f64> {
         let spans = run_ranks(ranks.worlds(size)?, |world| {
             set_num_threads(1);
             let mesh = DeviceMesh::new(&world, [size], "ranks")?;
@@ -138,6 +138,11 @@ impl Case {
         };
         Ok(median((WARM_UP..WARM_UP + TIMINGS).map(time).collect()))
     }
+}
+
+/// The median time of the case `add_shard` on one rank of a simulated mesh.
+pub(crate) fn add_shard(ranks: usize) -> Result<f64> {
+    Case { name: "add_shard", kind: Kind::AddShard, grad: false }.seconds(Ranks::Simulated, ranks)
 }
 
 /// When each timing of this rank began and ended. Ranks begin together.
