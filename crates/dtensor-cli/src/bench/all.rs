@@ -12,7 +12,7 @@ use super::row::{Row, print};
 
 /// Among whom, how often, beside whom, and how to say it.
 #[derive(Args)]
-pub(crate) struct Options {
+pub(crate) struct All {
     /// Measure every workload that is compared with PyTorch, and print one table
     #[arg(long)]
     pub(crate) all: bool,
@@ -31,11 +31,12 @@ struct Line {
     workload: Workload,
 }
 
-/// What is measured: kernels and dispatch do without what only worlds that take turns are asked for.
+/// What is measured.
 const WORKLOADS: [&str; 7] =
     ["kernels", "dispatch", "redistribute", "mlp", "transformer", "startup", "memory"];
 
-pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &All) -> Result<(), Box<dyn Error>> {
+    options.sides.world.iter().try_for_each(|world| world.check())?;
     let machine = Machine::look(options.sides.peer.as_deref());
     if options.json {
         println!("{}", serde_json::to_string(&machine)?);
@@ -64,6 +65,7 @@ fn arguments(workload: &str, sides: &Sides) -> Vec<String> {
     let worlds: Vec<&str> = sides.world.iter().map(|world| world.name()).collect();
     // Memory is the same each time, and new processes are started for each.
     let rounds = if workload == "memory" { 1 } else { sides.rounds };
+    // Kernels need no ranks, and dispatch is timed on one number of them.
     let mut line = vec![workload.to_owned(), format!("--rounds={rounds}"), format!("--only={}", sides.only)];
     match workload {
         "kernels" => {}

@@ -60,8 +60,17 @@ impl World {
         }
     }
 
+    /// That this program can make it.
+    pub(crate) fn check(self) -> Result<(), &'static str> {
+        if self == World::Mpi && !cfg!(feature = "mpi") {
+            return Err("the mpi world needs a program that was built with the feature `mpi`");
+        }
+        Ok(())
+    }
+
     /// Starts this program as so many ranks that serve a workload.
     pub(crate) fn serve(self, workload: &str, ranks: usize) -> Result<Peer, Box<dyn Error>> {
+        self.check()?;
         let program = std::env::current_exe()?;
         let mut command = match self {
             #[cfg(feature = "mpi")]
@@ -70,11 +79,7 @@ impl World {
                 command.arg(program);
                 command
             }
-            #[cfg(not(feature = "mpi"))]
-            World::Mpi => {
-                return Err("the mpi world needs a program that was built with the feature `mpi`".into());
-            }
-            World::Threads | World::Simulated => Command::new(program),
+            _ => Command::new(program),
         };
         command.args(["bench", workload, "--serve", "--ranks", &ranks.to_string()]);
         Ok(Peer::start(format!("the {} world", self.name()), command)?)

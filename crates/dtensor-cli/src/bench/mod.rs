@@ -29,7 +29,7 @@ use clap::{Args, Subcommand};
 #[command(arg_required_else_help = true, args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
     #[command(flatten)]
-    all: all::Options,
+    all: all::All,
     #[command(subcommand)]
     workload: Option<Workload>,
 }

@@ -47,10 +47,14 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error
     let mut speedups: BTreeMap<(World, usize), Vec<f64>> = BTreeMap::new();
     for &ranks in &sides.ranks {
         let ranks = ranks.into();
-        let mut contest = Contest::start(sides, "redistribute", include_str!("redistribute_peer.py"), ranks)?;
         let sizes = options.sizes.iter().map(|&size| size as usize);
         let cases = sizes.flat_map(|size| Kind::ALL.map(|kind| Case::new(kind, ranks, size)));
-        for case in cases.filter(|case| case.to_string().contains(&sides.only)) {
+        let cases: Vec<Case> = cases.filter(|case| case.to_string().contains(&sides.only)).collect();
+        if cases.is_empty() {
+            continue;
+        }
+        let mut contest = Contest::start(sides, "redistribute", include_str!("redistribute_peer.py"), ranks)?;
+        for case in cases {
             for row in rows(&mut contest, sides.rounds, ranks, case)? {
                 if let Some((ratio, world)) = row.ratio.zip(row.world) {
                     speedups.entry((world, case.bytes())).or_default().push(1.0 / ratio);

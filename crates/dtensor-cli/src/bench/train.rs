@@ -37,12 +37,15 @@ pub(crate) fn run(workload: &'static str, options: &Options, sink: Sink<'_>) -> 
     if options.serve {
         return serve(sides.ranks[0].into(), answer);
     }
+    let cases: Vec<Case> = Case::of(workload).filter(|case| case.to_string().contains(&sides.only)).collect();
+    if cases.is_empty() {
+        return Ok(());
+    }
     let mut speedups: BTreeMap<(World, usize), Vec<f64>> = BTreeMap::new();
     for &ranks in &sides.ranks {
         let ranks = ranks.into();
-        let cases = Case::of(workload).filter(|case| case.to_string().contains(&sides.only));
         let mut contest = Contest::start(sides, workload, SCRIPT, ranks)?;
-        for case in cases {
+        for &case in &cases {
             let answers = contest.rounds(sides.rounds, &case.to_string(), case.samples(), || ())?;
             compare(case, &answers)?;
             for row in answers.timed(workload, &case.to_string(), ranks) {
