@@ -28,7 +28,7 @@ enum Command {
     /// Train a small network on a toy problem and watch the loss fall.
     Demo(demo::Options),
     /// Measure, alone or beside PyTorch.
-    Bench(bench::Options),
+    Bench(Box<bench::Options>),
 }
 
 fn main() -> ExitCode {

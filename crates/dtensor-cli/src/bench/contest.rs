@@ -72,15 +72,12 @@ impl World {
     pub(crate) fn serve(self, workload: &str, ranks: usize) -> Result<Peer, Box<dyn Error>> {
         self.check()?;
         let program = std::env::current_exe()?;
-        let mut command = match self {
-            #[cfg(feature = "mpi")]
-            World::Mpi => {
-                let mut command = dtensor::comm::mpirun(ranks);
-                command.arg(program);
-                command
-            }
-            _ => Command::new(program),
-        };
+        let mut command = Command::new(&program);
+        #[cfg(feature = "mpi")]
+        if self == World::Mpi {
+            command = dtensor::comm::mpirun(ranks);
+            command.arg(program);
+        }
         command.args(["bench", workload, "--serve", "--ranks", &ranks.to_string()]);
         Ok(Peer::start(format!("the {} world", self.name()), command)?)
     }

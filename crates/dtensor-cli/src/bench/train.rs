@@ -89,8 +89,9 @@ fn compare(case: Case, answers: &Answers) -> Result<(), String> {
     let losses: Vec<(&str, f64)> = losses.collect();
     let Some(&(first, expected)) = losses.first() else { return Ok(()) };
     for &(who, loss) in &losses {
-        // Also where it is not a number.
-        if !((loss - expected).abs() <= TOLERANCE * expected.abs()) {
+        // A loss that is not a number is near nothing.
+        let near = (loss - expected).abs() <= TOLERANCE * expected.abs();
+        if !near {
             return Err(format!("{case}: the loss of {who} is {loss}, that of {first} is {expected}"));
         }
     }
