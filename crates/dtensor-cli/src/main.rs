@@ -28,14 +28,13 @@ enum Command {
     /// Train a small network on a toy problem and watch the loss fall.
     Demo(demo::Options),
     /// Measure, alone or beside PyTorch.
-    #[command(subcommand)]
-    Bench(bench::Workload),
+    Bench(Box<bench::Options>),
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Demo(options) => demo::run(&options),
-        Command::Bench(workload) => bench::run(&workload),
+        Command::Bench(options) => bench::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -8,6 +8,15 @@ fn dtensor(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_dtensor")).args(arguments).output().expect("the program starts")
 }
 
+const FAKE_PEER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_peer");
+
+/// The rows that a run printed.
+fn rows(arguments: &[&str]) -> Vec<Value> {
+    let run = dtensor(arguments);
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    text(&run.stdout).lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect()
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the program prints text")
 }
@@ -105,7 +114,7 @@ fn kernels_prints_a_json_line_for_every_case() {
 
 #[test]
 fn the_peer_is_timed_beside_us() {
-    let peer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_peer");
+    let peer = FAKE_PEER;
     let run = dtensor(&["bench", "kernels", "--rounds", "1", "--only", "tiny_add", "--peer", peer]);
     assert!(run.status.success(), "{}", text(&run.stderr));
     let row: Value = serde_json::from_str(&text(&run.stdout)).unwrap();
@@ -156,7 +165,7 @@ fn redistribute_prints_a_json_line_for_every_case() {
 
 #[test]
 fn the_peer_redistributes_beside_us() {
-    let peer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_peer");
+    let peer = FAKE_PEER;
     let quick = ["--rounds", "1", "--ranks", "2", "--sizes", "4096", "--only", "all_to_all"];
     let run =
         dtensor(&[&["bench", "redistribute", "--world", "threads", "--peer", peer], &quick[..]].concat());
@@ -232,7 +241,7 @@ fn dispatch_prints_a_json_line_for_every_case() {
 
 #[test]
 fn the_peer_dispatches_beside_us() {
-    let peer = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_peer");
+    let peer = FAKE_PEER;
     let quick = ["--rounds", "1", "--world", "simulated", "--only", "matmul"];
     let run = dtensor(&[&["bench", "dispatch", "--peer", peer], &quick[..]].concat());
     assert!(run.status.success(), "{}", text(&run.stderr));
@@ -258,4 +267,184 @@ fn plan_times_finding_and_looking_up() {
     assert_eq!((&rows[10]["ranks"], &rows[10]["pairs"]), (&4.into(), &5.into()));
     let refused = dtensor(&["bench", "plan", "--pairs", "0"]);
     assert_eq!(text(&refused.stderr), "error: no pairs were asked for\n");
+}
+
+#[test]
+fn training_prints_a_json_line_for_every_case() {
+    const MLP: [&str; 3] = ["b8_d64_h256", "b64_d512_h2048", "b256_d1024_h4096"];
+    const TRANSFORMER: [&str; 2] = ["l2_v256_s32_d64_h4_b4", "l4_v1024_s128_d256_h8_b8"];
+    for (workload, cases, only) in [("mlp", &MLP[..], ""), ("transformer", &TRANSFORMER[..1], "l2")] {
+        let flags = ["--world", "threads", "--rounds", "1", "--ranks", "2", "--only", only];
+        let rows = rows(&[&["bench", workload], &flags[..]].concat());
+        let names: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+        assert_eq!(names, cases);
+        for row in &rows {
+            assert_eq!((&row["workload"], &row["world"]), (&workload.into(), &"threads".into()));
+            assert_eq!(row["ranks"], 2);
+            let seconds = row["seconds"].as_f64().unwrap();
+            assert!(seconds > 0.0);
+            let rate = row.get("tokens_per_second").map(|rate| rate.as_f64().unwrap());
+            assert_eq!(rate.is_some(), workload == "transformer", "{row}");
+            assert!(rate.is_none_or(|rate| (rate * seconds - 128.0).abs() < 1e-6), "{row}");
+            assert!(row.get("ratio").is_none() && row.get("peer_seconds").is_none());
+        }
+    }
+}
+
+/// The losses after two steps are PyTorch's, printed by `train_peer.py`; so a run agrees with it on any number of ranks.
+#[test]
+fn training_comes_to_the_losses_of_pytorch() {
+    let train = |workload: &str, only: &str, ranks: &str, loss: &str| {
+        let flags = ["--world", "threads", "--rounds", "1", "--peer", FAKE_PEER];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dtensor"));
+        command.args(["bench", workload, "--only", only, "--ranks", ranks]).args(flags);
+        command.env("FAKE_LOSS", loss).output().expect("the program starts")
+    };
+    for (workload, only, ranks, loss) in [
+        ("mlp", "b8", "1,2,3,5", "-99.10051727294922"),
+        ("mlp", "b64", "3", "-1151596.75"),
+        ("transformer", "l2", "1,2,4", "5.015446186065674"),
+    ] {
+        let run = train(workload, only, ranks, loss);
+        assert!(run.status.success(), "{}", text(&run.stderr));
+        for line in text(&run.stdout).lines() {
+            let row: Value = serde_json::from_str(line).unwrap();
+            let (ours, theirs) = (row["seconds"].as_f64().unwrap(), row["peer_seconds"].as_f64().unwrap());
+            assert_eq!(theirs, 2.0);
+            assert!(close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
+        }
+        assert!(text(&run.stderr).starts_with("threads, "), "{}", text(&run.stderr));
+    }
+    let run = train("mlp", "b8", "2", "-99.4");
+    assert!(!run.status.success());
+    let message = text(&run.stderr);
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(
+        message.starts_with("error: b8_d64_h256: the loss of peer is -99.4, that of threads is -99.1"),
+        "{message}"
+    );
+}
+
+#[cfg(feature = "mpi")]
+#[test]
+fn processes_train_and_start_too() {
+    let quick = ["--world", "threads,mpi", "--rounds", "1", "--ranks", "2"];
+    for (workload, only) in [("mlp", "b8"), ("transformer", "l2"), ("startup", ""), ("memory", "b8_")] {
+        let rows = rows(&[&["bench", workload, "--only", only], &quick[..]].concat());
+        let worlds: Vec<&str> = rows.iter().map(|row| row["world"].as_str().unwrap()).collect();
+        assert_eq!(worlds, ["threads", "mpi"], "{workload}");
+        let measure = if workload == "memory" { "bytes" } else { "seconds" };
+        assert!(rows.iter().all(|row| row[measure].as_f64().unwrap() > 0.0), "{rows:?}");
+    }
+}
+
+#[test]
+fn startup_is_timed_beside_the_peer() {
+    let rows = rows(&[
+        "bench", "startup", "--world", "threads", "--ranks", "1,3", "--rounds", "2", "--peer", FAKE_PEER,
+    ]);
+    let ranks: Vec<u64> = rows.iter().map(|row| row["ranks"].as_u64().unwrap()).collect();
+    assert_eq!(ranks, [1, 3]);
+    for row in &rows {
+        assert_eq!((&row["workload"], &row["world"]), (&"startup".into(), &"threads".into()));
+        assert_eq!((&row["case"], &row["peer_seconds"]), (&"process_group_and_mesh".into(), &2.0.into()));
+        let seconds = row["seconds"].as_f64().unwrap();
+        assert!(seconds > 0.0 && close(row["ratio"].as_f64().unwrap(), seconds / 2.0), "{row}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_is_measured_beside_the_peer() {
+    let quick = ["--world", "threads", "--ranks", "2", "--rounds", "1", "--only", "d64"];
+    let rows = rows(&[&["bench", "memory", "--peer", FAKE_PEER], &quick[..]].concat());
+    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["b8_d64_h256", "l2_v256_s32_d64_h4_b4"]);
+    for row in &rows {
+        assert_eq!((&row["workload"], &row["world"]), (&"memory".into(), &"threads".into()));
+        assert_eq!((&row["ranks"], &row["peer_bytes"]), (&2.into(), &2_000_000.into()));
+        let bytes = row["bytes"].as_f64().unwrap();
+        assert!(bytes > 1e6 && close(row["ratio"].as_f64().unwrap(), bytes / 2e6), "{row}");
+        assert!(row.get("seconds").is_none(), "{row}");
+    }
+}
+
+#[test]
+fn scaling_goes_through_ranks_and_meshes() {
+    let train =
+        rows(&["bench", "scaling", "--rounds", "1", "--ranks", "1,2", "--only", "b64", "--meshes", "2"]);
+    let ranks: Vec<u64> = train.iter().map(|row| row["ranks"].as_u64().unwrap()).collect();
+    assert_eq!(ranks, [1, 2]);
+    assert!(train.iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0 && row["world"] == "threads"));
+    let operators = rows(&["bench", "scaling", "--rounds", "1", "--only", "add_shard", "--meshes", "2,300"]);
+    let ranks: Vec<u64> = operators.iter().map(|row| row["ranks"].as_u64().unwrap()).collect();
+    assert_eq!(ranks, [2, 300]);
+    assert!(
+        operators.iter().all(|row| row["seconds"].as_f64().unwrap() > 0.0 && row["world"] == "simulated")
+    );
+    let plans = rows(&["bench", "scaling", "--only", "plan", "--meshes", "2,4096"]);
+    assert_eq!(plans.len(), 10);
+    for row in &plans {
+        assert!(row["uncached_seconds"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["cached_seconds"].as_f64().unwrap() > 0.0, "{row}");
+    }
+}
+
+#[test]
+fn all_workloads_make_one_table() {
+    let quick = ["--world", "threads", "--ranks", "2", "--rounds", "1"];
+    // Something of every kind of row: kernels and dispatch have an add, training and memory a model.
+    for (only, expected) in [
+        ("add", vec!["kernels | add", "kernels | tiny_add", "dispatch | add_shard | 2 | simulated"]),
+        ("b8_", vec!["mlp | b8_d64_h256 | 2 | threads", "memory | b8_d64_h256 | 2 | threads"]),
+        ("mesh", vec!["startup | process_group_and_mesh | 2 | threads"]),
+        ("all_to_all_4096", vec!["redistribute | all_to_all_4096 | 2 | threads"]),
+    ] {
+        let run = dtensor(&[&["bench", "--all", "--peer", FAKE_PEER, "--only", only], &quick[..]].concat());
+        assert!(run.status.success(), "{}", text(&run.stderr));
+        let out = text(&run.stdout);
+        assert!(out.starts_with("- machine: "), "{out}");
+        assert!(
+            out.contains(concat!("dtensor ", env!("CARGO_PKG_VERSION"))) && out.contains("PyTorch unknown"),
+            "{out}"
+        );
+        assert!(out.contains("| workload | case | ranks | world | dtensor | PyTorch | ratio |"), "{out}");
+        for row in expected {
+            let line = out.lines().find(|line| line.starts_with(&format!("| {row} |")));
+            let line = line.unwrap_or_else(|| panic!("no {row} in\n{out}"));
+            assert_eq!(line.matches('|').count(), 8, "{line}");
+            assert!(
+                line.contains(if row.starts_with("memory") { "| 1.91 MiB |" } else { "| 2.00 s |" }),
+                "{line}"
+            );
+        }
+    }
+    let alone = rows(&[&["bench", "--all", "--json", "--only", "tiny_add"], &quick[..]].concat());
+    assert_eq!((&alone[0]["workload"], &alone[1]["case"]), (&"machine".into(), &"tiny_add".into()));
+    assert!(alone[0]["cores"].as_u64().unwrap() > 0 && alone[0].get("pytorch").is_none(), "{}", alone[0]);
+    assert_eq!(alone.len(), 2);
+}
+
+#[test]
+fn flags_of_benchmarks_that_cannot_be_are_said_in_one_line() {
+    for (arguments, expected) in [
+        (&["mlp", "--ranks", "0"][..], "invalid value '0' for '--ranks"),
+        (&["transformer", "--world", "moon"], "invalid value 'moon' for '--world"),
+        (&["transformer", "--world", "simulated"], "invalid value 'simulated' for '--world"),
+        (&["startup", "--rounds", "0"], "invalid value '0' for '--rounds"),
+        (&["memory", "--serve"], "unexpected argument '--serve'"),
+        (&["scaling", "--meshes", "0"], "invalid value '0' for '--meshes"),
+        (&["--all", "--ranks", "two"], "invalid value 'two' for '--ranks"),
+        (&["--all", "mlp"], "the subcommand 'mlp' cannot be used with '--all'"),
+        (&["--rounds", "2"], "name a workload, or measure all of them with --all"),
+        (
+            &["mlp", "--peer", "/nonexistent/python", "--world", "threads"],
+            "cannot start the peer \"/nonexistent/python\"",
+        ),
+    ] {
+        let run = dtensor(&[&["bench"], arguments].concat());
+        assert!(!run.status.success());
+        let message = text(&run.stderr);
+        assert!(message.lines().next().unwrap().starts_with(&format!("error: {expected}")), "{message}");
+    }
 }

@@ -22,10 +22,11 @@ use clap::{Args, ValueEnum};
 use dtensor::comm::{World, run as run_ranks};
 use dtensor::prelude::*;
 use dtensor::set_num_threads;
-use serde::Serialize;
 
-use super::peer::{Peer, python};
-use super::timing::median;
+use super::contest;
+use super::peer::Peer;
+use super::row::{Row, Sink};
+use super::timing::{faster, median};
 
 /// Operators in a timing.
 const OPERATORS: usize = 1000;
@@ -55,8 +56,7 @@ pub(crate) struct Options {
 }
 
 /// What ranks are.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Ranks {
     /// One of them, alone
     Simulated,
@@ -65,11 +65,11 @@ enum Ranks {
 }
 
 impl Ranks {
-    /// As the command line spells it.
-    fn name(self) -> &'static str {
+    /// As rows have it.
+    fn world(self) -> contest::World {
         match self {
-            Ranks::Simulated => "simulated",
-            Ranks::Threads => "threads",
+            Ranks::Simulated => contest::World::Simulated,
+            Ranks::Threads => contest::World::Threads,
         }
     }
 
@@ -140,6 +140,11 @@ impl Case {
     }
 }
 
+/// The median time of the case `add_shard` on one rank of a simulated mesh.
+pub(crate) fn add_shard(ranks: usize) -> Result<f64> {
+    Case { name: "add_shard", kind: Kind::AddShard, grad: false }.seconds(Ranks::Simulated, ranks)
+}
+
 /// When each timing of this rank began and ended. Ranks begin together.
 fn spans(world: &World, body: impl Fn() -> Result<Tensor>) -> Result<Vec<(Instant, Instant)>> {
     let mut spans = Vec::with_capacity(WARM_UP + TIMINGS);
@@ -154,43 +159,25 @@ fn spans(world: &World, body: impl Fn() -> Result<Tensor>) -> Result<Vec<(Instan
     Ok(spans)
 }
 
-#[derive(Serialize)]
-struct Row {
-    workload: &'static str,
-    case: &'static str,
-    ranks: usize,
-    world: Ranks,
-    seconds: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    peer_seconds: Option<f64>,
-    /// Ours over the peer's: below 1 we are faster.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ratio: Option<f64>,
-}
-
-pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> {
-    let mut peer = None;
-    if let Some(path) = &options.peer {
-        let mut command =
-            python(path, concat!(include_str!("ranks_peer.py"), include_str!("dispatch_peer.py")));
-        command.env("WORLD_SIZE", options.ranks.to_string());
-        peer = Some(Peer::start("the peer", command)?);
+pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), Box<dyn Error>> {
+    let cases: Vec<Case> = CASES.into_iter().filter(|case| case.name.contains(&options.only)).collect();
+    if cases.is_empty() {
+        return Ok(());
     }
+    let start = |path| contest::peer(path, include_str!("dispatch_peer.py"), options.ranks.into());
+    let mut peer = options.peer.as_deref().map(start).transpose()?;
     let mut speedups: BTreeMap<Ranks, Vec<f64>> = BTreeMap::new();
     for &world in &options.world {
-        for case in CASES.into_iter().filter(|case| case.name.contains(&options.only)) {
+        for &case in &cases {
             let row = row(options, world, case, &mut peer)?;
-            println!("{}", serde_json::to_string(&row)?);
             if let Some(ratio) = row.ratio {
                 speedups.entry(world).or_default().push(1.0 / ratio);
             }
+            sink(row)?;
         }
     }
     for (world, speedups) in speedups {
-        let smallest = speedups.iter().copied().fold(f64::INFINITY, f64::min);
-        let mean = (speedups.iter().map(|x| x.ln()).sum::<f64>() / speedups.len() as f64).exp();
-        let world = world.name();
-        eprintln!("{world}: at least {smallest:.1} times as fast as the peer, geometric mean {mean:.1}");
+        eprintln!("{}: {}", world.world().name(), faster(&speedups));
     }
     Ok(())
 }
@@ -202,7 +189,7 @@ fn row(
     case: Case,
     peer: &mut Option<Peer>,
 ) -> std::result::Result<Row, Box<dyn Error>> {
-    let (ranks, question) = (options.ranks.into(), format!("{}:{}", world.name(), case.name));
+    let (ranks, question) = (options.ranks.into(), format!("{}:{}", world.world().name(), case.name));
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     if let Some(peer) = peer {
         // Nobody is timed while it is still starting.
@@ -217,5 +204,14 @@ fn row(
     let seconds = median(ours);
     let peer_seconds = (!theirs.is_empty()).then(|| median(theirs));
     let ratio = peer_seconds.map(|theirs| seconds / theirs);
-    Ok(Row { workload: "dispatch", case: case.name, ranks, world, seconds, peer_seconds, ratio })
+    Ok(Row {
+        workload: "dispatch",
+        case: case.name.to_owned(),
+        ranks: Some(ranks),
+        world: Some(world.world()),
+        seconds: Some(seconds),
+        peer_seconds,
+        ratio,
+        ..Row::default()
+    })
 }

@@ -5,9 +5,9 @@ use std::error::Error;
 use clap::Args;
 use dtensor::prelude::*;
 use dtensor::{BackwardOptions, grad, set_num_threads};
-use serde::Serialize;
 
 use super::peer::{Peer, python};
+use super::row::{Row, Sink};
 use super::timing::{median, seconds};
 
 /// Which cases, how often, and beside whom.
@@ -25,20 +25,6 @@ pub(crate) struct Options {
     /// How often ours and the peer take turns; the median counts
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
-}
-
-#[derive(Serialize)]
-struct Row<'a> {
-    workload: &'a str,
-    case: &'a str,
-    seconds: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    peer_seconds: Option<f64>,
-    /// Ours over the peer's: below 1 we are faster.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    ratio: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    candle_seconds: Option<f64>,
 }
 
 struct Case {
@@ -129,7 +115,7 @@ fn cases() -> Result<Vec<Case>> {
 /// The setting by which Candle is told how many threads to use. It is read once, when the program starts.
 const CANDLE_THREADS: &str = "RAYON_NUM_THREADS";
 
-pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), Box<dyn Error>> {
     if options.candle && std::env::var(CANDLE_THREADS).as_deref() != Ok("1") {
         // Everybody in the comparison has one thread, so start over with Candle told so.
         let mut again = std::process::Command::new(std::env::current_exe()?);
@@ -173,15 +159,15 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> 
         let ratio = theirs.map(|theirs| mine / theirs);
         logs.extend(ratio.map(f64::ln));
         let candle_seconds = (!candles.is_empty()).then(|| median(candles));
-        let row = Row {
+        sink(Row {
             workload: "kernels",
-            case: case.name,
-            seconds: mine,
+            case: case.name.to_owned(),
+            seconds: Some(mine),
             peer_seconds: theirs,
             ratio,
             candle_seconds,
-        };
-        println!("{}", serde_json::to_string(&row)?);
+            ..Row::default()
+        })?;
     }
     if !logs.is_empty() {
         let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();

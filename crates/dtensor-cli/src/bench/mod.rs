@@ -1,19 +1,38 @@
 //! `dtensor bench`: workloads timed here and, on request, in PyTorch in the same run.
 
+mod all;
 mod candle;
 mod collective;
+mod contest;
 mod copy;
 mod dispatch;
 mod kernels;
+mod machine;
+mod memory;
+mod models;
 mod peer;
 mod plan;
 mod ranks;
 mod redistribute;
+mod row;
+mod scaling;
+mod startup;
 mod timing;
+mod train;
 
 use std::error::Error;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
+
+/// One workload, or all that are compared with PyTorch.
+#[derive(Args)]
+#[command(arg_required_else_help = true, args_conflicts_with_subcommands = true)]
+pub(crate) struct Options {
+    #[command(flatten)]
+    all: all::All,
+    #[command(subcommand)]
+    workload: Option<Workload>,
+}
 
 /// What to measure.
 #[derive(Subcommand)]
@@ -35,15 +54,50 @@ pub(crate) enum Workload {
     /// others do nothing, the peer's too. In the world `threads` all ranks run at once, and the time is from the first that
     /// starts to the last that is done.
     Dispatch(dispatch::Options),
+    /// A step of training an MLP that is cut into columns and rows.
+    ///
+    /// Relu between them, SGD, the sum as the loss. A row is the median step, from the first rank that starts to the last
+    /// that is done; `loss` is that of the third step, and the peer must come to the same.
+    Mlp(train::Options),
+    /// A step of training a transformer, sequence- and tensor-parallel.
+    ///
+    /// Cross-entropy and AdamW. Rows are as those of `mlp`.
+    Transformer(train::Options),
+    /// The time until ranks can work together.
+    ///
+    /// Of new processes: from when the last of them begins to make a world until all have a mesh and have met at a barrier.
+    Startup(startup::Options),
+    /// The most memory that a world has had while it trained, in the cases of `mlp` and `transformer`.
+    ///
+    /// Of new processes that run nothing else: the resident set of one process for threads, the sum over processes else.
+    Memory(memory::Options),
+    /// What more ranks cost and bring.
+    ///
+    /// Training on more and more threads at the same work in all; the cost of dispatch and of planning on simulated meshes.
+    Scaling(scaling::Options),
     /// Finding the way from one layout to another, on one rank of a simulated mesh.
     Plan(plan::Options),
 }
 
-pub(crate) fn run(workload: &Workload) -> Result<(), Box<dyn Error>> {
+pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
+    match &options.workload {
+        Some(workload) => measure(workload, &mut row::print),
+        None if options.all.all => all::run(&options.all),
+        None => Err("name a workload, or measure all of them with --all".into()),
+    }
+}
+
+/// Measures a workload. Rows go to `sink`, but for those of `plan`, which are its own.
+fn measure(workload: &Workload, sink: row::Sink<'_>) -> Result<(), Box<dyn Error>> {
     match workload {
-        Workload::Kernels(options) => kernels::run(options),
-        Workload::Redistribute(options) => redistribute::run(options),
-        Workload::Dispatch(options) => dispatch::run(options),
+        Workload::Kernels(options) => kernels::run(options, sink),
+        Workload::Redistribute(options) => redistribute::run(options, sink),
+        Workload::Dispatch(options) => dispatch::run(options, sink),
+        Workload::Mlp(options) => train::run("mlp", options, sink),
+        Workload::Transformer(options) => train::run("transformer", options, sink),
+        Workload::Startup(options) => startup::run(options, sink),
+        Workload::Memory(options) => memory::run(options, sink),
+        Workload::Scaling(options) => scaling::run(options, sink),
         Workload::Plan(options) => plan::run(options),
     }
 }

@@ -18,9 +18,15 @@ pub(crate) struct Peer {
 }
 
 /// What it answers.
-#[derive(Deserialize, Serialize)]
+#[derive(Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Answer {
     pub(crate) seconds: f64,
+    /// What was computed, so that it can be seen that all compute the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) loss: Option<f64>,
+    /// The memory that all ranks together needed at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes: Option<u64>,
 }
 
 /// The command that runs a script in `python`.
@@ -46,6 +52,11 @@ impl Peer {
 
     /// Has it time one case.
     pub(crate) fn seconds(&mut self, case: &str, samples: usize, inner: usize) -> Result<f64, String> {
+        Ok(self.ask(case, samples, inner)?.seconds)
+    }
+
+    /// As [`seconds`](Peer::seconds), with all that it says.
+    pub(crate) fn ask(&mut self, case: &str, samples: usize, inner: usize) -> Result<Answer, String> {
         let Peer { name, to, from, .. } = self;
         let to = to.as_mut().ok_or_else(|| format!("{name} has been told to stop"))?;
         writeln!(to, "{case} {samples} {inner}").map_err(|error| format!("{name} is gone: {error}"))?;
@@ -54,9 +65,7 @@ impl Peer {
         if line.is_empty() {
             return Err(format!("{name} ended in case {case}; its own message is above"));
         }
-        let answer: Answer =
-            serde_json::from_str(&line).map_err(|error| format!("{name} said {line:?}: {error}"))?;
-        Ok(answer.seconds)
+        serde_json::from_str(&line).map_err(|error| format!("{name} said {line:?}: {error}"))
     }
 }
 

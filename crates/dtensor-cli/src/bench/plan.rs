@@ -35,11 +35,11 @@ pub(crate) struct Options {
 }
 
 #[derive(Serialize)]
-struct Row {
+pub(crate) struct Row {
     workload: &'static str,
-    case: String,
-    uncached_seconds: f64,
-    cached_seconds: f64,
+    pub(crate) case: String,
+    pub(crate) uncached_seconds: f64,
+    pub(crate) cached_seconds: f64,
     collectives: usize,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> 
 }
 
 /// What programs do most: gather, reduce, reduce and scatter, and cut another dim.
-fn plain_cases(n: usize) -> Vec<(Vec<Placement>, Vec<Placement>)> {
+pub(crate) fn plain_cases(n: usize) -> Vec<(Vec<Placement>, Vec<Placement>)> {
     let all = |placement| vec![placement; n];
     vec![
         (all(Shard(0)), all(Replicate)),
@@ -124,7 +124,8 @@ impl Draw {
     }
 }
 
-fn time(
+/// How long it takes to find a way, and to look it up.
+pub(crate) fn time(
     mesh: &DeviceMesh,
     cost: &CostModel,
     shape: &[usize],

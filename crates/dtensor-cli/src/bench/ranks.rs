@@ -1,31 +1,75 @@
-//! Ranks that time redistributions when told to: threads of this process, or processes that `mpirun` started.
+//! Ranks that measure when told to: threads of this process, or processes that `mpirun` started.
 //!
 //! Rank 0 reads the lines that [`Peer`](super::peer::Peer) writes, tells the others, and answers.
 
 use std::error::Error;
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use dtensor::comm::{Group, World, run};
-use dtensor::{DeviceMesh, Result, set_num_threads};
+use dtensor::comm::{Group, World, WorldKind, run};
+use dtensor::{DeviceMesh, Result, Tensor, set_num_threads};
 
-use super::collective::Case;
 use super::peer::Answer;
 use super::timing::median;
 
 /// Calls before the ones that count: they bring memory and threads to where they stay.
-const WARM_UP: usize = 3;
+pub(crate) const WARM_UP: usize = 3;
+
+/// A rank that has started.
+pub(crate) struct Seat {
+    pub(crate) world: World,
+    /// All ranks, in one dim.
+    pub(crate) mesh: DeviceMesh,
+    /// When its process began to make a world.
+    pub(crate) began: u64,
+    /// When it had a mesh and had met all others.
+    pub(crate) ready: u64,
+}
+
+/// What a rank is asked.
+pub(crate) struct Question {
+    pub(crate) case: String,
+    pub(crate) samples: usize,
+    pub(crate) inner: usize,
+}
+
+impl Question {
+    fn read(line: &str) -> Result<Question> {
+        let mut words = line.split_whitespace();
+        let case = words.next().map(str::to_owned);
+        let mut count = || words.next().and_then(|word| word.parse().ok()).filter(|&n| n > 0);
+        match (case, count(), count()) {
+            (Some(case), Some(samples), Some(inner)) => Ok(Question { case, samples, inner }),
+            _ => Err(dtensor::Error::argument("bench", format!("{line:?} is not `case samples inner`"))),
+        }
+    }
+
+    /// That there is no such case.
+    pub(crate) fn refuse(&self) -> dtensor::Error {
+        dtensor::Error::argument("bench", format!("there is no case {:?}", self.case))
+    }
+}
+
+/// The time of this machine, in nanoseconds: the same for all processes.
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+}
 
 /// Answers until the input ends.
-pub(crate) fn serve(ranks: usize) -> std::result::Result<(), Box<dyn Error>> {
+pub(crate) fn serve(
+    ranks: usize,
+    answer: impl Fn(&Seat, &Question) -> Result<Answer> + Sync,
+) -> std::result::Result<(), Box<dyn Error>> {
+    let began = now();
     run(World::from_env(ranks)?, |world| {
         set_num_threads(1);
-        let (group, mesh) = (world.group(), DeviceMesh::new(&world, [world.size()], "ranks")?);
-        while let Some(line) = next_line(group)? {
-            let seconds = answer(&mesh, group, &line)?;
-            if world.rank() == 0 {
-                let answer = serde_json::to_string(&Answer { seconds }).expect("a number is JSON");
-                println!("{answer}");
+        let mesh = DeviceMesh::new(&world, [world.size()], "ranks")?;
+        world.group().barrier()?;
+        let seat = Seat { world, mesh, began, ready: now() };
+        while let Some(line) = next_line(seat.world.group())? {
+            let answer = answer(&seat, &Question::read(&line)?)?;
+            if seat.world.rank() == 0 {
+                println!("{}", serde_json::to_string(&answer).expect("numbers are JSON"));
             }
         }
         Ok(())
@@ -51,23 +95,55 @@ fn next_line(group: &Group) -> Result<Option<String>> {
     group.broadcast_object(line.as_ref(), 0)
 }
 
-/// The median time that rank 0 needs for the case in a line, all ranks starting together.
-fn answer(mesh: &DeviceMesh, group: &Group, line: &str) -> Result<f64> {
-    let wrong = || dtensor::Error::argument("bench", format!("{line:?} is not `case samples inner`"));
-    let mut words = line.split_whitespace();
-    let case = words.next().and_then(|name| Case::named(name, group.size())).ok_or_else(wrong)?;
-    let mut count = || words.next().and_then(|word| word.parse::<usize>().ok()).filter(|&n| n > 0);
-    let (samples, inner) = count().zip(count()).ok_or_else(wrong)?;
-
-    let source = case.source(mesh)?;
-    let calls = |n: usize| (0..n).try_for_each(|_| case.call(&source).map(|y| drop(black_box(y))));
+/// The median time that rank 0 needs for a call, all ranks starting together.
+pub(crate) fn time(seat: &Seat, question: &Question, call: impl Fn() -> Result<Tensor>) -> Result<Answer> {
+    let calls = |n: usize| (0..n).try_for_each(|_| call().map(|y| drop(black_box(y))));
     calls(WARM_UP)?;
-    let mut times = Vec::with_capacity(samples);
-    for _ in 0..samples {
-        group.barrier()?;
+    let mut times = Vec::with_capacity(question.samples);
+    for _ in 0..question.samples {
+        seat.world.group().barrier()?;
         let began = Instant::now();
-        calls(inner)?;
-        times.push(began.elapsed().as_secs_f64() / inner as f64);
+        calls(question.inner)?;
+        times.push(began.elapsed().as_secs_f64() / question.inner as f64);
     }
-    Ok(median(times))
+    Ok(Answer { seconds: median(times), ..Answer::default() })
+}
+
+/// The median time of a call from the first rank that starts to the last that is done, all ranks starting together.
+///
+/// Where there are fewer cores than ranks, a rank may be done before others have had their turn.
+pub(crate) fn time_all(seat: &Seat, question: &Question, call: impl Fn() -> Result<Tensor>) -> Result<f64> {
+    let group = seat.world.group();
+    let mut spans = Vec::with_capacity(question.samples);
+    for _ in 0..question.samples {
+        group.barrier()?;
+        let began = now();
+        for _ in 0..question.inner {
+            drop(black_box(call()?));
+        }
+        spans.push((began, now()));
+    }
+    let everybody = group.all_gather_object(&spans)?;
+    let span = |sample: usize| {
+        let first = everybody.iter().map(|spans| spans[sample].0).min().unwrap_or_default();
+        let last = everybody.iter().map(|spans| spans[sample].1).max().unwrap_or_default();
+        last.saturating_sub(first) as f64 / 1e9 / question.inner as f64
+    };
+    Ok(median((0..question.samples).map(span).collect()))
+}
+
+/// The most memory that all ranks together have had until now: one process's, or the sum over processes. Nothing where the system does
+/// not say.
+pub(crate) fn peak_memory(world: &World) -> Result<Option<u64>> {
+    let own = peak_of_this_process();
+    if world.kind() != WorldKind::Mpi {
+        return Ok(own);
+    }
+    Ok(world.group().all_gather_object(&own)?.into_iter().sum())
+}
+
+fn peak_of_this_process() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.split_whitespace().next()?.parse().ok().map(|kilobytes: u64| kilobytes * 1024)
 }

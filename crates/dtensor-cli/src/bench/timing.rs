@@ -24,3 +24,10 @@ pub(crate) fn seconds<E>(
     }
     Ok(median(times))
 }
+
+/// How much faster than the peer, over some cases.
+pub(crate) fn faster(speedups: &[f64]) -> String {
+    let smallest = speedups.iter().copied().fold(f64::INFINITY, f64::min);
+    let mean = (speedups.iter().map(|x| x.ln()).sum::<f64>() / speedups.len() as f64).exp();
+    format!("at least {smallest:.1} times as fast as the peer, geometric mean {mean:.1}")
+}

@@ -1,0 +1,74 @@
+//! Where and of what something was measured.
+
+use std::fmt;
+use std::process::{Command, Stdio};
+
+use serde::Serialize;
+
+use super::peer::python;
+
+/// The machine and the versions of all that takes part. What nobody knows is `unknown`.
+#[derive(Serialize)]
+pub(crate) struct Machine {
+    workload: &'static str,
+    cpu: String,
+    cores: usize,
+    dtensor: &'static str,
+    rustc: &'static str,
+    /// Of the MPI library, where it takes part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mpi: Option<String>,
+    /// Where it takes part.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pytorch: Option<String>,
+    commit: String,
+    date: String,
+}
+
+impl Machine {
+    /// Looks around. The version of PyTorch is that of `peer`.
+    pub(crate) fn look(peer: Option<&str>) -> Machine {
+        let unknown = |found: Option<String>| found.unwrap_or_else(|| "unknown".to_owned());
+        let peer = peer.map(|path| first_line(&mut python(path, "import torch; print(torch.__version__)")));
+        Machine {
+            workload: "machine",
+            cpu: unknown(cpu()),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            dtensor: env!("CARGO_PKG_VERSION"),
+            rustc: option_env!("DTENSOR_RUSTC").unwrap_or("unknown"),
+            mpi: cfg!(feature = "mpi").then(|| unknown(first_line(Command::new("mpirun").arg("--version")))),
+            pytorch: peer.map(unknown),
+            commit: unknown(first_line(Command::new("git").args(["rev-parse", "--short", "HEAD"]))),
+            date: unknown(first_line(Command::new("date").args(["-u", "+%Y-%m-%d"]))),
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    /// As a list in Markdown.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "- machine: {}, {} cores", self.cpu, self.cores)?;
+        write!(f, "- versions: dtensor {}, {}", self.dtensor, self.rustc)?;
+        if let Some(version) = &self.pytorch {
+            write!(f, ", PyTorch {version}")?;
+        }
+        if let Some(version) = &self.mpi {
+            write!(f, ", {version}")?;
+        }
+        writeln!(f)?;
+        writeln!(f, "- commit {}, {}", self.commit, self.date)
+    }
+}
+
+fn cpu() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let (_, name) = text.lines().find(|line| line.starts_with("model name"))?.split_once(':')?;
+    Some(name.trim().to_owned())
+}
+
+/// The first line that a command prints, if it succeeds.
+fn first_line(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    text.lines().next().filter(|_| output.status.success()).map(|line| line.trim().to_owned())
+}

@@ -1,0 +1,117 @@
+//! `dtensor bench scaling`: what more ranks cost and bring.
+//!
+//! Steps of training on more and more threads, at the same work in all; and on simulated meshes up to thousands of ranks what it
+//! costs one rank to dispatch an operator and to plan a redistribution.
+
+use std::error::Error;
+
+use clap::Args;
+use dtensor::CostModel;
+use dtensor::prelude::{DeviceMesh, World as Ranks};
+
+use super::contest::World;
+use super::dispatch::add_shard;
+use super::models::Case;
+use super::plan;
+use super::row::{Row, Sink};
+use super::timing::median;
+
+/// What is trained: the MLP of middle size, and the larger transformer.
+const TRAINED: [&str; 2] = ["b64_d512_h2048", "l4_v1024_s128_d256_h8_b8"];
+/// The tensor that is redistributed.
+const SHAPE: [usize; 2] = [8192, 8192];
+
+/// On how many ranks, how often.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Numbers of threads that train
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,2,4,8",
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
+    ranks: Vec<u16>,
+    /// Sizes of simulated meshes
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "2,4,8,16,32,64,128,256,512,1024,2048,4096",
+        value_parser = clap::value_parser!(u32).range(1..=65536)
+    )]
+    meshes: Vec<u32>,
+    /// Only the cases whose name contains this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    only: String,
+    /// How often all take turns; the median counts
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+}
+
+pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
+    let wanted = |name: &str| name.contains(&options.only);
+    for case in TRAINED.iter().filter_map(|name| Case::named(name)).filter(|case| wanted(&case.to_string())) {
+        train(options, case, sink)?;
+    }
+    if wanted("add_shard") {
+        for &ranks in &options.meshes {
+            let ranks = ranks as usize;
+            let times = (0..options.rounds).map(|_| add_shard(ranks)).collect::<dtensor::Result<_>>()?;
+            sink(Row { seconds: Some(median(times)), ..row("add_shard", ranks, World::Simulated) })?;
+        }
+    }
+    for &ranks in &options.meshes {
+        let ranks = ranks as usize;
+        let mesh = DeviceMesh::new(&Ranks::simulated(ranks, 0)?, [ranks], ())?;
+        for (from, to) in plan::plain_cases(1) {
+            let timed = plan::time(&mesh, &CostModel::default(), &SHAPE, &from, &to)?;
+            let case = format!("plan {}", timed.case);
+            if wanted(&case) {
+                sink(Row {
+                    uncached_seconds: Some(timed.uncached_seconds),
+                    cached_seconds: Some(timed.cached_seconds),
+                    ..row(&case, ranks, World::Simulated)
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A case on all numbers of threads, each in a process that has run nothing else, in turns.
+fn train(options: &Options, case: Case, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
+    let name = case.to_string();
+    let mut worlds = Vec::new();
+    for &ranks in &options.ranks {
+        let mut world = World::Threads.serve(case.workload(), ranks.into())?;
+        world.ask(&name, 1, 1)?;
+        worlds.push((ranks, world, Vec::new(), None));
+    }
+    for _ in 0..options.rounds {
+        for (_, world, times, bytes) in &mut worlds {
+            let answer = world.ask(&name, case.samples(), 1)?;
+            times.push(answer.seconds);
+            *bytes = answer.bytes;
+        }
+    }
+    for (ranks, _, times, bytes) in worlds {
+        let seconds = median(times);
+        sink(Row {
+            seconds: Some(seconds),
+            bytes,
+            tokens_per_second: case.tokens().map(|tokens| tokens as f64 / seconds),
+            ..row(&name, ranks.into(), World::Threads)
+        })?;
+    }
+    Ok(())
+}
+
+fn row(case: &str, ranks: usize, world: World) -> Row {
+    Row {
+        workload: "scaling",
+        case: case.to_owned(),
+        ranks: Some(ranks),
+        world: Some(world),
+        ..Row::default()
+    }
+}
