@@ -4,8 +4,8 @@
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
 use dtensor::{
-    Attention, DType, Device, DeviceMesh, FromLocal, ImplicitCommunication, Layout, Partial, Placement,
-    Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication,
+    Attention, DType, Device, DeviceMesh, Error, FromLocal, ImplicitCommunication, Layout, Partial,
+    Placement, Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication,
     implicit_replication, manual_seed, sharded,
 };
 
