@@ -1,10 +1,12 @@
-//! The program `dtensor`: a demonstration and the benchmarks.
+//! The program `dtensor`: training of a small language model, and the benchmarks.
 
 mod bench;
-mod demo;
+mod complaint;
+mod train;
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 
 // Results are large and short-lived. An allocator that keeps their pages saves faulting them in again each time.
@@ -15,7 +17,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(
     name = "dtensor",
     version,
-    about = "Tensors with automatic gradients: a demonstration and benchmarks",
+    about = "Distributed tensors with automatic gradients: training on a mesh of ranks, and benchmarks",
     arg_required_else_help = true
 )]
 struct Arguments {
@@ -25,22 +27,35 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a small network on a toy problem and watch the loss fall.
-    Demo(demo::Options),
+    /// Train a small language model on a mesh of ranks and watch the loss fall.
+    Train(Box<train::Options>),
     /// Measure, alone or beside PyTorch.
     #[command(subcommand)]
     Bench(bench::Workload),
 }
 
+/// Without arguments, there is help.
+const HELP: ErrorKind = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
-        Command::Demo(options) => demo::run(&options),
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) if !error.use_stderr() || error.kind() == HELP => error.exit(),
+        Err(error) => {
+            if complaint::speaks_for_all() {
+                eprintln!("{}", complaint::of_arguments(&error));
+            }
+            return ExitCode::from(2);
+        }
+    };
+    let result = match arguments.command {
+        Command::Train(options) => train::run(&options),
         Command::Bench(workload) => bench::run(&workload),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            complaint::complain(&*error);
             ExitCode::FAILURE
         }
     }
