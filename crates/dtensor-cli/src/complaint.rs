@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::process::ExitCode;
 
 /// Something wrong with what was asked for. All processes that `mpirun` started find it, and one of them says it.
 #[derive(Debug)]
@@ -20,26 +21,39 @@ pub(crate) fn refused(why: String) -> Refused {
     Refused(why)
 }
 
-/// Says what went wrong.
-pub(crate) fn complain(error: &(dyn Error + 'static)) {
-    if !error.is::<Refused>() || speaks_for_all() {
-        eprintln!("error: {error}");
+/// Says what went wrong, and gives the code to end with.
+pub(crate) fn complain(error: &(dyn Error + 'static)) -> ExitCode {
+    if error.is::<Refused>() {
+        return say(&format!("error: {error}"), ExitCode::FAILURE);
     }
+    eprintln!("error: {error}");
+    ExitCode::FAILURE
 }
 
-/// Whether this process is the first of those that a launcher of MPI started, or was started by none.
-pub(crate) fn speaks_for_all() -> bool {
-    let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]
-        .into_iter()
-        .find_map(|name| std::env::var(name).ok());
-    rank.is_none_or(|rank| rank.trim() == "0")
-}
-
-/// What is wrong with the arguments, in one line.
-pub(crate) fn of_arguments(error: &clap::Error) -> String {
+/// Says what is wrong with the arguments, in one line, and gives the code to end with.
+pub(crate) fn of_arguments(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     let told = text.lines().map(str::trim);
     let told =
         told.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
-    told.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    let told: Vec<&str> = told.filter(|line| !line.is_empty()).collect();
+    say(&told.join(" "), ExitCode::from(2))
+}
+
+/// What all processes have to say, said by the first. The others end as if nothing were wrong: a launcher that sees one fail stops
+/// the rest, and be it in the middle of a word.
+fn say(line: &str, code: ExitCode) -> ExitCode {
+    if !speaks_for_all() {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("{line}");
+    code
+}
+
+/// Whether this process is the first of those that a launcher of MPI started, or was started by none.
+fn speaks_for_all() -> bool {
+    let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]
+        .into_iter()
+        .find_map(|name| std::env::var(name).ok());
+    rank.is_none_or(|rank| rank.trim() == "0")
 }

@@ -41,12 +41,7 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) if !error.use_stderr() || error.kind() == HELP => error.exit(),
-        Err(error) => {
-            if complaint::speaks_for_all() {
-                eprintln!("{}", complaint::of_arguments(&error));
-            }
-            return ExitCode::from(2);
-        }
+        Err(error) => return complaint::of_arguments(&error),
     };
     let result = match arguments.command {
         Command::Train(options) => train::run(&options),
@@ -54,9 +49,6 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            complaint::complain(&*error);
-            ExitCode::FAILURE
-        }
+        Err(error) => complaint::complain(&*error),
     }
 }

@@ -96,7 +96,7 @@ fn mlp(world: &World, dp: usize, tp: usize, options: DataParallelOptions) -> Res
     manual_seed(if options.broadcast { world.rank() as u64 / tp as u64 } else { 5 });
     let model = MLPModule::with_sizes(10, 13, 10, true)?;
     if mesh["dp"].local_rank(())? == 0 {
-        model.load_state_dict(&alone.state_dict())?;
+        model.load_state_dict(&alone.state_dict(), true)?;
     }
     let plan = plan! { "net1" => ColwiseParallel::new(), "net2" => RowwiseParallel::new() };
     let model = parallelize_module(model, &mesh["tp"], plan)?;

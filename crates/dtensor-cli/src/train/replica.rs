@@ -51,7 +51,7 @@ impl<'a> Replica<'a> {
             let ways = TransformerParallel { sequence_parallel, loss_parallel };
             model = Transformer::parallelize(model, &tp, ways)?;
         }
-        let others = match dim("dp") {
+        let others = match dim("dp").filter(|dp| dp.size() > 1) {
             Some(dp) => {
                 let replicas = DataParallel::new(&model, &dp, DataParallelOptions::default())?;
                 Some((replicas, dp.group(())?.clone()))
