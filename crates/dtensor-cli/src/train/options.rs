@@ -24,7 +24,7 @@ pub(crate) struct Options {
     pub(crate) loss_parallel: bool,
 
     /// Training steps
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 700)]
     pub(crate) steps: u64,
     /// Sequences in a step, over all replicas
     #[arg(long, default_value_t = 16)]
@@ -33,11 +33,11 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1, value_name = "PASSES")]
     pub(crate) accumulate: usize,
     /// Bytes in a sequence
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 64)]
     pub(crate) seq: usize,
 
     /// Blocks of the model
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 3)]
     pub(crate) layers: usize,
     /// Size of the vectors that stand for bytes
     #[arg(long, default_value_t = 128)]
@@ -56,7 +56,7 @@ pub(crate) struct Options {
     pub(crate) checkpoint_activations: bool,
 
     /// Learning rate
-    #[arg(long, default_value_t = 2e-3)]
+    #[arg(long, default_value_t = 6e-3)]
     pub(crate) lr: f64,
     /// How the learning rate goes after the warm-up: to a tenth at the last step, or not at all
     #[arg(long, value_enum, default_value_t = Decay::Cosine)]

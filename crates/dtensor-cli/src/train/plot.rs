@@ -15,8 +15,7 @@ pub(crate) fn lines(values: &[f32], columns: usize, rows: usize) -> Vec<String> 
     let mut cells = vec![vec![0u8; columns]; rows];
     let mut before = None;
     for x in 0..width {
-        // Fewer values than dots: each is as wide as it has to be.
-        let y = level(means[x * means.len() / width]);
+        let y = level(between(&means, x as f32 / (width - 1) as f32));
         let (from, to) = before.map_or((y, y), |before: usize| (before.min(y), before.max(y)));
         (from..=to).for_each(|y| cells[y / DOTS.1][x / DOTS.0] |= dot(x % DOTS.0, y % DOTS.1));
         before = Some(y);
@@ -44,6 +43,13 @@ pub(crate) fn squeezed(values: &[f32], most: usize) -> Vec<f32> {
     (0..n).map(|i| mean(&values[i * values.len() / n..(i + 1) * values.len() / n])).collect()
 }
 
+/// The value at a place from 0, the first, to 1, the last, on straight lines from each to the next.
+fn between(values: &[f32], place: f32) -> f32 {
+    let place = place * (values.len() - 1) as f32;
+    let (before, after) = (values[place as usize], values[(place.ceil() as usize).min(values.len() - 1)]);
+    before + (after - before) * place.fract()
+}
+
 /// The bit of a dot: Braille counts down the left column, then down the right one, and has the lowest row last.
 fn dot(x: usize, y: usize) -> u8 {
     [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]][x][y]
@@ -65,6 +71,7 @@ mod tests {
     #[test]
     fn few_and_equal_values_are_drawn_too() {
         assert_eq!(lines(&[1.0], 3, 1)[0], "    1.000 │⠉⠉⠉");
+        assert_eq!([0.0, 0.25, 0.5, 1.0].map(|place| between(&[4.0, 2.0, 6.0], place)), [4.0, 3.0, 2.0, 6.0]);
         assert_eq!(squeezed(&[1.0, 2.0, 3.0, 4.0, 6.0], 2), [1.5, 13.0 / 3.0]);
     }
 }
