@@ -63,8 +63,8 @@ mod tests {
     fn a_falling_line_falls() {
         let values: Vec<f32> = (0..8).map(|x| 7.0 - x as f32).collect();
         let drawn = lines(&values, 4, 2);
-        assert_eq!(drawn[0], "    7.000 │⠑⢄⠀⠀");
-        assert_eq!(drawn[1], "    0.000 │⠀⠀⠑⢄");
+        assert_eq!(drawn[0], "    7.000 │⠙⢦⡀⠀");
+        assert_eq!(drawn[1], "    0.000 │⠀⠀⠙⢦");
         assert_eq!(drawn[3].trim(), "1  8");
     }
 

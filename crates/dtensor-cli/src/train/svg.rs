@@ -21,14 +21,19 @@ struct Axis {
 }
 
 impl Axis {
-    /// For all numbers from `low` to `high`, with five ticks or so.
+    /// From `low` to `high`, with five ticks or so.
     fn new(low: f64, high: f64, from: f64, to: f64) -> Axis {
         let rough = (high - low).max(1e-6) / 5.0;
         let power = 10f64.powf(rough.log10().floor());
         let tick = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|&tick| tick >= rough);
-        let tick = tick.unwrap_or(rough);
-        let low = (low / tick).floor() * tick;
-        Axis { low, high: (high / tick).ceil().max(low / tick + 1.0) * tick, from, to, tick }
+        Axis { low, high, from, to, tick: tick.unwrap_or(rough) }
+    }
+
+    /// From the last tick before to the first one after.
+    fn rounded(self) -> Axis {
+        let low = (self.low / self.tick).floor();
+        let high = (self.high / self.tick).ceil().max(low + 1.0);
+        Axis { low: low * self.tick, high: high * self.tick, ..self }
     }
 
     fn at(&self, x: f64) -> f64 {
@@ -37,20 +42,22 @@ impl Axis {
 
     fn ticks(&self) -> impl Iterator<Item = (f64, String)> {
         let digits = (-self.tick.log10()).ceil().max(0.0) as usize;
-        let count = ((self.high - self.low) / self.tick).round() as usize;
-        (0..=count).map(move |i| self.low + i as f64 * self.tick).map(move |x| (x, format!("{x:.digits$}")))
+        let number = |x: f64| x / self.tick;
+        let (first, last) =
+            ((number(self.low) - 1e-6).ceil() as i64, (number(self.high) + 1e-6).floor() as i64);
+        (first..=last).map(move |i| i as f64 * self.tick).map(move |x| (x, format!("{x:.digits$}")))
     }
 }
 
-/// The losses of all steps, their running mean, and the loss of what was held out.
+/// The losses of all steps, their means, and the loss of what was held out.
 pub(crate) fn draw(options: &Options, summary: &Summary) -> String {
     let losses: Vec<f64> = summary.training.losses.iter().map(|&loss| loss as f64).collect();
     let held_out = summary.validation as f64;
     let all = || losses.iter().copied().chain([held_out]);
     let [left, top, right, bottom] = FRAME;
     let x = Axis::new(0.0, losses.len() as f64, left, right);
-    let y =
-        Axis::new(all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max), bottom, top);
+    let (low, high) = (all().fold(f64::INFINITY, f64::min), all().fold(f64::NEG_INFINITY, f64::max));
+    let y = Axis::new(low, high, bottom, top).rounded();
 
     let mut out = String::new();
     let mut line = |text: String| writeln!(out, "{text}").expect("a string can be written to");
@@ -102,15 +109,16 @@ pub(crate) fn draw(options: &Options, summary: &Summary) -> String {
     out
 }
 
-/// A running mean over a twentieth of all.
+/// The mean of each value and those around it, a twentieth of all.
 fn smoothed(values: &[f64]) -> Vec<f64> {
-    let keep = 1.0 - (20.0 / values.len() as f64).min(1.0);
-    let (mut sum, mut weight) = (0.0, 0.0);
-    let next = |&value: &f64| {
-        (sum, weight) = (sum * keep + value, weight * keep + 1.0);
-        sum / weight
+    let reach = values.len() / 40;
+    let around = |i: usize| {
+        // At the ends as many to one side as to the other.
+        let reach = reach.min(i).min(values.len() - 1 - i);
+        let window = &values[i - reach..=i + reach];
+        window.iter().sum::<f64>() / window.len() as f64
     };
-    values.iter().map(next).collect()
+    (0..values.len()).map(around).collect()
 }
 
 fn escaped(text: &str) -> String {
@@ -123,14 +131,19 @@ mod tests {
 
     #[test]
     fn ticks_are_round_and_hold_everything() {
-        let labels =
-            |low, high| Axis::new(low, high, 0.0, 1.0).ticks().map(|(_, label)| label).collect::<Vec<_>>();
+        let labels = |low, high| {
+            let axis = Axis::new(low, high, 0.0, 1.0).rounded();
+            axis.ticks().map(|(_, label)| label).collect::<Vec<_>>()
+        };
         assert_eq!(labels(0.0, 300.0), ["0", "100", "200", "300"]);
         assert_eq!(labels(1.63, 5.7), ["1", "2", "3", "4", "5", "6"]);
         assert_eq!(labels(0.101, 0.118), ["0.100", "0.105", "0.110", "0.115", "0.120"]);
         assert_eq!(labels(0.0, 1.0).len(), 6);
+        let exact = Axis::new(0.0, 700.0, 10.0, 80.0);
+        let ticks: Vec<String> = exact.ticks().map(|(_, label)| label).collect();
+        assert_eq!((ticks, exact.at(700.0)), (["0", "200", "400", "600"].map(String::from).to_vec(), 80.0));
         // All the same.
-        let axis = Axis::new(2.0, 2.0, 10.0, 20.0);
+        let axis = Axis::new(2.0, 2.0, 10.0, 20.0).rounded();
         assert!(axis.at(2.0).is_finite() && axis.high > axis.low);
     }
 
@@ -139,7 +152,7 @@ mod tests {
         assert_eq!(smoothed(&[3.0; 50]), [3.0; 50]);
         let values: Vec<f64> = (0..100).map(|i| if i < 50 { 1.0 } else { 0.0 }).collect();
         let means = smoothed(&values);
-        assert!(means[50] > 0.5 && means[99] < 0.1 && means[99] > 0.0);
+        assert_eq!(means[46..54], [1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0]);
         assert_eq!(smoothed(&[1.0, 2.0]), [1.0, 2.0]);
     }
 }
