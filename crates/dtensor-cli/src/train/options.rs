@@ -93,7 +93,7 @@ pub(crate) struct Options {
     /// Writes the losses of all steps and what else was found, with every digit, into this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Makes the first 50 steps again on one rank, and fails if any loss differs by more than 1e-4 (with bf16: 0.05)
+    /// Makes the first 50 steps again on one rank, and fails if any loss differs by more than 1e-4 (with bf16: 0.01)
     #[arg(long)]
     pub(crate) verify: bool,
 }
@@ -110,7 +110,7 @@ impl Precision {
     pub(crate) fn tolerance(self) -> f32 {
         match self {
             Precision::F32 => 1e-4,
-            Precision::Bf16 => 0.05,
+            Precision::Bf16 => 0.01,
         }
     }
 }

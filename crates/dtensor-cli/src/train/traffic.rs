@@ -48,6 +48,9 @@ impl Traffic {
             }
             row.bytes += call.bytes;
         }
+        // What a module does forward and backward stands together, modules in the order in which they came.
+        let modules: Vec<String> = rows.iter().map(|row| row.module.clone()).collect();
+        rows.sort_by_key(|row| modules.iter().position(|module| *module == row.module));
         Traffic { rows }
     }
 
