@@ -1,21 +1,20 @@
-//! The program `dtensor`: a demonstration and the benchmarks.
+//! The program `dtensor`: training of a small language model, and the benchmarks.
 
+mod allocator;
 mod bench;
-mod demo;
+mod complaint;
+mod train;
 
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
-
-// Results are large and short-lived. An allocator that keeps their pages saves faulting them in again each time.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[derive(Parser)]
 #[command(
     name = "dtensor",
     version,
-    about = "Tensors with automatic gradients: a demonstration and benchmarks",
+    about = "Distributed tensors with automatic gradients: training on a mesh of ranks, and benchmarks",
     arg_required_else_help = true
 )]
 struct Arguments {
@@ -25,22 +24,28 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a small network on a toy problem and watch the loss fall.
-    Demo(demo::Options),
+    /// Train a small language model on a mesh of ranks and watch the loss fall.
+    Train(Box<train::Options>),
     /// Measure, alone or beside PyTorch.
     Bench(Box<bench::Options>),
 }
 
+/// Without arguments, there is help.
+const HELP: ErrorKind = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
-        Command::Demo(options) => demo::run(&options),
+    allocator::keep_pages();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) if !error.use_stderr() || error.kind() == HELP => error.exit(),
+        Err(error) => return complaint::of_arguments(&error),
+    };
+    let result = match arguments.command {
+        Command::Train(options) => train::run(&options),
         Command::Bench(options) => bench::run(&options),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
+        Err(error) => complaint::complain(&*error),
     }
 }

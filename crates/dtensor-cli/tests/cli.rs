@@ -27,41 +27,6 @@ fn close(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn the_demo_shows_the_loss_falling() {
-    let run = dtensor(&["demo", "--steps", "500"]);
-    assert!(run.status.success(), "{}", text(&run.stderr));
-    let out = text(&run.stdout);
-    let losses: Vec<f64> = out
-        .lines()
-        .filter(|line| line.starts_with("step"))
-        .map(|line| line.split_whitespace().last().unwrap().parse().unwrap())
-        .collect();
-    assert_eq!(losses.len(), 11, "the first step, and ten more:\n{out}");
-    assert!(losses[10] < losses[0] / 3.0, "{losses:?}");
-}
-
-#[test]
-fn the_demo_repeats_itself() {
-    let run = |seed: &str| {
-        let out = text(&dtensor(&["demo", "--steps", "50", "--seed", seed]).stdout);
-        out.lines().filter(|line| line.starts_with("step")).collect::<Vec<_>>().join("\n")
-    };
-    assert_eq!(run("1"), run("1"));
-    assert_ne!(run("1"), run("2"));
-}
-
-#[test]
-fn a_rate_that_diverges_is_said_in_one_line() {
-    for rate in ["1000", "nan", "-1"] {
-        let run = dtensor(&["demo", "--steps", "200", &format!("--rate={rate}")]);
-        assert!(!run.status.success());
-        let message = text(&run.stderr);
-        assert_eq!(message.lines().count(), 1, "{message}");
-        assert!(message.starts_with("error: "), "{message}");
-    }
-}
-
-#[test]
 fn kernels_prints_a_json_line_for_every_case() {
     const CASES: [&str; 33] = [
         "add",

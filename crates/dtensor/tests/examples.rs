@@ -21,6 +21,7 @@ examples! {
     prepare_module_output: "../examples/prepare_module_output.rs";
     prepare_module_input_output: "../examples/prepare_module_input_output.rs";
     loss_parallel: "../examples/loss_parallel.rs";
+    data_parallel: "../examples/data_parallel.rs";
     random: "../examples/random.rs";
     optimizer: "../examples/optimizer.rs";
     mesh: "../examples/mesh.rs";

@@ -6,8 +6,8 @@
 use std::error::Error;
 
 use clap::Args;
-use dtensor::CostModel;
 use dtensor::prelude::{DeviceMesh, World as Ranks};
+use dtensor::redistribute::CostModel;
 
 use super::contest::World;
 use super::dispatch::add_shard;

@@ -25,4 +25,4 @@ pub use args::ModelArgs;
 pub use block::{Attention, FeedForward, TransformerBlock};
 pub use mlp::{MLPModule, MLPStacked};
 pub use rms_norm::RMSNormPython;
-pub use transformer::Transformer;
+pub use transformer::{Transformer, TransformerParallel};

@@ -7,6 +7,29 @@ use crate::parallel::{
 };
 use crate::{DType, DeviceMesh, Error, Replicate, Result, Shard, Tensor, checkpoint, plan};
 
+/// How a [`Transformer`] is spread over a mesh. `true` and `false` stand for one that differs from the default in `sequence_parallel`
+/// at most.
+///
+/// ```
+/// use dtensor::models::TransformerParallel;
+/// let sequence_parallel = TransformerParallel { sequence_parallel: true, ..Default::default() };
+/// assert_eq!(TransformerParallel::from(true), sequence_parallel);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TransformerParallel {
+    /// Between what is cut into words, heads and hidden units, each rank has a part of the sequence, so that norms, dropout and sums
+    /// are done once and not on every rank.
+    pub sequence_parallel: bool,
+    /// Scores stay on the mesh, cut along the vocabulary, for a loss within [`loss_parallel`](crate::parallel::loss_parallel).
+    pub loss_parallel: bool,
+}
+
+impl From<bool> for TransformerParallel {
+    fn from(sequence_parallel: bool) -> Self {
+        TransformerParallel { sequence_parallel, ..TransformerParallel::default() }
+    }
+}
+
 /// Scores, for each position of a sequence of tokens, what the next one might be.
 ///
 /// ```
@@ -71,19 +94,24 @@ impl Transformer {
 
     /// Spreads the model over a mesh of one dim, which must divide the number of heads.
     ///
-    /// Each rank has some of the words, heads and hidden units. Between these, activations are the same on all ranks; or, with
-    /// `use_seq_parallel`, each rank has a part of the sequence, so that norms, dropout and sums are done once and not on every rank.
-    /// Scores are the same on all ranks.
+    /// Each rank has some of the words, heads and hidden units. Between these, activations are the same on all ranks, and so are
+    /// the scores, unless the options say otherwise.
     ///
     /// ```
-    /// use dtensor::models::{ModelArgs, Transformer};
+    /// use dtensor::models::{ModelArgs, Transformer, TransformerParallel};
     /// use dtensor::prelude::*;
     /// # fn main() -> Result<()> {
     /// launch(2, |world| {
     ///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
     ///     let model = Transformer::parallelize(Transformer::new(&ModelArgs::default())?, &mesh, true)?;
     ///     assert_eq!(model.layers[0].attention.wq.weight.get().placements(), [Shard(0)]);
-    ///     assert_eq!(model.forward(&Tensor::randint(0, 8, [4, 9])?)?.dims(), [4, 9, 8]);
+    ///     let tokens = Tensor::randint(0, 8, [4, 9])?;
+    ///     assert_eq!(model.forward(&tokens)?.dims(), [4, 9, 8]);
+    ///
+    ///     let options = TransformerParallel { sequence_parallel: true, loss_parallel: true };
+    ///     let model = Transformer::parallelize(Transformer::new(&ModelArgs::default())?, &mesh, options)?;
+    ///     let scores = model.forward(&tokens)?;
+    ///     assert_eq!((scores.dims(), scores.placements()), (&[4, 9, 8][..], &[Shard(2)][..]));
     ///     Ok(())
     /// })?;
     /// # Ok(())
@@ -93,25 +121,29 @@ impl Transformer {
     pub fn parallelize(
         module: Transformer,
         mesh: &DeviceMesh,
-        use_seq_parallel: bool,
+        options: impl Into<TransformerParallel>,
     ) -> Result<Transformer> {
-        parallelize_module(module, mesh, Transformer::plan(use_seq_parallel)?)
+        parallelize_module(module, mesh, Transformer::plan(options.into())?)
     }
 
-    fn plan(use_seq_parallel: bool) -> Result<ParallelPlan> {
+    fn plan(options: TransformerParallel) -> Result<ParallelPlan> {
         // The columns of a head meet the rows of its part of `wo` without anything being moved.
         let heads = ColwiseParallel::new().use_local_output(false);
         let plan = plan! {
             "layers.*.attention.w[qkv]" => heads,
         };
-        if !use_seq_parallel {
+        let scores = match options.loss_parallel {
+            true => ColwiseParallel::new().output_layouts(Shard(-1)).use_local_output(false),
+            false => ColwiseParallel::new().output_layouts(Replicate),
+        };
+        if !options.sequence_parallel {
             let words = RowwiseParallel::new().input_layouts(Replicate);
             return Ok(plan
                 .with("*_embeddings", words)
                 .with("layers.*.attention.wo", RowwiseParallel::new())
                 .with("layers.*.feed_forward.w1", ColwiseParallel::new())
                 .with("layers.*.feed_forward.w2", RowwiseParallel::new())
-                .with("output", ColwiseParallel::new().output_layouts(Replicate)));
+                .with("output", scores));
         }
         // Activations stay distributed, so that dropout knows which elements of the whole it is given.
         let words =
@@ -130,7 +162,7 @@ impl Transformer {
                 ColwiseParallel::new().input_layouts(Shard(1)).use_local_output(false),
             )
             .with("layers.*.feed_forward.w2", back)
-            .with("output", ColwiseParallel::new().input_layouts(Shard(1)).output_layouts(Replicate)))
+            .with("output", scores.input_layouts(Shard(1))))
     }
 
     /// The scores of tokens `[batch, length]`, as `f32` `[batch, length, vocabulary]`.

@@ -43,6 +43,7 @@ struct Piece {
 enum Curve {
     Constant,
     Warmup,
+    Linear { floor: f64 },
     Cosine { floor: f64 },
 }
 
@@ -52,7 +53,8 @@ impl Curve {
         match self {
             Curve::Constant => 1.0,
             Curve::Warmup => (n as f64 + 1.0) / (steps as f64 + 1.0),
-            Curve::Cosine { floor } if n >= steps => floor,
+            Curve::Linear { floor } | Curve::Cosine { floor } if n >= steps => floor,
+            Curve::Linear { floor } => floor + (1.0 - floor) * (1.0 - n as f64 / steps as f64),
             Curve::Cosine { floor } => {
                 floor + (1.0 - floor) * (1.0 + (PI * n as f64 / steps as f64).cos()) / 2.0
             }
@@ -73,6 +75,17 @@ impl Schedule {
     /// (n + 1) / (steps + 1) in step n, and 1 when these are over: it rises evenly, and no step is lost.
     pub fn linear_warmup(steps: u64) -> Self {
         Schedule::of(Curve::Warmup, Some(steps))
+    }
+
+    /// From 1 in the first step evenly down to `floor` after `steps` of them, and `floor` from then on.
+    ///
+    /// ```
+    /// use dtensor::optim::Schedule;
+    /// let factors: Vec<f64> = (0..6).map(|step| Schedule::linear(4, 0.0).factor(step)).collect();
+    /// assert_eq!(factors, [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]);
+    /// ```
+    pub fn linear(steps: u64, floor: f64) -> Self {
+        Schedule::of(Curve::Linear { floor }, Some(steps))
     }
 
     /// From 1 in the first step down to `floor` after `steps` of them, along half a wave of the cosine, and `floor` from then on.

@@ -55,6 +55,9 @@
 //! These are all values of [`ParallelStyle`], which anybody may implement. [`distribute_module`] is for what is none of them:
 //! functions say what becomes of the parameters, the inputs and the outputs.
 //!
+//! [`DataParallel`] is for the other way to use several ranks: each has the model, or, with the above, each row of the mesh has it,
+//! and sees its part of the batch.
+//!
 //! [`local_map`] goes one level down: it runs a function of plain tensors on this rank's parts of distributed ones.
 //!
 //! Everything is checked before anything is changed, and what fails half-way is undone: after an error the model is what it was.
@@ -62,6 +65,7 @@
 //! This room knows modules, their hooks, layouts, and how tensors come on a mesh and off it. It communicates through these alone.
 
 mod colwise;
+mod data_parallel;
 mod distribute;
 mod functions;
 mod hooks;
@@ -81,6 +85,7 @@ mod style;
 
 pub use crate::plan;
 pub use colwise::ColwiseParallel;
+pub use data_parallel::{DataParallel, DataParallelOptions};
 pub use distribute::distribute_module;
 pub use functions::{DistributeModule, NewInputs};
 pub use layouts::{Layouts, NamedLayouts};

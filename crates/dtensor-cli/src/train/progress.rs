@@ -1,0 +1,52 @@
+//! What is shown while steps are taken.
+
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::report::{bytes as shown_bytes, count};
+
+/// A bar, or a line now and then where there is no terminal.
+pub(crate) struct Progress {
+    /// Nothing is shown without one.
+    bar: Option<ProgressBar>,
+    began: Instant,
+    tokens: usize,
+    report_every: u64,
+}
+
+impl Progress {
+    /// For so many steps of so many tokens. Without a title, it is silent.
+    pub(crate) fn new(title: Option<&str>, steps: u64, tokens: usize) -> Self {
+        const TEMPLATE: &str = "{prefix} {bar:30.cyan/blue} {pos}/{len}  {msg}  {eta} left";
+        let style = ProgressStyle::with_template(TEMPLATE).expect("the template is right");
+        let bar = title.map(|title| {
+            let bar = ProgressBar::new(steps).with_style(style).with_prefix(title.to_owned());
+            if bar.is_hidden() {
+                println!("{title}: {steps} steps");
+            }
+            bar
+        });
+        Progress { bar, began: Instant::now(), tokens, report_every: steps.div_ceil(10) }
+    }
+
+    /// One more step is done, in which so many bytes were communicated.
+    pub(crate) fn step(&mut self, loss: f32, bytes: usize) {
+        let Some(bar) = &self.bar else { return };
+        bar.inc(1);
+        let step = bar.position();
+        let rate = step as f64 * self.tokens as f64 / self.began.elapsed().as_secs_f64();
+        let message = format!("loss {loss:.4}  {} tokens/s  {}/step", count(rate), shown_bytes(bytes));
+        let regular = step == 1 || step % self.report_every == 0 || Some(step) == bar.length();
+        if bar.is_hidden() && regular {
+            println!("step {step:>6}  {message}");
+        }
+        bar.set_message(message);
+    }
+
+    pub(crate) fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

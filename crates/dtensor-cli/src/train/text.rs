@@ -1,0 +1,133 @@
+//! The text that is learned, and batches of it.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use dtensor::{Generator, Result, Tensor};
+
+/// "Persuasion", by Jane Austen: see `data/README.md`.
+const BOOK: &[u8] = include_bytes!("../../data/persuasion.txt");
+
+/// How many sequences of the part held out are looked at, if it has so many.
+const VALIDATED: usize = 64;
+
+/// A text: most of it to learn from, the last tenth to be tested with.
+pub(crate) struct Text {
+    pub(crate) name: String,
+    bytes: Cow<'static, [u8]>,
+    /// Where the part that is held out begins.
+    held_out: usize,
+    seq: usize,
+}
+
+/// Some sequences: the bytes, and those that come after each.
+pub(crate) struct Batch {
+    rows: Vec<Vec<u8>>,
+}
+
+impl Text {
+    /// A file, or the book, for sequences of so many bytes.
+    pub(crate) fn read(file: Option<&Path>, seq: usize) -> std::result::Result<Text, String> {
+        let (name, bytes) = match file {
+            None => ("\"Persuasion\" by Jane Austen".to_owned(), Cow::Borrowed(BOOK)),
+            Some(file) => {
+                let name = file.display().to_string();
+                let bytes = std::fs::read(file).map_err(|error| format!("--text {name}: {error}"))?;
+                (name, Cow::Owned(bytes))
+            }
+        };
+        let held_out = bytes.len() - bytes.len() / 10;
+        if bytes.len() / 10 <= seq {
+            let (len, needed) = (bytes.len(), seq.saturating_add(1).saturating_mul(10));
+            return Err(format!(
+                "the text has {len} bytes: to learn from sequences of {seq} (--seq), and to hold out a tenth, it takes {needed}"
+            ));
+        }
+        Ok(Text { name, bytes, held_out, seq })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Sequences that begin anywhere in what is to be learned from: the same on all ranks that have the same generator.
+    pub(crate) fn draw(&self, batch: usize, generator: &mut Generator) -> Result<Batch> {
+        let last = self.held_out - self.seq - 1;
+        let starts = Tensor::randint_with(0, last as i64 + 1, [batch], generator)?.to_vec::<i64>()?;
+        Ok(Batch { rows: starts.into_iter().map(|start| self.row(start as usize)).collect() })
+    }
+
+    /// Sequences spread evenly over what is held out.
+    pub(crate) fn validation(&self) -> Batch {
+        let whole = (self.bytes.len() - self.held_out - 1) / self.seq;
+        let count = whole.min(VALIDATED);
+        let start = |i: usize| self.held_out + i * whole / count * self.seq;
+        Batch { rows: (0..count).map(|i| self.row(start(i))).collect() }
+    }
+
+    fn row(&self, start: usize) -> Vec<u8> {
+        self.bytes[start..=start + self.seq].to_vec()
+    }
+}
+
+impl Batch {
+    pub(crate) fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The number of bytes that are guessed.
+    pub(crate) fn guesses(&self) -> usize {
+        self.rows.iter().map(|row| row.len() - 1).sum()
+    }
+
+    /// One of so many parts, which differ by one row at most.
+    pub(crate) fn part(&self, number: usize, of: usize) -> Batch {
+        let bound = |number: usize| number * self.rows.len() / of;
+        Batch { rows: self.rows[bound(number)..bound(number + 1)].to_vec() }
+    }
+
+    /// The bytes, and those to be guessed from them: `[rows, length]` each.
+    pub(crate) fn tensors(&self) -> Result<(Tensor, Tensor)> {
+        let length = self.rows.first().map_or(0, |row| row.len() - 1);
+        let from = |start: usize| {
+            let bytes = self.rows.iter().flat_map(|row| &row[start..start + length]);
+            Tensor::from_vec(bytes.map(|&byte| byte as i64).collect(), [self.rows.len(), length])
+        };
+        Ok((from(0)?, from(1)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_book_has_a_beginning_and_an_end() {
+        assert!(BOOK.starts_with(b"Persuasion\n") && BOOK.ends_with(b"Finis\n"));
+        assert!(BOOK.is_ascii());
+    }
+
+    #[test]
+    fn batches_are_of_what_is_learned_and_tests_of_what_is_held_out() {
+        let file = std::env::temp_dir().join(format!("dtensor-text-{}", std::process::id()));
+        std::fs::write(&file, (0..=254u8).collect::<Vec<_>>()).unwrap();
+        let text = Text::read(Some(&file), 8).unwrap();
+        std::fs::remove_file(file).unwrap();
+        assert_eq!((text.len(), text.held_out), (255, 230));
+        let batch = text.draw(5000, &mut Generator::new(1)).unwrap();
+        let bytes: Vec<u8> = batch.rows.concat();
+        assert_eq!((bytes.iter().min(), bytes.iter().max()), (Some(&0), Some(&229)));
+        let again = text.draw(5000, &mut Generator::new(1)).unwrap();
+        assert_eq!(again.rows, batch.rows);
+        let (inputs, targets) = batch.part(1, 3).tensors().unwrap();
+        assert_eq!((inputs.dims(), targets.dims()), (&[1667, 8][..], &[1667, 8][..]));
+        assert_eq!(inputs.add(1).unwrap().to_vec::<i64>().unwrap(), targets.to_vec::<i64>().unwrap());
+        assert_eq!((0..3).map(|i| batch.part(i, 3).rows()).sum::<usize>(), 5000);
+
+        let held_out = text.validation();
+        assert_eq!(held_out.rows.iter().map(|row| row[0]).collect::<Vec<_>>(), [230, 238, 246]);
+        assert_eq!(held_out.guesses(), 24);
+        let error = Text::read(Some(Path::new("/nonexistent")), 8).err().unwrap();
+        assert!(error.starts_with("--text /nonexistent: "), "{error}");
+    }
+}

@@ -1,0 +1,290 @@
+//! `dtensor train`, run as a person would.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// A model and a training so small that a test can wait for it.
+const TINY: [&str; 16] = [
+    "--steps", "6", "--batch", "4", "--layers", "2", "--dim", "16", "--heads", "4", "--seq", "12",
+    "--sample", "20", "--lr", "0.02",
+];
+
+fn program() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_dtensor"))
+}
+
+fn train(arguments: &[&str]) -> Output {
+    program().arg("train").args(TINY).args(arguments).output().expect("the program starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("the program prints text")
+}
+
+#[track_caller]
+fn succeeded(run: &Output) -> String {
+    assert!(run.status.success(), "{}\n{}", text(&run.stdout), text(&run.stderr));
+    text(&run.stdout)
+}
+
+/// A file that is gone when the test is over.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Self {
+        Scratch(std::env::temp_dir().join(format!("dtensor-train-{}-{name}", std::process::id())))
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("a path of letters")
+    }
+
+    fn read(&self) -> String {
+        std::fs::read_to_string(&self.0).expect("the program has written it")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// What a training found, from the file it left.
+fn findings(name: &str, arguments: &[&str]) -> Value {
+    let file = Scratch::new(name);
+    succeeded(&train(&[arguments, &["--json", file.path()]].concat()));
+    serde_json::from_str(&file.read()).expect("a JSON object")
+}
+
+fn losses(findings: &Value) -> Vec<f64> {
+    findings["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect()
+}
+
+#[track_caller]
+fn near(a: &[f64], b: &[f64], tolerance: f64) {
+    assert_eq!(a.len(), b.len());
+    for (a, b) in a.iter().zip(b) {
+        assert!((a - b).abs() <= tolerance, "{a} and {b}");
+    }
+}
+
+#[test]
+fn every_mesh_learns_the_same() {
+    let alone = findings("alone", &["--mesh", "dp=1"]);
+    let expected = losses(&alone);
+    assert_eq!(expected.len(), 6);
+    assert!(expected[5] < expected[0], "{expected:?}");
+    assert!((expected[0] - 256f64.ln()).abs() < 0.5, "{expected:?}");
+    assert_eq!(alone["collectives"].as_array().unwrap().len(), 0);
+    let ways: [&[&str]; 7] = [
+        &["--mesh", "dp=2"],
+        &["--mesh", "tp=2"],
+        // Parts of a batch that are not equally large.
+        &["--mesh", "dp=3"],
+        &["--mesh", "tp=2,dp=2", "--sequence-parallel", "--loss-parallel"],
+        &["--mesh", "tp=4", "--loss-parallel"],
+        &["--mesh", "dp=2,tp=2", "--accumulate", "2"],
+        &["--mesh", "dp=2,tp=2", "--checkpoint-activations", "--sequence-parallel"],
+    ];
+    for (i, way) in ways.into_iter().enumerate() {
+        let found = findings(&format!("way-{i}"), way);
+        near(&losses(&found), &expected, 1e-4);
+        let held_out = |found: &Value| found["validation_loss"].as_f64().unwrap();
+        near(&[held_out(&found)], &[held_out(&alone)], 1e-3);
+        assert!(!found["collectives"].as_array().unwrap().is_empty());
+        assert_eq!(found["sample"].as_array().unwrap().len(), 5 + 20);
+    }
+    let half = findings("half", &["--mesh", "dp=2,tp=2", "--dtype", "bf16"]);
+    near(&losses(&half), &expected, 0.05);
+    assert_ne!(losses(&half), expected);
+}
+
+#[test]
+fn what_happened_is_shown() {
+    let out = succeeded(&train(&["--mesh", "dp=2,tp=2", "--sequence-parallel"]));
+    let steps = out.lines().filter(|line| line.starts_with("step ")).count();
+    assert_eq!(steps, 6, "{out}");
+    for words in [
+        "on 4 threads, dp=2,tp=2, sequence parallel",
+        "tokens/s",
+        "layers.*.attention.wo",
+        "reduce_scatter",
+        "(outside of modules)",
+        "A sample:\n  Anne ",
+        "on what was held out",
+        "⠀",
+    ] {
+        assert!(out.contains(words), "{words:?} is not in\n{out}");
+    }
+    let alone = succeeded(&train(&["--mesh", "dp=1", "--sample", "0"]));
+    assert!(alone.contains("Nothing is communicated") && !alone.contains("A sample"), "{alone}");
+}
+
+#[test]
+fn a_run_repeats_itself_and_another_seed_is_another_run() {
+    let run =
+        |name: &str, seed: &str| findings(name, &["--mesh", "dp=2", "--dropout", "0.1", "--seed", seed]);
+    let (first, again, other) = (run("first", "1"), run("again", "1"), run("other", "2"));
+    assert_eq!(first["losses"], again["losses"]);
+    assert_eq!(first["sample"], again["sample"]);
+    assert_ne!(first["losses"], other["losses"]);
+}
+
+#[test]
+fn losses_are_verified() {
+    for way in [
+        &["--mesh", "dp=2,tp=2", "--sequence-parallel", "--loss-parallel"][..],
+        &["--mesh", "dp=3", "--batch", "7", "--accumulate", "2"],
+        // Ranks that share a batch drop the same.
+        &["--mesh", "tp=2", "--dropout", "0.2", "--sequence-parallel"],
+        &["--mesh", "tp=2", "--dtype", "bf16"],
+    ] {
+        let out = succeeded(&train(&[way, &["--verify"]].concat()));
+        let said = out.lines().last().unwrap();
+        assert!(said.starts_with("Verified: ") && said.contains("in 6 steps"), "{out}");
+    }
+}
+
+#[test]
+fn a_text_of_ones_own_is_learned() {
+    let file = Scratch::new("text");
+    std::fs::write(&file.0, "abc ".repeat(100)).unwrap();
+    let own =
+        ["--mesh", "tp=2", "--text", file.path(), "--prompt", "ab", "--steps", "60", "--temperature", "0.1"];
+    let out = succeeded(&train(&own));
+    assert!(out.contains("\n  abc abc abc"), "{out}");
+}
+
+#[test]
+fn the_losses_are_drawn() {
+    let file = Scratch::new("loss.svg");
+    let out = succeeded(&train(&["--mesh", "dp=1", "--svg", file.path()]));
+    assert!(out.contains(file.path()), "{out}");
+    let svg = file.read();
+    // Every tag that is opened is closed, and in order.
+    let mut open: Vec<&str> = Vec::new();
+    for tag in svg.split('<').skip(1) {
+        let (tag, _) = tag.split_once('>').expect("a tag ends");
+        assert_eq!(tag.matches('"').count() % 2, 0, "{tag}");
+        let name = tag.trim_start_matches('/').split([' ', '/']).next().unwrap();
+        match tag {
+            _ if tag.starts_with('/') => assert_eq!(open.pop(), Some(name), "{tag}"),
+            _ if tag.ends_with('/') => {}
+            _ => open.push(name),
+        }
+    }
+    assert!(open.is_empty(), "{open:?}");
+    assert!(svg.starts_with("<svg xmlns=") && !svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+    let points = svg.split("points=\"").nth(1).unwrap().split('"').next().unwrap();
+    assert_eq!(points.split(' ').count(), 6);
+    for words in [">step<", ">loss (nats per byte)<", ">held out<", "dp=1"] {
+        assert!(svg.contains(words), "{words}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_said_in_one_line_before_training() {
+    let short = Scratch::new("short");
+    std::fs::write(&short.0, "too short").unwrap();
+    let cases: [(&[&str], &str); 30] = [
+        (&["--mesh", "dp=2,pp=2"], "no mesh dim `pp`"),
+        (&["--mesh", "dp=two"], "`dp`"),
+        (&["--mesh", "tp=3"], "--heads must be divisible by the size of `tp`"),
+        (&["--mesh", ""], "NAME=SIZE"),
+        (&["--heads", "3"], "--dim must be divisible by --heads"),
+        (&["--heads", "0"], "--heads"),
+        (&["--seq", "0"], "--seq"),
+        (&["--steps", "0"], "--steps"),
+        (&["--batch", "0"], "--batch"),
+        (&["--layers", "0"], "--layers"),
+        (&["--dim", "0"], "--dim"),
+        (&["--accumulate", "0"], "--accumulate"),
+        (&["--batch", "1"], "--batch 1 is too small: 2 replicas"),
+        (&["--accumulate", "3"], "--batch 4 is too small"),
+        (&["--lr=-1"], "--lr"),
+        (&["--lr", "nan"], "--lr"),
+        (&["--clip=-1"], "--clip"),
+        (&["--weight-decay", "inf"], "--weight-decay"),
+        (&["--dropout", "1"], "--dropout"),
+        (&["--warmup", "6"], "--warmup 6"),
+        (&["--temperature", "0"], "--temperature"),
+        (&["--schedule", "steep"], "--schedule"),
+        (&["--dtype", "f16"], "--dtype"),
+        (&["--mesh", "dp=2", "--sequence-parallel"], "--sequence-parallel needs a dim `tp`"),
+        (&["--mesh", "dp=2", "--loss-parallel"], "--loss-parallel needs a dim `tp`"),
+        (&["--dropout", "0.1", "--verify"], "--verify"),
+        (&["--text", "/nonexistent/text"], "--text /nonexistent/text"),
+        (&["--text", short.path()], "the text has 9 bytes"),
+        (&["--svg", "/nonexistent/loss.svg"], "--svg /nonexistent/loss.svg"),
+        (&["--speed", "9"], "--speed"),
+    ];
+    for (bad, words) in cases {
+        let run = train(bad);
+        let message = text(&run.stderr);
+        assert!(matches!(run.status.code(), Some(1 | 2)), "{bad:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{bad:?}: {message}");
+        assert!(message.starts_with("error: ") && message.contains(words), "{bad:?}: {message}");
+        assert!(run.stdout.is_empty(), "{bad:?}: {}", text(&run.stdout));
+    }
+}
+
+#[test]
+fn a_rate_that_diverges_is_said_in_one_line() {
+    let run = train(&["--mesh", "dp=2", "--lr", "1e30", "--clip", "0"]);
+    assert_eq!(run.status.code(), Some(1));
+    let message = text(&run.stderr);
+    assert_eq!(message.lines().count(), 1, "{message}");
+    assert!(message.contains("the loss is") && message.contains("--lr"), "{message}");
+}
+
+#[cfg(feature = "mpi")]
+mod processes {
+    use super::*;
+
+    fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
+        let program = env!("CARGO_BIN_EXE_dtensor");
+        let mut command = dtensor::comm::mpirun(ranks);
+        command.args([program, "train"]).args(TINY).args(arguments).output().expect("mpirun starts")
+    }
+
+    #[test]
+    fn processes_learn_what_threads_learn_bit_for_bit() {
+        let way = ["--mesh", "dp=2,tp=2", "--sequence-parallel", "--loss-parallel", "--dropout", "0.1"];
+        let threads = findings("threads", &way);
+        let file = Scratch::new("processes");
+        let run = mpirun(4, &[&way[..], &["--json", file.path()]].concat());
+        let out = succeeded(&run);
+        assert!(out.contains("on 4 processes"), "{out}");
+        assert_eq!(out.matches("A sample:").count(), 1, "only one of them speaks:\n{out}");
+        let processes: Value = serde_json::from_str(&file.read()).unwrap();
+        for what in ["losses", "validation_loss", "sample", "collectives"] {
+            assert_eq!(processes[what], threads[what], "{what}");
+        }
+    }
+
+    #[test]
+    fn processes_are_verified_too() {
+        let out = succeeded(&mpirun(2, &["--mesh", "tp=2", "--verify"]));
+        assert_eq!(out.matches("Verified: ").count(), 1, "{out}");
+    }
+
+    #[test]
+    fn one_process_says_what_is_wrong() {
+        for (arguments, words) in [
+            (&["--mesh", "dp=2,tp=2"][..], "--mesh dp=2,tp=2 needs 4 ranks, but mpirun started 2"),
+            (&["--mesh", "dp=1"], "--mesh dp=1 needs 1 ranks, but mpirun started 2"),
+            (&["--mesh", "pp=2"], "no mesh dim `pp`"),
+            (&["--mesh", "tp=2", "--dropout", "7"], "--dropout must be"),
+        ] {
+            let run = mpirun(2, arguments);
+            assert!(!run.status.success());
+            let message = text(&run.stderr);
+            // The launcher has its own to say about programs that fail.
+            assert_eq!(message.matches("error: ").count(), 1, "{message}");
+            assert!(message.contains(words), "{message}");
+        }
+    }
+}

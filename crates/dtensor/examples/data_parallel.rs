@@ -1,0 +1,50 @@
+//! Two replicas of a network that is itself spread over two ranks: each sees half of the batch.
+//!
+//! `cargo run --example data_parallel`
+
+use dtensor::models::MLPModule;
+use dtensor::nn::deep_copy;
+use dtensor::optim::AdamW;
+use dtensor::parallel::{DataParallel, DataParallelOptions};
+use dtensor::prelude::*;
+
+/// A step on a part of the batch. What `average` does to the gradients comes before the optimizer.
+fn step(
+    model: &MLPModule,
+    optimizer: &AdamW,
+    part: &Tensor,
+    average: impl Fn() -> Result<()>,
+) -> Result<Tensor> {
+    optimizer.zero_grad();
+    let loss = model.forward(part)?.sub(part)?.pow(2)?.mean_all()?;
+    loss.backward()?;
+    average()?;
+    optimizer.step()?;
+    Ok(loss.detach())
+}
+
+pub(crate) fn main() -> Result<()> {
+    launch(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        manual_seed(0);
+        let single = MLPModule::with_sizes(10, 32, 10, true)?;
+        let batch = Tensor::rand([8, 10], DType::F32)?;
+
+        let plan = plan! { "net1" => ColwiseParallel::new(), "net2" => RowwiseParallel::new() };
+        let model = parallelize_module(deep_copy(&single)?, &mesh["tp"], plan)?;
+        let replicas = DataParallel::new(&model, &mesh["dp"], DataParallelOptions::default())?;
+        let (ours, alone) = (AdamW::new(model.parameters(), 0.01)?, AdamW::new(single.parameters(), 0.01)?);
+        let part = batch.narrow(0, 4 * replicas.rank(), 4)?;
+        for number in 0..20 {
+            let loss = step(&model, &ours, &part, || replicas.average_gradients())?;
+            let loss = mesh["dp"].group(())?.all_reduce(&loss, ReduceOp::Avg)?.item::<f32>()?;
+            let expected = step(&single, &alone, &batch, || Ok(()))?.item::<f32>()?;
+            assert!((loss - expected).abs() < 1e-5, "{loss} instead of {expected}");
+            if world.rank() == 0 && number % 5 == 0 {
+                println!("step {number:>2}  loss {loss:.5}, on one device {expected:.5}");
+            }
+        }
+        Ok(())
+    })?;
+    Ok(())
+}
