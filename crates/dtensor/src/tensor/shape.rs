@@ -319,21 +319,23 @@ mod tests {
 
     #[test]
     fn shapes_are_aligned_at_the_right_and_ones_stretch() {
-        let cases: [(&[usize], &[usize], Option<&[usize]>); 7] = [
-            (&[4, 1], &[3], Some(&[4, 3])),
-            (&[], &[2, 0], Some(&[2, 0])),
-            (&[1], &[0], Some(&[0])),
-            (&[5, 1, 2], &[3, 1], Some(&[5, 3, 2])),
-            (&[4, 1], &[5, 3], None),
-            (&[2], &[0], None),
-            (&[2, 3], &[2, 3], Some(&[2, 3])),
+        let fit: [[&[usize]; 3]; 5] = [
+            [&[4, 1], &[3], &[4, 3]],
+            [&[], &[2, 0], &[2, 0]],
+            [&[1], &[0], &[0]],
+            [&[5, 1, 2], &[3, 1], &[5, 3, 2]],
+            [&[2, 3], &[2, 3], &[2, 3]],
         ];
-        for (a, b, want) in cases {
-            let (a, b) = (Shape::from(a), Shape::from(b));
+        for [a, b, both] in fit.map(|shapes| shapes.map(Shape::from)) {
             for (a, b) in [(&a, &b), (&b, &a)] {
-                assert_eq!(a.broadcast("add", b).ok(), want.map(Shape::from), "{a} {b}");
-                assert_eq!(a.broadcasts_to(b), want == Some(&b[..]), "{a} {b}");
+                assert_eq!(a.broadcast("add", b).unwrap(), both, "{a} {b}");
+                assert_eq!(a.broadcasts_to(b), *b == both, "{a} {b}");
             }
+        }
+        let differ: [[&[usize]; 2]; 2] = [[&[4, 1], &[5, 3]], [&[2], &[0]]];
+        for [a, b] in differ.map(|shapes| shapes.map(Shape::from)) {
+            assert!(a.broadcast("add", &b).is_err() && b.broadcast("add", &a).is_err(), "{a} {b}");
+            assert!(!a.broadcasts_to(&b) && !b.broadcasts_to(&a), "{a} {b}");
         }
     }
 }
