@@ -97,6 +97,11 @@ pub mod prelude {
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+/// So do those of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide.md")]
+struct Guide;
+
 /// So do those of the map from PyTorch's names.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/api-map.md")]

@@ -7,6 +7,8 @@
 mod laid;
 #[path = "common/layouts.rs"]
 mod layouts;
+#[path = "common/methods.rs"]
+mod methods;
 #[path = "common/operators/mod.rs"]
 mod operators;
 #[path = "common/ranks.rs"]
@@ -22,6 +24,7 @@ use dtensor::{
 };
 use laid::{Combination, Field, Sample, Stop, Tally, difference, long, shown};
 use layouts::Grid;
+use methods::methods;
 use operators::{Operator, half, operators};
 use ranks::Random;
 
@@ -229,28 +232,14 @@ fn the_check_finds_what_is_wrong() {
 fn the_table_has_every_operator() {
     let table = operators();
     let covered: BTreeSet<&str> = table.iter().map(|operator| operator.name).collect();
-    // The public methods of the files that define operators, but for those that a macro names.
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops");
-    let mut named = BTreeSet::new();
-    for file in std::fs::read_dir(folder).unwrap() {
-        let path = file.unwrap().path();
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
-        // What a kernel is told, and what attributes are made of, are no operators.
-        if path.ends_with("here.rs") || path.ends_with("mod.rs") {
-            continue;
-        }
-        let methods = text.lines().filter_map(|line| line.strip_prefix("    pub fn "));
-        let on_tensors = methods.filter(|rest| rest.contains("&self") || rest.contains("[&Tensor]"));
-        named.extend(on_tensors.filter_map(|rest| rest.split(['(', '<']).next()).map(str::to_owned));
-    }
-    assert!(named.len() > 50, "{named:?}");
-    // Those are in the list of the laws of one device.
+    let mut named = methods();
+    // Those that a macro names are in the list of the laws of one device.
     let list = include_str!("common/mod.rs").split("OPERATORS: &[&str] = &[").nth(1).unwrap();
     let list = list.split(']').next().unwrap().split('"').skip(1).step_by(2);
     named.extend(list.map(str::to_owned));
     assert!(named.contains("tanh") && named.contains("eq") && named.contains("sum_keepdim"));
-    // What moves no numbers, and what has no distributed form.
-    for name in ["to_device", "nonzero", "masked_select", "unique"] {
+    // What has no distributed form.
+    for name in ["nonzero", "masked_select", "unique"] {
         named.remove(name);
     }
     let missing: Vec<&String> = named.iter().filter(|name| !covered.contains(&name[..])).collect();

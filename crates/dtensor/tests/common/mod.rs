@@ -146,7 +146,7 @@ type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
 type Make = fn(&[usize], u64) -> Tensor;
 
 fn unary(all: &mut Vec<Case>) {
-    let functions: [(&'static str, Make, Unary); 37] = [
+    let functions: [(&'static str, Make, Unary); 38] = [
         ("neg", spread, |x| x.neg()),
         ("abs", spread, |x| x.abs()),
         ("sign", spread, |x| x.sign()),
@@ -170,6 +170,7 @@ fn unary(all: &mut Vec<Case>) {
         ("div", spread, |x| x.div(-1.5)),
         ("rsub", spread, |x| x.rsub(0.75)),
         ("rdiv", nonzero, |x| x.rdiv(0.75)),
+        ("rpow", spread, |x| x.rpow(2.5)),
         ("pow", positive, |x| x.pow(1.7)),
         ("pow", nonzero, |x| x.pow(3)),
         ("pow", nonzero, |x| x.pow(-2)),
@@ -676,7 +677,7 @@ pub(crate) const OPERATORS: &[&str] = &[
     "min_dim", "min_keepdim", "minimum", "mm", "mse_loss", "mul", "narrow", "ne", "neg", "nll_loss", "norm",
     "norm_all", "ones_like", "permute", "pow", "prod", "prod_all", "prod_keepdim", "quantile",
     "quantile_all", "rdiv", "recip", "relu",
-    "reshape", "rms_norm", "rsqrt", "rsub", "scaled_dot_product_attention", "scatter_add", "select",
+    "reshape", "rms_norm", "rpow", "rsqrt", "rsub", "scaled_dot_product_attention", "scatter_add", "select",
     "select_scatter", "sigmoid",
     "sign", "silu", "sin", "slice", "slice_scatter", "softmax", "sort", "split", "sqrt", "squeeze", "squeeze_all", "stack",
     "std", "std_all", "sub", "sum", "sum_all", "sum_keepdim", "sum_to", "t", "tanh", "to_dtype", "topk",

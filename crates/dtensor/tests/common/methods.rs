@@ -1,0 +1,32 @@
+//! The operators that the library has, found in its source: no table can lack one that nobody thought of.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// The public methods on tensors, and functions of lists of them, in the files that define operators. Those that a macro
+/// names are not among them.
+pub(crate) fn methods() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops"), &mut found);
+    let known = ["matmul", "layer_norm", "quantile", "cat", "narrow"];
+    assert!(found.len() > 80 && known.iter().all(|name| found.contains(*name)), "{found:?}");
+    // It moves no numbers.
+    found.remove("to_device");
+    found
+}
+
+fn collect(folder: &Path, found: &mut BTreeSet<String>) {
+    for file in std::fs::read_dir(folder).expect("a folder of the source") {
+        let path = file.expect("a file").path();
+        if path.is_dir() {
+            collect(&path, found);
+        // What a kernel is told, and what attributes are made of, are no operators.
+        } else if !path.ends_with("here.rs") && !path.ends_with("mod.rs") {
+            let text = std::fs::read_to_string(&path).expect("text");
+            // Up to the body: a signature may take several lines.
+            let signatures = text.split("\n    pub fn ").skip(1).filter_map(|rest| rest.split(" {\n").next());
+            let on_tensors = signatures.filter(|text| text.contains("&self") || text.contains("[&Tensor]"));
+            found.extend(on_tensors.filter_map(|text| text.split(['(', '<']).next()).map(str::to_owned));
+        }
+    }
+}
