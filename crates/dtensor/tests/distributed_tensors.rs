@@ -187,8 +187,8 @@ fn gradients_of_a_leaf_that_lie_differently_are_brought_together_openly() {
             };
             let loss = uses()?;
             let line = line!() + 1;
-            let (done, calls) =
-                record(|| explicit_communication(ImplicitCommunication::Error, || loss.backward()));
+            let back = || explicit_communication(ImplicitCommunication::Error, || loss.backward());
+            let (done, calls) = record(back);
             done?;
             if placement == Replicate {
                 assert_eq!(
