@@ -11,8 +11,11 @@ const TINY: [&str; 16] = [
     "--sample", "20", "--lr", "0.02",
 ];
 
+/// In a folder where it may leave its drawing.
 fn program() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_dtensor"))
+    let mut program = Command::new(env!("CARGO_BIN_EXE_dtensor"));
+    program.current_dir(env!("CARGO_TARGET_TMPDIR"));
+    program
 }
 
 fn train(arguments: &[&str]) -> Output {
@@ -247,6 +250,7 @@ mod processes {
     fn mpirun(ranks: usize, arguments: &[&str]) -> Output {
         let program = env!("CARGO_BIN_EXE_dtensor");
         let mut command = dtensor::comm::mpirun(ranks);
+        command.current_dir(env!("CARGO_TARGET_TMPDIR"));
         command.args([program, "train"]).args(TINY).args(arguments).output().expect("mpirun starts")
     }
 

@@ -88,8 +88,8 @@ pub(crate) struct Options {
     pub(crate) temperature: f64,
 
     /// Draws the loss into this file
-    #[arg(long, value_name = "FILE")]
-    pub(crate) svg: Option<PathBuf>,
+    #[arg(long, default_value = "loss.svg", value_name = "FILE")]
+    pub(crate) svg: PathBuf,
     /// Writes the losses of all steps and what else was found, with every digit, into this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,

@@ -38,8 +38,8 @@ impl Outputs {
             },
             None => Ok(None),
         };
-        let (svg, json) = (options.svg.as_deref(), options.json.as_deref());
-        Ok(Outputs { svg: create("svg", svg)?, json: create("json", json)? })
+        let json = options.json.as_deref();
+        Ok(Outputs { svg: create("svg", Some(&options.svg))?, json: create("json", json)? })
     }
 
     pub(crate) fn write(self, options: &Options, summary: &Summary) -> std::io::Result<()> {
@@ -55,9 +55,9 @@ impl Outputs {
             writeln!(file, "{}", serde_json::to_string(&findings)?)?;
             println!("What was found is in {}.", path.display());
         }
-        if let (Some(mut file), Some(path)) = (self.svg, &options.svg) {
+        if let Some(mut file) = self.svg {
             file.write_all(svg::draw(options, summary).as_bytes())?;
-            println!("The losses are drawn in {}.", path.display());
+            println!("The losses are drawn in {}.", options.svg.display());
         }
         Ok(())
     }
