@@ -51,7 +51,7 @@ fn say(line: &str, code: ExitCode) -> ExitCode {
 }
 
 /// Whether this process is the first of those that a launcher of MPI started, or was started by none.
-fn speaks_for_all() -> bool {
+pub(crate) fn speaks_for_all() -> bool {
     let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]
         .into_iter()
         .find_map(|name| std::env::var(name).ok());

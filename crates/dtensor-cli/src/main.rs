@@ -3,6 +3,7 @@
 mod allocator;
 mod bench;
 mod complaint;
+mod say;
 mod train;
 
 use std::process::ExitCode;

@@ -118,7 +118,7 @@ fn what_happened_is_shown() {
         "(outside of modules)",
         "A sample:\n  Anne ",
         "on what was held out",
-        "⠀",
+        "⣀",
     ] {
         assert!(out.contains(words), "{words:?} is not in\n{out}");
     }
@@ -192,7 +192,7 @@ fn the_losses_are_drawn() {
 fn what_cannot_be_is_said_in_one_line_before_training() {
     let short = Scratch::new("short");
     std::fs::write(&short.0, "too short").unwrap();
-    let cases: [(&[&str], &str); 30] = [
+    let cases: [(&[&str], &str); 33] = [
         (&["--mesh", "dp=2,pp=2"], "no mesh dim `pp`"),
         (&["--mesh", "dp=two"], "`dp`"),
         (&["--mesh", "tp=3"], "--heads must be divisible by the size of `tp`"),
@@ -207,7 +207,10 @@ fn what_cannot_be_is_said_in_one_line_before_training() {
         (&["--accumulate", "0"], "--accumulate"),
         (&["--batch", "1"], "--batch 1 is too small: 2 replicas"),
         (&["--accumulate", "3"], "--batch 4 is too small"),
-        (&["--lr=-1"], "--lr"),
+        (&["--lr", "-1"], "--lr"),
+        (&["--dim", "100000000000"], "--dim"),
+        (&["--sample", "99999999999999"], "--sample"),
+        (&["--svg", "a.json", "--json", "./a.json"], "--json and --svg are one file"),
         (&["--lr", "nan"], "--lr"),
         (&["--clip=-1"], "--clip"),
         (&["--weight-decay", "inf"], "--weight-decay"),
@@ -236,11 +239,19 @@ fn what_cannot_be_is_said_in_one_line_before_training() {
 
 #[test]
 fn a_rate_that_diverges_is_said_in_one_line() {
-    let run = train(&["--mesh", "dp=2", "--lr", "1e30", "--clip", "0"]);
-    assert_eq!(run.status.code(), Some(1));
-    let message = text(&run.stderr);
-    assert_eq!(message.lines().count(), 1, "{message}");
-    assert!(message.contains("the loss is") && message.contains("--lr"), "{message}");
+    for (steps, place) in [("6", "at step "), ("1", "on what was held out")] {
+        let drawing = Scratch::new("diverged.svg");
+        std::fs::write(&drawing.0, "as it was").unwrap();
+        let arguments =
+            ["--mesh", "dp=2", "--lr", "1e30", "--clip", "0", "--steps", steps, "--svg", drawing.path()];
+        let run = train(&arguments);
+        assert_eq!(run.status.code(), Some(1));
+        let message = text(&run.stderr);
+        assert_eq!(message.lines().count(), 1, "{message}");
+        assert!(message.contains("the loss is") && message.contains("--lr"), "{message}");
+        assert!(message.contains(place), "{message}");
+        assert_eq!(drawing.read(), "as it was");
+    }
 }
 
 #[cfg(feature = "mpi")]
@@ -282,6 +293,7 @@ mod processes {
             (&["--mesh", "dp=1"], "--mesh dp=1 needs 1 ranks, but mpirun started 2"),
             (&["--mesh", "pp=2"], "no mesh dim `pp`"),
             (&["--mesh", "tp=2", "--dropout", "7"], "--dropout must be"),
+            (&["--mesh", "tp=2", "--svg", "/nonexistent/x.svg"], "--svg /nonexistent/x.svg"),
         ] {
             let run = mpirun(2, arguments);
             assert!(!run.status.success());

@@ -19,7 +19,8 @@ use dtensor::{DeviceMesh, set_num_threads};
 
 pub(crate) use options::Options;
 
-use crate::complaint::refused;
+use crate::complaint::{refused, speaks_for_all};
+use crate::say::say;
 use output::Outputs;
 use replica::{End, Replica, Training};
 use report::Summary;
@@ -31,6 +32,9 @@ const VERIFIED: u64 = 50;
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     options.check().map_err(refused)?;
     let text = Text::read(options.text.as_deref(), options.seq).map_err(refused)?;
+    // Before there are ranks: what one of them alone could not write would be news to the others.
+    let outputs =
+        if speaks_for_all() { Outputs::create(options).map_err(refused)? } else { Outputs::default() };
     let worlds = World::from_env(options.mesh.ranks()).map_err(|error| refused(error.to_string()))?;
     let (rank, size) = (worlds[0].rank(), worlds[0].size());
     if size != options.mesh.ranks() {
@@ -38,17 +42,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         return Err(refused(format!("--mesh {mesh} needs {needed} ranks, but mpirun started {size}")).into());
     }
     let leads = rank == 0;
-    let outputs = if leads { Outputs::create(options).map_err(refused)? } else { Outputs::default() };
     if leads {
         report::introduce(options, &text, worlds[0].kind());
     }
     let results = run_ranks(worlds, |world| train(&world, options, &text))?;
     let Some(summary) = results.into_iter().next().filter(|_| leads) else { return Ok(()) };
-    if let End::Diverged { step, loss } = summary.training.end {
-        return Err(format!("the loss is {loss} at step {step}: try a smaller --lr").into());
+    if let End::Diverged { loss, step } = summary.training.end {
+        let place = step.map_or("on what was held out".to_owned(), |step| format!("at step {step}"));
+        return Err(format!("the loss is {loss} {place}: try a smaller --lr or --weight-decay").into());
     }
+    let written = outputs.write(options, &summary)?;
     report::print(options, &summary);
-    outputs.write(options, &summary)?;
+    written.iter().for_each(|line| say!("{line}"));
     if options.verify { verify(options, &text, &summary.training.losses) } else { Ok(()) }
 }
 
@@ -60,11 +65,15 @@ fn train(world: &World, options: &Options, text: &Text) -> dtensor::Result<Summa
     let mesh = DeviceMesh::new(world, options.mesh.sizes(), &options.mesh.names()[..])?;
     let replica = Replica::new(options, Some(&mesh))?;
     let leads = world.rank() == 0;
-    let training = Training::run(&replica, options, text, options.steps, leads.then_some("training"))?;
+    let mut training = Training::run(&replica, options, text, options.steps, leads.then_some("training"))?;
     let (mut validation, mut sample) = (f32::NAN, Vec::new());
     if matches!(training.end, End::Finished) {
         validation = replica.validate(text)?;
-        sample = sample::sample(&replica, options)?;
+        if validation.is_finite() {
+            sample = sample::sample(&replica, options)?;
+        } else {
+            training.end = End::Diverged { loss: validation, step: None };
+        }
     }
     Ok(Summary { weights: replica.weights(), training, validation, sample })
 }
@@ -86,7 +95,7 @@ fn verify(options: &Options, text: &Text, losses: &[f32]) -> Result<(), Box<dyn 
     let found =
         format!("the largest difference of a loss from that of one rank, in {steps} steps, is {worst:.2e}");
     if worst <= allowed {
-        println!("Verified: {found} (allowed: {allowed:e}).");
+        say!("Verified: {found} (allowed: {allowed:e}).");
         return Ok(());
     }
     Err(format!("{found}, at step {at}: more than the {allowed:e} allowed").into())

@@ -1,6 +1,6 @@
 //! What can be asked for.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use dtensor::models::ModelArgs;
@@ -46,7 +46,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 4)]
     pub(crate) heads: usize,
     /// Probability of dropping an activation
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) dropout: f64,
     /// What matrix products are computed in. Parameters and gradients are of f32
     #[arg(long, value_enum, default_value_t = Precision::F32)]
@@ -56,19 +56,19 @@ pub(crate) struct Options {
     pub(crate) checkpoint_activations: bool,
 
     /// Learning rate
-    #[arg(long, default_value_t = 6e-3)]
+    #[arg(long, default_value_t = 6e-3, allow_negative_numbers = true)]
     pub(crate) lr: f64,
-    /// How the learning rate goes after the warm-up: to a tenth at the last step, or not at all
+    /// How the learning rate goes after the warm-up: to a tenth, at the last step, or not at all
     #[arg(long, value_enum, default_value_t = Decay::Cosine)]
     pub(crate) schedule: Decay,
     /// Steps in which the learning rate rises; a tenth of all unless given
     #[arg(long, value_name = "STEPS")]
     pub(crate) warmup: Option<u64>,
     /// Decay of matrices in each step, times the learning rate
-    #[arg(long, default_value_t = 0.01)]
+    #[arg(long, default_value_t = 0.01, allow_negative_numbers = true)]
     pub(crate) weight_decay: f64,
     /// The largest norm that gradients may have; 0 for any
-    #[arg(long, default_value_t = 1.0, value_name = "NORM")]
+    #[arg(long, default_value_t = 1.0, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip: f64,
     /// Seed of parameters, batches, dropout and the sample
     #[arg(long, default_value_t = 1)]
@@ -84,10 +84,10 @@ pub(crate) struct Options {
     #[arg(long, default_value = "Anne ", value_name = "TEXT")]
     pub(crate) prompt: String,
     /// How daring the sample is
-    #[arg(long, default_value_t = 0.7)]
+    #[arg(long, default_value_t = 0.7, allow_negative_numbers = true)]
     pub(crate) temperature: f64,
 
-    /// Draws the loss into this file
+    /// Draws the loss into this file; '' for none
     #[arg(long, default_value = "loss.svg", value_name = "FILE")]
     pub(crate) svg: PathBuf,
     /// Writes the losses of all steps and what else was found, with every digit, into this file
@@ -123,6 +123,9 @@ pub(crate) enum Decay {
     Cosine,
 }
 
+/// More weights, bytes in a step or bytes of a sample than these are a slip of the hand.
+const MOST: f64 = 1e10;
+
 impl Options {
     /// The first thing that is wrong, if anything is.
     pub(crate) fn check(&self) -> Result<(), String> {
@@ -140,6 +143,13 @@ impl Options {
         for (name, count) in counts {
             refuse_if(count == 0, || format!("--{name} must be at least 1"))?;
         }
+        // Far more than there is memory for anywhere, and far less than cannot be counted.
+        let (weights, tokens) = (self.weights(), *batch as f64 * self.seq as f64);
+        refuse_if(weights > MOST, || format!("--layers and --dim make {weights:.0e} weights: too many"))?;
+        refuse_if(tokens > MOST, || {
+            format!("--batch and --seq make {tokens:.0e} bytes in a step: too many")
+        })?;
+        refuse_if(self.sample as f64 > MOST, || format!("--sample {} is too long", self.sample))?;
         let amounts = [
             ("lr", self.lr, f64::MAX),
             ("weight-decay", self.weight_decay, f64::MAX),
@@ -181,6 +191,17 @@ impl Options {
         })
     }
 
+    /// Where the loss is drawn, if it is.
+    pub(crate) fn drawing(&self) -> Option<&Path> {
+        Some(&*self.svg).filter(|path| !path.as_os_str().is_empty())
+    }
+
+    /// About how many weights the model has.
+    fn weights(&self) -> f64 {
+        let (layers, dim) = (self.layers as f64, self.dim as f64);
+        12.0 * layers * dim * dim + (512.0 + self.seq as f64) * dim
+    }
+
     /// The model, with a token for every byte.
     pub(crate) fn model(&self) -> ModelArgs {
         ModelArgs {
@@ -200,7 +221,7 @@ impl Options {
     pub(crate) fn schedule(&self) -> Schedule {
         const FLOOR: f64 = 0.1;
         let warmup = self.warmup.unwrap_or(self.steps / 10);
-        let rest = self.steps - warmup;
+        let rest = (self.steps - warmup - 1).max(1);
         let decay = match self.schedule {
             Decay::Constant => Schedule::constant(),
             Decay::Linear => Schedule::linear(rest, FLOOR),

@@ -5,6 +5,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::report::{bytes as shown_bytes, count};
+use crate::say::say;
 
 /// A bar, or a line now and then where there is no terminal.
 pub(crate) struct Progress {
@@ -23,7 +24,7 @@ impl Progress {
         let bar = title.map(|title| {
             let bar = ProgressBar::new(steps).with_style(style).with_prefix(title.to_owned());
             if bar.is_hidden() {
-                println!("{title}: {steps} steps");
+                say!("{title}: {steps} steps");
             }
             bar
         });
@@ -39,7 +40,7 @@ impl Progress {
         let message = format!("loss {loss:.4}  {} tokens/s  {}/step", count(rate), shown_bytes(bytes));
         let regular = step == 1 || step % self.report_every == 0 || Some(step) == bar.length();
         if bar.is_hidden() && regular {
-            println!("step {step:>6}  {message}");
+            say!("step {step:>6}  {message}");
         }
         bar.set_message(message);
     }

@@ -156,10 +156,10 @@ impl<'a> Replica<'a> {
 /// How a training ended.
 pub(crate) enum End {
     Finished,
-    /// A loss was no number.
+    /// A loss was no number: that of a step, or that of what was held out.
     Diverged {
-        step: u64,
         loss: f32,
+        step: Option<u64>,
     },
 }
 
@@ -199,7 +199,7 @@ impl Training {
             };
             losses.push(loss);
             if !loss.is_finite() {
-                end = End::Diverged { step: step + 1, loss };
+                end = End::Diverged { loss, step: Some(step + 1) };
                 break;
             }
             progress.step(loss, traffic.bytes());

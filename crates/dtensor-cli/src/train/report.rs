@@ -7,6 +7,7 @@ use super::plot;
 use super::replica::Training;
 use super::sample::readable;
 use super::text::Text;
+use crate::say::say;
 
 /// What one rank has found.
 pub(crate) struct Summary {
@@ -47,7 +48,7 @@ pub(crate) fn introduce(options: &Options, text: &Text, world: WorldKind) {
         (options.checkpoint_activations, ", activations computed again"),
     ];
     let ways: String = ways.iter().filter(|(on, _)| *on).map(|(_, way)| *way).collect();
-    println!(
+    say!(
         "A transformer of {} layers of size {} learns {} ({}) byte by byte on {ranks}, {}{ways}.",
         options.layers,
         options.dim,
@@ -60,21 +61,21 @@ pub(crate) fn introduce(options: &Options, text: &Text, world: WorldKind) {
 /// What has come of it.
 pub(crate) fn print(options: &Options, summary: &Summary) {
     let Summary { weights, training, validation, sample } = summary;
-    println!("\nLoss, by step:");
-    plot::lines(&training.losses, 64, 12).iter().for_each(|line| println!("{line}"));
+    say!("\nLoss, by step:");
+    plot::lines(&training.losses, 64, 12).iter().for_each(|line| say!("{line}"));
     let table = training.traffic.table();
     if table.is_empty() {
-        println!("\nNothing is communicated.");
+        say!("\nNothing is communicated.");
     } else {
-        println!("\nWhat a rank communicates in one step:");
-        table.iter().for_each(|line| println!("  {line}"));
+        say!("\nWhat a rank communicates in one step:");
+        table.iter().for_each(|line| say!("  {line}"));
     }
     if options.sample > 0 {
-        println!("\nA sample:");
-        readable(sample).lines().for_each(|line| println!("  {line}"));
+        say!("\nA sample:");
+        readable(sample).lines().for_each(|line| say!("  {line}"));
     }
     let steps = training.losses.len();
-    println!(
+    say!(
         "\n{} weights, {steps} steps in {:.1} s, {} tokens/s. Loss {:.3} -> {:.3}, {validation:.3} on what was held out.",
         count(*weights as f64),
         training.seconds,
