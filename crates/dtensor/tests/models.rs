@@ -1,4 +1,4 @@
-//! The models of the seeds: what they are made of, that they learn, and that they do the same on a mesh.
+//! The small models: what they are made of, that they learn, and that they do the same on a mesh.
 
 use dtensor::models::{MLPModule, MLPStacked, ModelArgs, RMSNormPython, Transformer, TransformerBlock};
 use dtensor::nn::{Module, RmsNorm, deep_copy};

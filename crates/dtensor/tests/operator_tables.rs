@@ -78,7 +78,7 @@ fn outcome(
     Ok(shown)
 }
 
-/// A table of two operands, row by row as in the reference: R, S0, S1, P.
+/// A table of two operands, row by row as PyTorch was measured: R, S0, S1, P.
 fn square_table(
     world: &World,
     expected: [[&str; 4]; 4],
@@ -100,7 +100,7 @@ fn square_table(
     Ok(())
 }
 
-/// Better than the reference: where an input has to be reduced or gathered anyway, it is done so that the result is not partial
+/// Better than PyTorch: where an input has to be reduced or gathered anyway, it is done so that the result is not partial
 /// and one collective is enough (`S(0) · P`, `P · S(1)`: there, gathering leaves a partial result to be reduced later).
 #[test]
 fn mm() {
@@ -165,7 +165,7 @@ fn addmm() {
                 (&[(V, R), (M, P), (M, R)], "P(sum)"),
                 (&[(V, S0), (M, R), (M, R)], "S(1)"),
                 (&[(V, S0), (M, S0), (M, R)], "S(0); AG"),
-                // An all-to-all where the reference, on CPU, gathers.
+                // An all-to-all where PyTorch, on CPU, gathers.
                 (&[(V, S0), (M, S1), (M, S0)], "S(1); AG A2A"),
                 (&[(V, P), (M, R), (M, S1)], "S(1); RS"),
                 (&[(V, P), (M, S1), (M, S0)], "P(sum)"),
@@ -370,7 +370,7 @@ fn gradients_of_parameters() {
         let ids = distribute_tensor(&Tensor::from_slice(&[1i64, 9, 1], [3])?, &mesh, [R])?;
         let y = ids.embedding(&weight, None)?.redistribute([R])?;
         assert_eq!(counted(y.mul(&y)?.sum_all()?, &[&weight])?, "");
-        // Passes add up where the leaf lies. In the reference the first one decides.
+        // Passes add up where the leaf lies. In PyTorch the first one decides.
         let leaf = parameter(&[8, 8], S0)?;
         assert_eq!(counted(leaf.sum_all()?, &[&leaf])?, "");
         assert_eq!(counted(leaf.mul(&leaf)?.sum_all()?, &[&leaf])?, "");

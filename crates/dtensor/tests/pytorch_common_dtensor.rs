@@ -23,7 +23,7 @@ use operators::{Operator, half, operators};
 
 const RANKS: usize = 4;
 
-/// How many combinations the converter of the seed has for these tensors.
+/// How many combinations the converter of PyTorch has for these tensors.
 fn combinations(tensors: &[Tensor]) -> usize {
     let choices = |x: &Tensor| 1 + x.dims().iter().filter(|&&size| size > 1 && size % RANKS == 0).count();
     tensors.iter().map(choices).product()

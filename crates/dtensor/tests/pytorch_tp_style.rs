@@ -467,7 +467,7 @@ impl<S: ParallelStyle + 'static> Row<S> {
 }
 
 #[test]
-fn every_style_communicates_what_the_reference_says() {
+fn every_style_communicates_what_pytorch_does() {
     const P: Placement = Placement::PARTIAL;
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
@@ -525,7 +525,7 @@ fn every_style_communicates_what_the_reference_says() {
 }
 
 #[test]
-fn preparing_communicates_what_the_reference_says() {
+fn preparing_communicates_what_pytorch_does() {
     const P: Placement = Placement::PARTIAL;
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
