@@ -1,6 +1,6 @@
 //! The program, run as a person would.
 
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -280,6 +280,9 @@ fn training_comes_to_the_losses_of_pytorch() {
         }
         assert!(text(&run.stderr).starts_with("threads, "), "{}", text(&run.stderr));
     }
+    let run = train("mlp", "b8", "2", "null");
+    assert!(!run.status.success());
+    assert_eq!(text(&run.stderr), "error: b8_d64_h256: peer does not say its loss\n");
     let run = train("mlp", "b8", "2", "-99.4");
     assert!(!run.status.success());
     let message = text(&run.stderr);
@@ -298,7 +301,7 @@ fn processes_train_and_start_too() {
         let rows = rows(&[&["bench", workload, "--only", only], &quick[..]].concat());
         let worlds: Vec<&str> = rows.iter().map(|row| row["world"].as_str().unwrap()).collect();
         assert_eq!(worlds, ["threads", "mpi"], "{workload}");
-        let measure = if workload == "memory" { "bytes" } else { "seconds" };
+        let measure = if workload == "memory" { "peak_bytes" } else { "seconds" };
         assert!(rows.iter().all(|row| row[measure].as_f64().unwrap() > 0.0), "{rows:?}");
     }
 }
@@ -327,10 +330,10 @@ fn memory_is_measured_beside_the_peer() {
     assert_eq!(cases, ["b8_d64_h256", "l2_v256_s32_d64_h4_b4"]);
     for row in &rows {
         assert_eq!((&row["workload"], &row["world"]), (&"memory".into(), &"threads".into()));
-        assert_eq!((&row["ranks"], &row["peer_bytes"]), (&2.into(), &2_000_000.into()));
-        let bytes = row["bytes"].as_f64().unwrap();
+        assert_eq!((&row["ranks"], &row["peer_peak_bytes"]), (&2.into(), &2_000_000.into()));
+        let bytes = row["peak_bytes"].as_f64().unwrap();
         assert!(bytes > 1e6 && close(row["ratio"].as_f64().unwrap(), bytes / 2e6), "{row}");
-        assert!(row.get("seconds").is_none(), "{row}");
+        assert!(row.get("seconds").is_none() && row.get("bytes").is_none(), "{row}");
     }
 }
 
@@ -373,7 +376,10 @@ fn all_workloads_make_one_table() {
             out.contains(concat!("dtensor ", env!("CARGO_PKG_VERSION"))) && out.contains("PyTorch unknown"),
             "{out}"
         );
-        assert!(out.contains("| workload | case | ranks | world | dtensor | PyTorch | ratio |"), "{out}");
+        assert!(
+            out.contains("| workload | case | ranks | world | dtensor | PyTorch | dtensor / PyTorch |"),
+            "{out}"
+        );
         for row in expected {
             let line = out.lines().find(|line| line.starts_with(&format!("| {row} |")));
             let line = line.unwrap_or_else(|| panic!("no {row} in\n{out}"));
@@ -390,6 +396,67 @@ fn all_workloads_make_one_table() {
     assert_eq!(alone.len(), 2);
 }
 
+/// The number of ranks of dispatch is the largest, and the commit is the one that the program was built from.
+#[test]
+fn the_table_says_what_was_measured() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dtensor"));
+    command.args([
+        "bench", "--all", "--world", "threads", "--ranks", "2,1", "--rounds", "1", "--only", "matmul",
+    ]);
+    let run = command.current_dir("/").output().expect("the program starts");
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let out = text(&run.stdout);
+    assert!(out.contains(concat!("\n- commit ", env!("DTENSOR_COMMIT"), ", ")), "{out}");
+    assert!(!out.contains("MPI"), "{out}");
+    assert!(out.contains("| dispatch | matmul_shard | 2 | threads |"), "{out}");
+    let nothing = dtensor(&["bench", "--all", "--world", "threads", "--rounds", "1", "--only", "zzz"]);
+    assert!(!nothing.status.success() && nothing.stdout.is_empty());
+    assert_eq!(text(&nothing.stderr).lines().last(), Some("error: no case contains \"zzz\""));
+}
+
+#[test]
+fn what_was_measured_before_an_error_is_shown() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_dtensor"));
+    command.args(["bench", "--all", "--peer", FAKE_PEER, "--only", "add_shard", "--ranks", "2"]);
+    command.args(["--world", "threads", "--rounds", "1"]).env("FAKE_END", "threads:add_shard_grad");
+    let run = command.output().expect("the program starts");
+    assert!(!run.status.success());
+    let (out, message) = (text(&run.stdout), text(&run.stderr));
+    assert!(out.contains("| dispatch | add_shard | 2 | threads |"), "{out}");
+    assert!(!out.contains("| dispatch | add_shard_grad | 2 | threads |"), "{out}");
+    assert_eq!(
+        message.lines().last(),
+        Some("error: the peer ended in case threads:add_shard_grad; its own message is above")
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_peer_that_ends_at_once_is_said_in_one_line() {
+    let run = dtensor(&["bench", "kernels", "--only", "mm512", "--rounds", "1", "--peer", "true"]);
+    assert!(!run.status.success());
+    assert_eq!(text(&run.stderr), "error: the peer ended in case mm512; its own message is above\n");
+}
+
+#[test]
+fn nothing_is_said_when_nobody_reads() {
+    for arguments in [
+        &["kernels", "--only", "tiny", "--rounds", "1"][..],
+        &["plan", "--mesh", "2", "--shape", "8", "--pairs", "5", "--all"],
+        &["--all", "--only", "tiny", "--rounds", "1"],
+        &["--all", "--only", "tiny", "--rounds", "1", "--json"],
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dtensor"));
+        command.arg("bench").args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("the program starts");
+        drop(child.stdout.take());
+        let run = child.wait_with_output().expect("the program ends");
+        let message = text(&run.stderr);
+        assert!(run.status.success(), "{message}");
+        assert!(message.lines().all(|line| line.ends_with(" …")), "{message}");
+    }
+}
+
 #[test]
 fn flags_of_benchmarks_that_cannot_be_are_said_in_one_line() {
     for (arguments, expected) in [
@@ -401,6 +468,24 @@ fn flags_of_benchmarks_that_cannot_be_are_said_in_one_line() {
         (&["scaling", "--meshes", "0"], "invalid value '0' for '--meshes"),
         (&["--all", "--ranks", "two"], "invalid value 'two' for '--ranks"),
         (&["--all", "mlp"], "the subcommand 'mlp' cannot be used with '--all'"),
+        (&["kernels", "--only", "zzz"], "no case contains \"zzz\""),
+        (&["kernels", "--only", "zzz", "--candle"], "no case contains \"zzz\""),
+        (&["redistribute", "--only", "zzz"], "no case contains \"zzz\""),
+        (&["dispatch", "--only", "zzz"], "no case contains \"zzz\""),
+        (&["mlp", "--only", "l2"], "no case contains \"l2\""),
+        (&["startup", "--only", "zzz"], "no case contains \"zzz\""),
+        (&["memory", "--only", "zzz"], "no case contains \"zzz\""),
+        (&["scaling", "--only", "zzz", "--meshes", "2"], "no case contains \"zzz\""),
+        (
+            &["transformer", "--ranks", "2,3"],
+            "--ranks 3: the 4 heads of l2_v256_s32_d64_h4_b4 are not divisible",
+        ),
+        (&["memory", "--ranks", "8"], "--ranks 8: the 4 heads of l2_v256_s32_d64_h4_b4 are not divisible"),
+        (
+            &["scaling", "--ranks", "3"],
+            "--ranks 3: the 8 heads of l4_v1024_s128_d256_h8_b8 are not divisible",
+        ),
+        (&["--all", "--ranks", "3"], "--ranks 3: the 4 heads of l2_v256_s32_d64_h4_b4 are not divisible"),
         (&["--rounds", "2"], "name a workload, or measure all of them with --all"),
         (
             &["mlp", "--peer", "/nonexistent/python", "--world", "threads"],

@@ -1,19 +1,24 @@
 //! `dtensor bench --all`: every workload that PyTorch has a side of, as one table.
 
 use std::error::Error;
-use std::fmt::Write;
+use std::fmt::Write as _;
+use std::io::Write as _;
 
 use clap::{Args, Parser};
 
-use super::Workload;
 use super::contest::Sides;
 use super::machine::Machine;
+use super::models::{Case, wanted};
 use super::row::{Row, print};
+use super::{Workload, measure, some};
 
 /// Among whom, how often, beside whom, and how to say it.
 #[derive(Args)]
 pub(crate) struct All {
     /// Measure every workload that is compared with PyTorch, and print one table
+    ///
+    /// Some things are fixed: dispatch is timed in the worlds simulated and threads, on the largest of --ranks; memory is
+    /// measured in one round; and kernels, which have no ranks, take as many rounds as the others, not their own number.
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
@@ -37,15 +42,28 @@ const WORKLOADS: [&str; 7] =
 
 pub(crate) fn run(options: &All) -> Result<(), Box<dyn Error>> {
     options.sides.world.iter().try_for_each(|world| world.check())?;
-    let machine = Machine::look(options.sides.peer.as_deref());
+    wanted(Case::all(), &options.sides.only, &options.sides.ranks)?;
+    let machine = Machine::look(&options.sides);
     if options.json {
-        println!("{}", serde_json::to_string(&machine)?);
+        print(&machine)?;
     }
     let mut rows = Vec::new();
+    let result = each(options, &mut rows);
+    // What has been measured before something went wrong is shown too.
+    if !rows.is_empty() {
+        let table = table(&rows, options.sides.peer.is_some())?;
+        write!(std::io::stdout(), "{machine}\n{table}")?;
+    }
+    some(result?, &options.sides.only)
+}
+
+/// Measures all workloads, and counts their rows. They are printed, or kept in `rows` for a table.
+fn each(options: &All, rows: &mut Vec<Row>) -> Result<usize, Box<dyn Error>> {
+    let mut count = 0;
     for workload in WORKLOADS {
         eprintln!("{workload} …");
         let line = Line::try_parse_from(arguments(workload, &options.sides))?;
-        super::measure(&line.workload, &mut |row| {
+        count += measure(&line.workload, &mut |row| {
             if options.json {
                 return print(row);
             }
@@ -53,10 +71,7 @@ pub(crate) fn run(options: &All) -> Result<(), Box<dyn Error>> {
             Ok(())
         })?;
     }
-    if !options.json {
-        print!("{machine}\n{}", table(&rows, options.sides.peer.is_some())?);
-    }
-    Ok(())
+    Ok(count)
 }
 
 /// The command line of a workload.
@@ -69,7 +84,7 @@ fn arguments(workload: &str, sides: &Sides) -> Vec<String> {
     let mut line = vec![workload.to_owned(), format!("--rounds={rounds}"), format!("--only={}", sides.only)];
     match workload {
         "kernels" => {}
-        "dispatch" => line.extend(ranks.last().map(|most| format!("--ranks={most}"))),
+        "dispatch" => line.extend(sides.ranks.iter().max().map(|most| format!("--ranks={most}"))),
         _ => line.extend([format!("--ranks={}", ranks.join(",")), format!("--world={}", worlds.join(","))]),
     }
     line.extend(sides.peer.iter().map(|python| format!("--peer={python}")));
@@ -79,7 +94,7 @@ fn arguments(workload: &str, sides: &Sides) -> Vec<String> {
 /// All rows in Markdown.
 fn table(rows: &[Row], peer: bool) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
-    let (names, line) = if peer { (" PyTorch | ratio |", "---:|---:|") } else { ("", "") };
+    let (names, line) = if peer { (" PyTorch | dtensor / PyTorch |", "---:|---:|") } else { ("", "") };
     writeln!(out, "| workload | case | ranks | world | dtensor |{names}")?;
     writeln!(out, "|---|---|---:|---|---:|{line}")?;
     for row in rows {
@@ -87,7 +102,7 @@ fn table(rows: &[Row], peer: bool) -> Result<String, std::fmt::Error> {
         let world = row.world.map_or("", |world| world.name());
         let (ours, theirs) = match row.seconds {
             Some(ours) => (time(ours), row.peer_seconds.map(time)),
-            None => (row.bytes.map_or_else(String::new, size), row.peer_bytes.map(size)),
+            None => (row.peak_bytes.map_or_else(String::new, size), row.peer_peak_bytes.map(size)),
         };
         write!(out, "| {} | {} | {ranks} | {world} | {ours} |", row.workload, row.case)?;
         if peer {

@@ -49,7 +49,7 @@ pub(crate) struct Options {
     peer: Option<String>,
     /// Only the cases whose name contains this
     #[arg(long, value_name = "TEXT", default_value = "")]
-    only: String,
+    pub(crate) only: String,
     /// How often all take turns; the median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,

@@ -21,7 +21,7 @@ pub(crate) struct Options {
     candle: bool,
     /// Only the cases whose name contains this
     #[arg(long, value_name = "TEXT", default_value = "")]
-    only: String,
+    pub(crate) only: String,
     /// How often ours and the peer take turns; the median counts
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -120,7 +120,8 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), 
         // Everybody in the comparison has one thread, so start over with Candle told so.
         let mut again = std::process::Command::new(std::env::current_exe()?);
         let status = again.args(std::env::args_os().skip(1)).env(CANDLE_THREADS, "1").status()?;
-        return if status.success() { Ok(()) } else { Err("the benchmark failed".into()) };
+        // It has said what went wrong.
+        std::process::exit(status.code().unwrap_or(1));
     }
     set_num_threads(1);
     manual_seed(0);

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde::Serialize;
 
+use super::contest::{Sides, World};
 use super::peer::python;
 
 /// The machine and the versions of all that takes part. What nobody knows is `unknown`.
@@ -21,24 +22,26 @@ pub(crate) struct Machine {
     /// Where it takes part.
     #[serde(skip_serializing_if = "Option::is_none")]
     pytorch: Option<String>,
-    commit: String,
+    /// That this program was built from.
+    commit: &'static str,
     date: String,
 }
 
 impl Machine {
-    /// Looks around. The version of PyTorch is that of `peer`.
-    pub(crate) fn look(peer: Option<&str>) -> Machine {
+    /// Looks around, for those who take part.
+    pub(crate) fn look(sides: &Sides) -> Machine {
         let unknown = |found: Option<String>| found.unwrap_or_else(|| "unknown".to_owned());
-        let peer = peer.map(|path| first_line(&mut python(path, "import torch; print(torch.__version__)")));
+        let version = |path| first_line(&mut python(path, "import torch; print(torch.__version__)"));
+        let mpi = || first_line(Command::new("mpirun").arg("--version"));
         Machine {
             workload: "machine",
             cpu: unknown(cpu()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             dtensor: env!("CARGO_PKG_VERSION"),
             rustc: option_env!("DTENSOR_RUSTC").unwrap_or("unknown"),
-            mpi: cfg!(feature = "mpi").then(|| unknown(first_line(Command::new("mpirun").arg("--version")))),
-            pytorch: peer.map(unknown),
-            commit: unknown(first_line(Command::new("git").args(["rev-parse", "--short", "HEAD"]))),
+            mpi: sides.world.contains(&World::Mpi).then(|| unknown(mpi())),
+            pytorch: sides.peer.as_deref().map(|path| unknown(version(path))),
+            commit: env!("DTENSOR_COMMIT"),
             date: unknown(first_line(Command::new("date").args(["-u", "+%Y-%m-%d"]))),
         }
     }

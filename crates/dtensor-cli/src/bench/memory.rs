@@ -8,7 +8,7 @@ use std::error::Error;
 use clap::Args;
 
 use super::contest::{Answers, Sides, peer};
-use super::models::Case;
+use super::models::{Case, wanted};
 use super::peer::Answer;
 use super::row::{Row, Sink};
 use super::timing::median;
@@ -21,14 +21,15 @@ const STEPS: usize = 5;
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    sides: Sides,
+    pub(crate) sides: Sides,
 }
 
 pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
     let sides = &options.sides;
+    let cases = wanted(Case::all(), &sides.only, &sides.ranks)?;
     for &ranks in &sides.ranks {
         let ranks = ranks.into();
-        for case in Case::all().filter(|case| case.to_string().contains(&sides.only)) {
+        for case in &cases {
             let name = case.to_string();
             let mut answers = Answers::of(sides.world.iter().copied());
             for _ in 0..sides.rounds {
@@ -50,8 +51,8 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error
                     case: name.clone(),
                     ranks: Some(ranks),
                     world: Some(*world),
-                    bytes: Some(ours),
-                    peer_bytes: theirs,
+                    peak_bytes: Some(ours),
+                    peer_peak_bytes: theirs,
                     ratio: theirs.map(|theirs| ours as f64 / theirs as f64),
                     ..Row::default()
                 })?;
@@ -63,6 +64,7 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error
 
 /// The median number of bytes.
 fn middle(said: &[Answer]) -> Result<u64, Box<dyn Error>> {
-    let bytes: Option<Vec<f64>> = said.iter().map(|answer| answer.bytes.map(|bytes| bytes as f64)).collect();
+    let bytes: Option<Vec<f64>> =
+        said.iter().map(|answer| answer.peak_bytes.map(|bytes| bytes as f64)).collect();
     Ok(median(bytes.ok_or("this system does not say how much memory a process has had")?) as u64)
 }

@@ -26,7 +26,11 @@ use clap::{Args, Subcommand};
 
 /// One workload, or all that are compared with PyTorch.
 #[derive(Args)]
-#[command(arg_required_else_help = true, args_conflicts_with_subcommands = true)]
+#[command(
+    arg_required_else_help = true,
+    args_conflicts_with_subcommands = true,
+    after_help = "The ratio is dtensor / PyTorch: below 1 is faster, or smaller."
+)]
 pub(crate) struct Options {
     #[command(flatten)]
     all: all::All,
@@ -40,6 +44,8 @@ pub(crate) enum Workload {
     /// Each local operator on one thread.
     Kernels(kernels::Options),
     /// Each collective that changes how a tensor lies on several ranks.
+    ///
+    /// A row is the median time from the first rank that starts to the last that is done.
     ///
     /// Rows of threads have a `bound_fraction`: the time that their bytes would take at the rate at which this machine
     /// copies memory, measured in the same run, over the time measured. The bytes are those that all ranks together read
@@ -80,15 +86,53 @@ pub(crate) enum Workload {
 }
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    match &options.workload {
-        Some(workload) => measure(workload, &mut row::print),
+    let result = match &options.workload {
+        Some(workload) => {
+            measure(workload, &mut |row| row::print(row)).and_then(|rows| match workload.only() {
+                Some(only) => some(rows, only),
+                None => Ok(()),
+            })
+        }
         None if options.all.all => all::run(&options.all),
         None => Err("name a workload, or measure all of them with --all".into()),
+    };
+    match result {
+        Err(error) if row::nobody_reads(&*error) => Ok(()),
+        result => result,
     }
 }
 
-/// Measures a workload. Rows go to `sink`, but for those of `plan`, which are its own.
-fn measure(workload: &Workload, sink: row::Sink<'_>) -> Result<(), Box<dyn Error>> {
+/// That `only` has left some rows.
+fn some(rows: usize, only: &str) -> Result<(), Box<dyn Error>> {
+    if rows == 0 { Err(format!("no case contains {only:?}").into()) } else { Ok(()) }
+}
+
+impl Workload {
+    /// What the names of its cases have to contain. Nothing, if it has no rows to be counted.
+    fn only(&self) -> Option<&str> {
+        match self {
+            Workload::Kernels(options) => Some(&options.only),
+            Workload::Redistribute(options) => (!options.serve).then_some(&options.sides.only),
+            Workload::Dispatch(options) => Some(&options.only),
+            Workload::Mlp(options) | Workload::Transformer(options) => {
+                (!options.serve).then_some(&options.sides.only)
+            }
+            Workload::Startup(options) => (!options.serve).then_some(&options.sides.only),
+            Workload::Memory(options) => Some(&options.sides.only),
+            Workload::Scaling(options) => Some(&options.only),
+            Workload::Plan(_) => None,
+        }
+        .map(String::as_str)
+    }
+}
+
+/// Measures a workload, and counts its rows. They go to `sink`, but for those of `plan`, which are its own.
+fn measure(workload: &Workload, sink: row::Sink<'_>) -> Result<usize, Box<dyn Error>> {
+    let mut rows = 0;
+    let sink: row::Sink<'_> = &mut |row| {
+        rows += 1;
+        sink(row)
+    };
     match workload {
         Workload::Kernels(options) => kernels::run(options, sink),
         Workload::Redistribute(options) => redistribute::run(options, sink),
@@ -99,5 +143,6 @@ fn measure(workload: &Workload, sink: row::Sink<'_>) -> Result<(), Box<dyn Error
         Workload::Memory(options) => memory::run(options, sink),
         Workload::Scaling(options) => scaling::run(options, sink),
         Workload::Plan(options) => plan::run(options),
-    }
+    }?;
+    Ok(rows)
 }

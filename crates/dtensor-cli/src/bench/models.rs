@@ -83,6 +83,16 @@ impl Case {
         }
     }
 
+    /// That so many ranks can train it: each has as many whole heads as the others.
+    fn check(self, ranks: u16) -> std::result::Result<(), String> {
+        match self {
+            Case::Transformer { heads, .. } if heads % usize::from(ranks) != 0 => {
+                Err(format!("--ranks {ranks}: the {heads} heads of {self} are not divisible by the ranks"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A new model on a mesh of one dim; each call trains it by a step and gives the loss before.
     pub(crate) fn step(self, mesh: &DeviceMesh) -> Result<Box<dyn Fn() -> Result<Tensor>>> {
         match self {
@@ -133,6 +143,19 @@ impl Case {
             }
         }
     }
+}
+
+/// Those whose name contains `only`. All of `ranks` can train them.
+pub(crate) fn wanted(
+    cases: impl Iterator<Item = Case>,
+    only: &str,
+    ranks: &[u16],
+) -> std::result::Result<Vec<Case>, String> {
+    let cases: Vec<Case> = cases.filter(|case| case.to_string().contains(only)).collect();
+    for &ranks in ranks {
+        cases.iter().try_for_each(|case| case.check(ranks))?;
+    }
+    Ok(cases)
 }
 
 /// How the transformer lies: between layers each rank has a part of the sequence.

@@ -26,7 +26,7 @@ pub(crate) struct Answer {
     pub(crate) loss: Option<f64>,
     /// The memory that all ranks together needed at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) bytes: Option<u64>,
+    pub(crate) peak_bytes: Option<u64>,
 }
 
 /// The command that runs a script in `python`.
@@ -59,11 +59,12 @@ impl Peer {
     pub(crate) fn ask(&mut self, case: &str, samples: usize, inner: usize) -> Result<Answer, String> {
         let Peer { name, to, from, .. } = self;
         let to = to.as_mut().ok_or_else(|| format!("{name} has been told to stop"))?;
-        writeln!(to, "{case} {samples} {inner}").map_err(|error| format!("{name} is gone: {error}"))?;
+        let ended = || format!("{name} ended in case {case}; its own message is above");
+        writeln!(to, "{case} {samples} {inner}").map_err(|_| ended())?;
         let mut line = String::new();
         from.read_line(&mut line).map_err(|error| format!("{name} does not answer: {error}"))?;
         if line.is_empty() {
-            return Err(format!("{name} ended in case {case}; its own message is above"));
+            return Err(ended());
         }
         serde_json::from_str(&line).map_err(|error| format!("{name} said {line:?}: {error}"))
     }

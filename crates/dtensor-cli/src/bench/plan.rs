@@ -12,6 +12,7 @@ use dtensor::prelude::*;
 use dtensor::redistribute::CostModel;
 use serde::Serialize;
 
+use super::row::print;
 use super::timing::{median, seconds};
 
 /// How many pairs of layouts, on which mesh.
@@ -62,14 +63,14 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> 
     let cost = CostModel::default().across_dims(!options.along_one);
     let mut draw = Draw { generator: Generator::new(0), kinds: options.shape.len() + 2 };
     for (from, to) in plain_cases(shape.len()) {
-        println!("{}", serde_json::to_string(&time(&mesh, &cost, &options.shape, &from, &to)?)?);
+        print(time(&mesh, &cost, &options.shape, &from, &to)?)?;
     }
     let mut rows = Vec::new();
     for _ in 0..options.pairs {
         let (from, to) = (draw.placements(shape.len())?, draw.placements(shape.len())?);
         let row = time(&mesh, &cost, &options.shape, &from, &to)?;
         if options.all {
-            println!("{}", serde_json::to_string(&row)?);
+            print(&row)?;
         }
         rows.push(row);
     }
@@ -90,8 +91,7 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> 
         cached_max_seconds: last(&cached)?,
         cached_median_seconds: median(cached),
     };
-    println!("{}", serde_json::to_string(&summary)?);
-    Ok(())
+    print(summary)
 }
 
 /// What programs do most: gather, reduce, reduce and scatter, and cut another dim.

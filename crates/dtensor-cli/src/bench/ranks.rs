@@ -4,7 +4,7 @@
 
 use std::error::Error;
 use std::hint::black_box;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dtensor::comm::{Group, World, WorldKind, run};
 use dtensor::{DeviceMesh, Result, Tensor, set_num_threads};
@@ -89,24 +89,10 @@ fn next_line(group: &Group) -> Result<Option<String>> {
     }
     let mut back = group.barrier_async()?;
     while !back.is_ready() {
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(Duration::from_millis(5));
     }
     back.wait()?;
     group.broadcast_object(line.as_ref(), 0)
-}
-
-/// The median time that rank 0 needs for a call, all ranks starting together.
-pub(crate) fn time(seat: &Seat, question: &Question, call: impl Fn() -> Result<Tensor>) -> Result<Answer> {
-    let calls = |n: usize| (0..n).try_for_each(|_| call().map(|y| drop(black_box(y))));
-    calls(WARM_UP)?;
-    let mut times = Vec::with_capacity(question.samples);
-    for _ in 0..question.samples {
-        seat.world.group().barrier()?;
-        let began = Instant::now();
-        calls(question.inner)?;
-        times.push(began.elapsed().as_secs_f64() / question.inner as f64);
-    }
-    Ok(Answer { seconds: median(times), ..Answer::default() })
 }
 
 /// The median time of a call from the first rank that starts to the last that is done, all ranks starting together.

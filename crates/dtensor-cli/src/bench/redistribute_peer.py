@@ -1,4 +1,7 @@
-"""The cases of `dtensor bench redistribute` in PyTorch. `ranks_peer.py` comes before it."""
+"""The cases of `dtensor bench redistribute` in PyTorch. `ranks_peer.py` comes before it.
+
+The time is from the first rank that starts to the last that is done.
+"""
 import math
 
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -33,13 +36,17 @@ def seconds(case, samples, inner, mesh):
                 y.wait()
 
     calls(WARM_UP)
-    times = []
+    spans = []
     for _ in range(samples):
         dist.barrier()
         start = time.perf_counter()
         calls(inner)
-        times.append((time.perf_counter() - start) / inner)
-    return statistics.median(times)
+        spans.append((start, time.perf_counter()))
+    # The clock is the machine's, the same for all processes.
+    everybody = [None] * ranks
+    dist.all_gather_object(everybody, spans)
+    times = [max(end for _, end in timing) - min(start for start, _ in timing) for timing in zip(*everybody)]
+    return statistics.median(times) / inner
 
 
 main(seconds)

@@ -1,6 +1,7 @@
 //! What a workload reports.
 
 use std::error::Error;
+use std::io::{ErrorKind, Write};
 
 use serde::Serialize;
 
@@ -15,10 +16,14 @@ pub(crate) struct Row {
     pub(crate) ranks: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) world: Option<World>,
+    /// The size of the whole tensor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<u64>,
+    /// The most memory that all ranks together have had.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) peer_bytes: Option<u64>,
+    pub(crate) peak_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) peer_peak_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,8 +51,12 @@ pub(crate) struct Row {
 /// Where rows go as they are measured.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(Row) -> Result<(), Box<dyn Error>>;
 
-/// Prints a row as a line of JSON.
-pub(crate) fn print(row: Row) -> Result<(), Box<dyn Error>> {
-    println!("{}", serde_json::to_string(&row)?);
-    Ok(())
+/// Prints a row, or what else is reported, as a line of JSON.
+pub(crate) fn print(row: impl Serialize) -> Result<(), Box<dyn Error>> {
+    Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(&row)?)?)
+}
+
+/// Whether printing failed because nobody reads any more.
+pub(crate) fn nobody_reads(error: &(dyn Error + 'static)) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }

@@ -11,7 +11,7 @@ use dtensor::redistribute::CostModel;
 
 use super::contest::World;
 use super::dispatch::add_shard;
-use super::models::Case;
+use super::models::{Case, wanted};
 use super::plan;
 use super::row::{Row, Sink};
 use super::timing::median;
@@ -42,18 +42,18 @@ pub(crate) struct Options {
     meshes: Vec<u32>,
     /// Only the cases whose name contains this
     #[arg(long, value_name = "TEXT", default_value = "")]
-    only: String,
+    pub(crate) only: String,
     /// How often all take turns; the median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 }
 
 pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
-    let wanted = |name: &str| name.contains(&options.only);
-    for case in TRAINED.iter().filter_map(|name| Case::named(name)).filter(|case| wanted(&case.to_string())) {
+    let trained = TRAINED.iter().filter_map(|name| Case::named(name));
+    for case in wanted(trained, &options.only, &options.ranks)? {
         train(options, case, sink)?;
     }
-    if wanted("add_shard") {
+    if "add_shard".contains(&options.only) {
         for &ranks in &options.meshes {
             let ranks = ranks as usize;
             let times = (0..options.rounds).map(|_| add_shard(ranks)).collect::<dtensor::Result<_>>()?;
@@ -66,7 +66,7 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error
         for (from, to) in plan::plain_cases(1) {
             let timed = plan::time(&mesh, &CostModel::default(), &SHAPE, &from, &to)?;
             let case = format!("plan {}", timed.case);
-            if wanted(&case) {
+            if case.contains(&options.only) {
                 sink(Row {
                     uncached_seconds: Some(timed.uncached_seconds),
                     cached_seconds: Some(timed.cached_seconds),
@@ -88,17 +88,17 @@ fn train(options: &Options, case: Case, sink: Sink<'_>) -> Result<(), Box<dyn Er
         worlds.push((ranks, world, Vec::new(), None));
     }
     for _ in 0..options.rounds {
-        for (_, world, times, bytes) in &mut worlds {
+        for (_, world, times, peak_bytes) in &mut worlds {
             let answer = world.ask(&name, case.samples(), 1)?;
             times.push(answer.seconds);
-            *bytes = answer.bytes;
+            *peak_bytes = answer.peak_bytes;
         }
     }
-    for (ranks, _, times, bytes) in worlds {
+    for (ranks, _, times, peak_bytes) in worlds {
         let seconds = median(times);
         sink(Row {
             seconds: Some(seconds),
-            bytes,
+            peak_bytes,
             tokens_per_second: case.tokens().map(|tokens| tokens as f64 / seconds),
             ..row(&name, ranks.into(), World::Threads)
         })?;

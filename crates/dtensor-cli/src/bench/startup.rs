@@ -19,10 +19,10 @@ const CASE: &str = "process_group_and_mesh";
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    sides: Sides,
+    pub(crate) sides: Sides,
     /// Be the ranks of such a run, and say how long it took
     #[arg(long, hide = true)]
-    serve: bool,
+    pub(crate) serve: bool,
 }
 
 pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {

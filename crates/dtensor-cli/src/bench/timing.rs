@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
-/// The middle of some numbers.
+/// The middle of some numbers, halfway between the two in the middle if there are two.
 pub(crate) fn median(mut xs: Vec<f64>) -> f64 {
     xs.sort_by(f64::total_cmp);
-    xs[xs.len() / 2]
+    let middle = xs.len() / 2;
+    if xs.len().is_multiple_of(2) { (xs[middle - 1] + xs[middle]) / 2.0 } else { xs[middle] }
 }
 
 /// The median time, in seconds, of one of `inner` calls of `body`, over `samples` runs of them.
@@ -30,4 +31,17 @@ pub(crate) fn faster(speedups: &[f64]) -> String {
     let smallest = speedups.iter().copied().fold(f64::INFINITY, f64::min);
     let mean = (speedups.iter().map(|x| x.ln()).sum::<f64>() / speedups.len() as f64).exp();
     format!("at least {smallest:.1} times as fast as the peer, geometric mean {mean:.1}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert_eq!(median(vec![7.0]), 7.0);
+        assert_eq!(median(vec![9.0, 1.0]), 5.0);
+        assert_eq!(median(vec![3.0, 100.0, 1.0]), 3.0);
+        assert_eq!(median(vec![4.0, 100.0, 1.0, 2.0]), 3.0);
+    }
 }

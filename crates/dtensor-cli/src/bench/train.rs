@@ -10,7 +10,7 @@ use std::error::Error;
 use clap::Args;
 
 use super::contest::{Answers, Contest, Sides, World};
-use super::models::Case;
+use super::models::{Case, wanted};
 use super::peer::Answer;
 use super::ranks::{Question, Seat, WARM_UP, peak_memory, serve, time_all};
 use super::row::{Row, Sink};
@@ -26,10 +26,10 @@ const TOLERANCE: f64 = 1e-3;
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    sides: Sides,
+    pub(crate) sides: Sides,
     /// Be the ranks of such a run, and time what the input says
     #[arg(long, hide = true)]
-    serve: bool,
+    pub(crate) serve: bool,
 }
 
 pub(crate) fn run(workload: &'static str, options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
@@ -37,7 +37,7 @@ pub(crate) fn run(workload: &'static str, options: &Options, sink: Sink<'_>) -> 
     if options.serve {
         return serve(sides.ranks[0].into(), answer);
     }
-    let cases: Vec<Case> = Case::of(workload).filter(|case| case.to_string().contains(&sides.only)).collect();
+    let cases = wanted(Case::of(workload), &sides.only, &sides.ranks)?;
     if cases.is_empty() {
         return Ok(());
     }
@@ -78,15 +78,18 @@ fn answer(seat: &Seat, question: &Question) -> dtensor::Result<Answer> {
         loss = Some(step()?.item::<f32>()?.into());
     }
     let seconds = time_all(seat, question, step)?;
-    Ok(Answer { seconds, loss, bytes: peak_memory(&seat.world)? })
+    Ok(Answer { seconds, loss, peak_bytes: peak_memory(&seat.world)? })
 }
 
 /// That all came to the same loss after the same steps.
 fn compare(case: Case, answers: &Answers) -> Result<(), String> {
     let ours = answers.ours.iter().flat_map(|(world, said)| said.iter().map(|answer| (world.name(), answer)));
     let theirs = answers.theirs.iter().map(|answer| ("peer", answer));
-    let losses = ours.chain(theirs).filter_map(|(who, answer)| Some((who, answer.loss?)));
-    let losses: Vec<(&str, f64)> = losses.collect();
+    let losses = ours.chain(theirs).map(|(who, answer)| {
+        let loss = answer.loss.ok_or_else(|| format!("{case}: {who} does not say its loss"))?;
+        Ok((who, loss))
+    });
+    let losses: Vec<(&str, f64)> = losses.collect::<Result<_, String>>()?;
     let Some(&(first, expected)) = losses.first() else { return Ok(()) };
     for &(who, loss) in &losses {
         // A loss that is not a number is near nothing.

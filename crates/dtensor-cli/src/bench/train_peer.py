@@ -178,7 +178,7 @@ def answer(case, samples, inner, mesh):
     return {
         "seconds": statistics.median(times) / inner,
         "loss": loss,
-        "bytes": sum(peak for _, peak in everybody),
+        "peak_bytes": sum(peak for _, peak in everybody),
     }
 
 

@@ -33,7 +33,12 @@ impl Patience {
     pub(crate) fn pause(&mut self) -> bool {
         if self.spins > 0 {
             self.spins -= 1;
-            std::hint::spin_loop();
+            // The one waited for may be meant to run on this core.
+            if self.spins.is_multiple_of(128) {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
             true
         } else if self.yields > 0 {
             self.yields -= 1;
