@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Something wrong with what was asked for. All processes that `mpirun` started find it, and one of them says it.
 #[derive(Debug)]
@@ -40,20 +41,26 @@ pub(crate) fn of_arguments(error: &clap::Error) -> ExitCode {
     say(&told.join(" "), ExitCode::from(2))
 }
 
-/// What all processes have to say, said by the first. The others end as if nothing were wrong: a launcher that sees one fail stops
-/// the rest, and be it in the middle of a word.
+/// What all processes have to say, said by the first: a launcher that sees one fail stops the rest. One that is still there after a
+/// while was alone in finding it, and says so.
 fn say(line: &str, code: ExitCode) -> ExitCode {
-    if !speaks_for_all() {
-        return ExitCode::SUCCESS;
+    match launched_as() {
+        None | Some(0) => eprintln!("{line}"),
+        Some(rank) => {
+            std::thread::sleep(Duration::from_secs(2));
+            eprintln!("rank {rank}: {line}");
+        }
     }
-    eprintln!("{line}");
     code
 }
 
 /// Whether this process is the first of those that a launcher of MPI started, or was started by none.
 pub(crate) fn speaks_for_all() -> bool {
-    let rank = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]
-        .into_iter()
-        .find_map(|name| std::env::var(name).ok());
-    rank.is_none_or(|rank| rank.trim() == "0")
+    launched_as().is_none_or(|rank| rank == 0)
+}
+
+/// The number of this process among those that a launcher of MPI started.
+fn launched_as() -> Option<usize> {
+    let names = ["OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"];
+    names.into_iter().find_map(|name| std::env::var(name).ok()?.trim().parse().ok())
 }

@@ -254,6 +254,15 @@ fn a_rate_that_diverges_is_said_in_one_line() {
     }
 }
 
+#[test]
+fn a_process_that_is_alone_in_finding_a_mistake_says_it() {
+    let mut alone = program();
+    let run =
+        alone.env("PMI_RANK", "1").args(["train", "--steps", "0"]).output().expect("the program starts");
+    assert_eq!(run.status.code(), Some(1));
+    assert_eq!(text(&run.stderr), "rank 1: error: --steps must be at least 1\n");
+}
+
 #[cfg(feature = "mpi")]
 mod processes {
     use super::*;

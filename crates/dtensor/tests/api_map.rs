@@ -1,10 +1,16 @@
 //! `docs/api-map.md` is complete: every name that PyTorch documents for `torch.distributed.tensor` and what it refers to, and that is
 //! listed here, is in a row of it, and every name that it gives for one is used in its code, which is compiled and run with the
 //! documentation tests. The list was typed from PyTorch's documentation and signatures: what they gain must be added to it.
+//! And what `docs/guide.md` says that its programs print is what they print.
 
 use std::collections::HashSet;
 
+use dtensor::debug::CommDebugMode;
+use dtensor::models::MLPModule;
+use dtensor::prelude::*;
+
 const MAP: &str = include_str!("../../../docs/api-map.md");
+const GUIDE: &str = include_str!("../../../docs/guide.md");
 
 /// What PyTorch 2.15 has, by the heading that it is to be found under. `f(x=)` is the argument `x` of `f`. What has no name in PyTorch is the
 /// text of a whole cell.
@@ -441,4 +447,25 @@ fn names_are_told_from_parts_of_others() {
     assert!(uses("Options { low: 1 }", "Options::low") && !uses("Options { slow: 1 }", "Options::low"));
     assert!(!uses("let x: Tensor; x.add_all(1)", "Tensor::add") && uses("a::b::of()", "b::of"));
     assert!(uses("use debug::{show, other}; show()", "debug::show") && !uses("show()", "debug::show"));
+}
+
+#[test]
+fn the_guide_shows_what_its_programs_print() -> Result<()> {
+    let shown: Vec<&str> =
+        GUIDE.split("```text\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    let printed = launch(4, |world| {
+        let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+        let x = sharded::rand([6, 5], DType::F32, &mesh, [Shard(0), Shard(1)])?;
+        let plan = x.explain_redistribute([Replicate, Shard(0)])?.to_string();
+
+        let styles = plan! { "net1" => ColwiseParallel::new(), "net2" => RowwiseParallel::new() };
+        let model = parallelize_module(MLPModule::new(true)?, &mesh["tp"], styles)?;
+        let x = Tensor::rand([8, 10], DType::F32)?.requires_grad_(true)?;
+        let comm = CommDebugMode::record(|| model.forward(&x)?.sum_all()?.backward())?;
+        Ok([plan, comm.to_string()])
+    })?;
+    for text in &printed[0] {
+        assert!(shown.iter().any(|shown| shown.trim() == text.trim()), "the guide does not show\n{text}");
+    }
+    Ok(())
 }

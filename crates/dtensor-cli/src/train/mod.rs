@@ -37,11 +37,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         if speaks_for_all() { Outputs::create(options).map_err(refused)? } else { Outputs::default() };
     let worlds = World::from_env(options.mesh.ranks()).map_err(|error| refused(error.to_string()))?;
     let (rank, size) = (worlds[0].rank(), worlds[0].size());
+    let leads = rank == 0;
     if size != options.mesh.ranks() {
+        // All of them know it, and none is stopped any more when another fails.
+        if !leads {
+            return Ok(());
+        }
         let (mesh, needed) = (&options.mesh, options.mesh.ranks());
         return Err(refused(format!("--mesh {mesh} needs {needed} ranks, but mpirun started {size}")).into());
     }
-    let leads = rank == 0;
     if leads {
         report::introduce(options, &text, worlds[0].kind());
     }
