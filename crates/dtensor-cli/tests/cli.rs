@@ -63,7 +63,7 @@ fn kernels_prints_a_json_line_for_every_case() {
         "tiny_add",
         "tiny_mm",
     ];
-    let run = dtensor(&["bench", "kernels", "--rounds", "1", "--candle"]);
+    let run = dtensor(&["bench", "kernels", "--rounds", "1"]);
     assert!(run.status.success(), "{}", text(&run.stderr));
     let rows: Vec<Value> =
         text(&run.stdout).lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect();
@@ -74,7 +74,6 @@ fn kernels_prints_a_json_line_for_every_case() {
         assert!(row["seconds"].as_f64().unwrap() > 0.0);
         assert!(row.get("ratio").is_none() && row.get("peer_seconds").is_none());
     }
-    assert!(rows[0]["candle_seconds"].as_f64().unwrap() > 0.0);
 }
 
 #[test]
@@ -469,7 +468,7 @@ fn flags_of_benchmarks_that_cannot_be_are_said_in_one_line() {
         (&["--all", "--ranks", "two"], "invalid value 'two' for '--ranks"),
         (&["--all", "mlp"], "the subcommand 'mlp' cannot be used with '--all'"),
         (&["kernels", "--only", "zzz"], "no case contains \"zzz\""),
-        (&["kernels", "--only", "zzz", "--candle"], "no case contains \"zzz\""),
+        (&["kernels", "--only", "zzz"], "no case contains \"zzz\""),
         (&["redistribute", "--only", "zzz"], "no case contains \"zzz\""),
         (&["dispatch", "--only", "zzz"], "no case contains \"zzz\""),
         (&["mlp", "--only", "l2"], "no case contains \"l2\""),

@@ -33,7 +33,7 @@ pub(crate) fn main() -> Result<()> {
 
         // Once round: to the next, from the one before.
         group.send(&mine, (rank + 1) % size, 0)?;
-        let before = group.recv((rank + size - 1) % size, 0)?;
+        let before = group.recv::<Tensor>((rank + size - 1) % size, 0)?;
         assert_eq!(before.to_vec::<f32>()?, [((rank + size - 1) % size) as f32; 2]);
         assert_eq!(group.all_gather_object(&format!("rank {rank}"))?[3], "rank 3");
 

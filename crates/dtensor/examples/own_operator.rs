@@ -5,7 +5,7 @@
 
 use dtensor::prelude::*;
 use dtensor::testing::validate;
-use dtensor::{Backward, Bits, Grads, Here, Local, Locals, Meta, Metas, Op, Rule, Saves, apply};
+use dtensor::{Array, Arrays, Backward, Bits, Grads, Here, Meta, Metas, Op, Rule, Saves, apply};
 
 /// Each number, or `slope` times it if it is negative.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -23,10 +23,10 @@ impl Op for Leaky {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)
     }
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let leak = |v: f64| if v < 0.0 { self.slope.get() * v } else { v };
-        let values = x[0].to_vec::<f64>()?.into_iter().map(leak).collect();
-        Ok([Local::from_vec(values, x[0].dims())?].into_iter().collect())
+        let values = x[0].copy_to_host::<f64>()?.into_iter().map(leak).collect();
+        Ok([Array::from_vec(values, x[0].dims())?].into_iter().collect())
     }
     fn saves(&self) -> Saves {
         Saves::INPUTS

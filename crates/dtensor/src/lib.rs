@@ -26,24 +26,23 @@
 extern crate self as dtensor;
 
 mod autograd;
+#[cfg(feature = "candle")]
+mod candle;
+mod collectives;
 pub mod comm;
 pub mod debug;
 mod declare;
 mod dispatch;
 mod distributed;
-mod engine;
-mod error;
+mod layout;
 mod mesh;
 pub mod models;
 pub mod nn;
 mod ops;
 pub mod optim;
+mod owner;
 pub mod parallel;
-mod placement;
 mod random;
-pub mod redistribute;
-mod scope;
-mod sharding;
 mod tensor;
 pub mod testing;
 
@@ -55,22 +54,28 @@ pub use dispatch::{
     implicit_replication,
 };
 pub use distributed::{FromLocal, RedistributeOptions, distribute_tensor, distribute_tensor_from, sharded};
-pub use engine::{Local, num_threads, set_num_threads, with_num_threads};
-pub use error::{Error, Result};
-pub use mesh::{DeviceMesh, MeshDim, MeshNames, init_device_mesh, use_mesh};
+pub use dtensor_array::shape::{Dim, Dims, INFER, NewShape};
+pub use dtensor_array::{
+    Array, DType, Device, Element, Meta, Scalar, Shape, num_threads, set_num_threads, with_num_threads,
+};
+pub use dtensor_array::{Error, Other, Result};
+pub use dtensor_layout::Placement::{self, Partial, Replicate, Shard, StridedShard};
+pub use dtensor_layout::{Attributes, CacheStats, Chunk, MeshDim, MeshNames, Operator, Placements, Rule};
+pub use layout::Layout;
+pub use mesh::{DeviceMesh, init_device_mesh, use_mesh};
 pub use ops::{
-    Aside, Attention, Bits, Convolution, CrossEntropy, Gelu, Here, Interpolation, Locals, Metas, Op, Padding,
+    Arrays, Aside, Attention, Bits, Convolution, CrossEntropy, Gelu, Here, Interpolation, Metas, Op, Padding,
     Precision, Quantiles, Reduction, Together,
 };
-pub use placement::Placement::{self, Partial, Replicate, Shard, StridedShard};
-pub use placement::{Chunk, Layout, Placements};
 pub use random::{
     Generator, GeneratorState, manual_seed, rng_state, set_rng_state, synchronize_rng, with_generator,
 };
-pub use sharding::{Attributes, CacheStats, Rule};
-pub use tensor::{
-    DType, Device, Dim, Dims, Element, INFER, Meta, NewShape, Operand, Scalar, Shape, Tensor, on_device,
-};
+pub use tensor::{Operand, Tensor, on_device};
+
+/// Redistribution plans: what [`Tensor::explain_redistribute`] and [`Layout::plan_to`] give, and what they count with.
+pub mod redistribute {
+    pub use dtensor_layout::{CostModel, Link, Plan, Step};
+}
 
 /// What most programs use.
 pub mod prelude {

@@ -1,16 +1,17 @@
 //! Tests of programs that run on several ranks.
 
-mod array;
 mod converter;
+mod numbers;
 mod validate;
 
 pub use converter::DTensorConverter;
 pub use validate::{Validation, search, validate, validate_on};
 
+use crate::Result;
+use crate::comm::Failure;
 #[cfg(feature = "mpi")]
 use crate::comm::run_each;
 use crate::comm::{World, launch_each};
-use crate::{Error, Result};
 
 /// Set for the processes that [`spmd`] starts: a folder, in which each leaves a file when it has come through.
 #[cfg(feature = "mpi")]
@@ -39,7 +40,7 @@ const CHILD: &str = "DTENSOR_SPMD_CHILD";
 pub fn spmd<F: Fn(World) -> Result<()> + Sync>(ranks: usize, body: F) {
     on_every_world::<F, _>(ranks, body, |rank, result| {
         if let Err(error) = result {
-            panic!("{}", Error::Launch { failures: vec![(rank, error)] });
+            panic!("{}", Failure::Launch { failures: vec![(rank, error)] });
         }
     });
 }

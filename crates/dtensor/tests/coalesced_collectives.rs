@@ -1,6 +1,6 @@
 //! Collectives of several tensors: each gets what it would alone, and so does its gradient, for one collective instead of many.
 
-use dtensor::comm::{Cause, Group, ReduceOp, record};
+use dtensor::comm::{Cause, Failure, Group, ReduceOp, record};
 use dtensor::prelude::*;
 use dtensor::testing::{spmd, spmd_outcomes};
 
@@ -131,7 +131,7 @@ fn other_shapes_on_another_rank_are_found() {
     };
     spmd_outcomes(2, body, |rank, outcome| {
         let error = outcome.unwrap_err();
-        let Error::Collective(fault) = &error else { panic!("rank {rank}: {error}") };
+        let Some(Failure::Collective(fault)) = Failure::of(&error) else { panic!("rank {rank}: {error}") };
         assert!(matches!(*fault.cause, Cause::Mismatch { .. }), "{error}");
         let message = error.to_string();
         assert!(message.contains("put together of 2: [2], [4]"), "{message}");

@@ -1,11 +1,11 @@
 //! Tensors on a mesh behave like tensors: made, printed, read and differentiated alike.
 
 use dtensor::comm::{ReduceOp, World, launch, record};
-use dtensor::testing::spmd;
+use dtensor::testing::{spmd, spmd_outcomes};
 use dtensor::{
     BackwardOptions, DType, Device, DeviceMesh, Error, FromLocal, Generator, ImplicitCommunication, Partial,
-    Placement, Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication,
-    grad, on_device, sharded,
+    Placement, RedistributeOptions, Reduction, Replicate, Result, Shard, StridedShard, Tensor,
+    distribute_tensor, explicit_communication, grad, on_device, sharded,
 };
 
 const P: Placement = Partial(ReduceOp::Sum);
@@ -236,4 +236,119 @@ fn a_pass_that_fails_while_it_adds_to_gradients_changes_none() {
         Ok(())
     })
     .unwrap();
+}
+
+/// Ranks that disagree about the shape are told so, though every shard fits.
+#[test]
+fn tensors_of_different_shapes_are_not_distributed() {
+    for placements in [[Shard(0), Replicate], [Replicate, Shard(0)], [Shard(1), Shard(0)], [P, Replicate]] {
+        spmd_outcomes(
+            4,
+            move |world| {
+                let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+                let rows = if world.rank() == 0 { 4 } else { 3 };
+                distribute_tensor(&Tensor::ones([rows, 2], DType::F32)?, &mesh, placements).map(drop)
+            },
+            |rank, outcome| {
+                let message = outcome.unwrap_err().to_string();
+                assert!(message.contains(&format!("rank {rank}")), "{message}");
+                let differ = message.contains("[4, 2]") && message.contains("[3, 2]");
+                assert!(differ || message.contains("has left the world"), "{message}");
+            },
+        );
+    }
+}
+
+/// `Shard(0)` of `[4, 2]` and of `[5, 2]` on two ranks: rank 1 has two rows of either.
+#[test]
+fn a_shard_that_fits_by_chance_is_found_out() {
+    spmd_outcomes(
+        2,
+        |world| {
+            let mesh = DeviceMesh::new(&world, [2], "tp")?;
+            let x = Tensor::ones([4 + world.rank(), 2], DType::F32)?;
+            distribute_tensor(&x, &mesh, [Shard(0)]).map(drop)
+        },
+        |_, outcome| {
+            let message = outcome.unwrap_err().to_string();
+            assert!(
+                message.contains("a shard of [4, 2]") && message.contains("a shard of [5, 2]"),
+                "{message}"
+            );
+        },
+    );
+}
+
+/// Descriptors that differ in sizes alone show them.
+#[test]
+fn a_mismatch_of_sizes_shows_them() {
+    spmd_outcomes(
+        2,
+        |world| {
+            let x = Tensor::ones([2], DType::F32)?;
+            let sizes = if world.rank() == 0 { [2, 2] } else { [1, 2] };
+            world.group().all_gather_uneven(&x, 0, &sizes).map(drop)
+        },
+        |_, outcome| {
+            let message = outcome.unwrap_err().to_string();
+            assert!(message.contains("sizes [1, 2]"), "{message}");
+        },
+    );
+}
+
+#[test]
+fn a_rank_outside_the_mesh_goes_by_the_shape_that_is_given() {
+    spmd(3, |world| {
+        let mesh = DeviceMesh::from_ranks(&world, &[0, 1], [2], "tp")?;
+        let part = if world.rank() < 2 {
+            Tensor::ones([2, 3], DType::F32)?
+        } else {
+            Tensor::zeros([0], DType::F32)?
+        };
+        let options = FromLocal { shape: Some([2, 6].into()), ..FromLocal::default() };
+        let x = Tensor::from_local_with(&part, &mesh, [Shard(1)], options)?;
+        assert_eq!((x.dims(), x.placements()), (&[2, 6][..], &[Shard(1)][..]));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_tensor_of_an_old_world_does_not_meet_one_of_a_new_one() -> Result<()> {
+    let old = launch(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        sharded::ones([4], DType::F32, &mesh, [Shard(0)])
+    })?;
+    launch(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        let new = sharded::ones([4], DType::F32, &mesh, [Shard(0)])?;
+        let old = &old[world.rank()];
+        assert_ne!(old.mesh(), new.mesh());
+        let message = new.add(old).unwrap_err().to_string();
+        for word in ["add", "cross-mesh", "of one world", "of another"] {
+            assert!(message.contains(word), "{message}");
+        }
+        let options = RedistributeOptions { mesh: Some(mesh), ..RedistributeOptions::default() };
+        let message = old.redistribute_with([Replicate], options).unwrap_err().to_string();
+        assert!(message.contains("of another"), "{message}");
+        // Two handles in one world are equal.
+        let twin = DeviceMesh::new(&world, [2], "tp")?;
+        assert_eq!(Some(&twin), new.mesh());
+        new.add(&sharded::ones([4], DType::F32, &twin, [Shard(0)])?).map(drop)
+    })?;
+    Ok(())
+}
+
+#[test]
+fn a_loss_of_mixed_tensors_is_named_by_its_own_name() -> Result<()> {
+    let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], ())?;
+    let (x, y) = (sharded::ones([4], DType::F32, &mesh, [Shard(0)])?, Tensor::ones([4], DType::F32)?);
+    let message = x.mse_loss(&y, Reduction::Mean).unwrap_err().to_string();
+    assert!(message.starts_with("mse_loss: got mixed local and distributed"), "{message}");
+    Ok(())
+}
+
+#[test]
+fn too_many_ranks_are_an_error() {
+    let message = launch(2_000_000, |_| Ok(())).unwrap_err().to_string();
+    assert!(message.contains("2000000 ranks") && message.contains("World::simulated"), "{message}");
 }

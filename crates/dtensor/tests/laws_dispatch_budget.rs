@@ -13,8 +13,8 @@ use std::process::Command;
 use dtensor::comm::World;
 use dtensor::{DType, DeviceMesh, Replicate, Result, Shard, Tensor, distribute_tensor, set_num_threads};
 
-/// Instructions that an operator may cost beyond its baseline.
-const BUDGET: u64 = 3_000;
+/// Instructions that an operator may cost beyond its baseline, without and with a gradient.
+const BUDGET: [(&str, u64); 2] = [("", 218), ("_grad", 765)];
 
 /// Ranks in the simulated world. Their number does not matter to what one of them does.
 const RANKS: usize = 4;
@@ -39,7 +39,7 @@ fn dispatch_stays_inside_its_instruction_budget() {
         return;
     }
     let mut beyond = Vec::new();
-    for grad in ["", "_grad"] {
+    for (grad, budget) in BUDGET {
         let local = instructions(&format!("local{grad}"));
         eprintln!("local{grad}: {local} instructions");
         for layout in ["replicate", "shard"] {
@@ -47,11 +47,11 @@ fn dispatch_stays_inside_its_instruction_budget() {
             let all = instructions(&case);
             let more = all.saturating_sub(local);
             eprintln!("{case}: {all} instructions, {more} beyond local{grad}");
-            beyond.push((case, more));
+            beyond.push((case, more, budget));
         }
     }
-    beyond.retain(|&(_, more)| more > BUDGET);
-    assert!(beyond.is_empty(), "more than {BUDGET} instructions beyond the local operator: {beyond:?}");
+    beyond.retain(|&(_, more, budget)| more > budget);
+    assert!(beyond.is_empty(), "more instructions beyond the local operator than the budget: {beyond:?}");
 }
 
 /// Adds the tensor of a case to itself, so often.

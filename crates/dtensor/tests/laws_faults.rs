@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dtensor::comm::{Cause, Departure, Fault, ReduceOp, World, launch, launch_each};
+use dtensor::comm::{Cause, Departure, Failure, Fault, ReduceOp, World, launch, launch_each};
 use dtensor::testing::spmd_outcomes;
 use dtensor::{DType, Error, Result, Tensor};
 
@@ -33,9 +33,9 @@ fn timed(call: impl FnOnce() -> Result<()>) -> Result<Outcome> {
 fn fault(outcome: Result<Outcome>) -> Fault {
     let (result, waited) = outcome.expect("the body itself does not fail");
     assert!(waited < TIMEOUT + SLACK, "waited {waited:?}");
-    match result {
-        Err(Error::Collective(fault)) => *fault,
-        other => panic!("a fault was expected, not {other:?}"),
+    match result.as_ref().err().and_then(|error| Failure::of(error)) {
+        Some(Failure::Collective(fault)) => (**fault).clone(),
+        _ => panic!("a fault was expected, not {result:?}"),
     }
 }
 
@@ -70,7 +70,7 @@ fn a_rank_that_panics_is_named_to_all_who_wait_for_it() {
         |rank, outcome| {
             if rank == 2 {
                 let error = outcome.unwrap_err();
-                assert_eq!(error, Error::Panicked { rank: 2, message: "the sky has fallen".into() });
+                assert_eq!(error, Failure::Panicked { rank: 2, message: "the sky has fallen".into() }.into());
                 return;
             }
             let fault = fault(outcome);
@@ -309,7 +309,7 @@ fn a_failed_group_stays_failed_and_others_go_on() {
                 let again = pair.all_reduce(&x, ReduceOp::Sum).unwrap_err();
                 let sent = pair.send(&x, 1 - world.rank(), 0).unwrap_err();
                 for (error, earlier) in [(first, false), (again, true), (sent, true)] {
-                    let Error::Collective(fault) = error else { panic!("{error}") };
+                    let Some(Failure::Collective(fault)) = Failure::of(&error) else { panic!("{error}") };
                     assert_eq!(fault.earlier, earlier, "{fault}");
                     assert!(matches!(*fault.cause, Cause::Mismatch { .. }), "{fault}");
                 }
@@ -354,7 +354,7 @@ fn what_was_sent_before_a_rank_returned_arrives() {
                 return world.group().send(&x, 1, 3);
             }
             std::thread::sleep(TIMEOUT);
-            assert_eq!(world.group().recv(0, 3)?.to_vec::<i64>()?, x.to_vec::<i64>()?);
+            assert_eq!(world.group().recv::<Tensor>(0, 3)?.to_vec::<i64>()?, x.to_vec::<i64>()?);
             Ok(())
         },
         |rank, outcome| outcome.unwrap_or_else(|error| panic!("rank {rank}: {error}")),
@@ -422,7 +422,7 @@ fn waiting_for_a_message_that_nobody_sends_ends() {
         |world| {
             let world = world.with_timeout(TIMEOUT);
             if world.rank() == 0 {
-                return timed(|| world.group().recv(1, 7).map(drop));
+                return timed(|| world.group().recv::<Tensor>(1, 7).map(drop));
             }
             world.group().send(&ones(&[1], DType::F32)?, 0, 8)?;
             std::thread::sleep(TIMEOUT * 2);
@@ -527,7 +527,10 @@ fn two_hundred_random_faults_leave_no_thread_behind() {
             }
             let error = result.expect_err(&format!("round {round}: way {how} on rank {who} of {ranks}"));
             if rank != who {
-                assert!(matches!(error, Error::Collective(_)), "round {round}: {error}");
+                assert!(
+                    matches!(Failure::of(&error), Some(Failure::Collective(_))),
+                    "round {round}: {error}"
+                );
             }
         }
         // The system takes a moment to forget a thread that has ended.

@@ -661,3 +661,32 @@ fn values_and_gradients_travel_in_the_dtypes_asked_for() {
         Ok(())
     });
 }
+
+/// Where ranks tie for the extreme, each has a share of the gradient, and the second derivative is that of one device.
+#[test]
+fn second_derivatives_pass_through_extremes_that_several_ranks_hold() {
+    for ranks in [1, 2, 3] {
+        spmd(ranks, move |world| {
+            let mesh = DeviceMesh::new(&world, [ranks], "tp")?;
+            for extreme in [MAX, MIN] {
+                for tie in [true, false] {
+                    let x = Tensor::from_slice(&[2f64, -3.], [2])?;
+                    let x = distribute_tensor_from(&x, &mesh, (), Some(0))?.requires_grad_(true)?;
+                    let part = x.redistribute([extreme])?.to_local()?;
+                    // Without a tie, only rank 0 holds the extreme.
+                    let away = if extreme == MAX { -1.0 } else { 1.0 };
+                    let part = if tie || world.rank() == 0 { part } else { part.add(away)? };
+                    let y = Tensor::from_local(&part, &mesh, [extreme])?.redistribute([R])?;
+                    let cube = y.mul(&y)?.mul(&y)?.sum_all()?;
+                    let options = BackwardOptions { create_graph: true, ..BackwardOptions::default() };
+                    let first = grad(&cube, &[&x], options)?.remove(0).expect("it depends on x");
+                    assert_eq!(first.full_tensor()?.to_vec::<f64>()?, [12., 27.], "{extreme} tie {tie}");
+                    let second = grad(&first.sum_all()?, &[&x], BackwardOptions::default())?.remove(0);
+                    let second = second.expect("it depends on x").full_tensor()?.to_vec::<f64>()?;
+                    assert_eq!(second, [12., -18.], "{extreme} tie {tie} on {ranks}");
+                }
+            }
+            Ok(())
+        });
+    }
+}

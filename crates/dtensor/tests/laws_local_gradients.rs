@@ -163,7 +163,7 @@ fn check_second(case: &Case) -> Result<()> {
         let error = second.expect_err(&case.label());
         let message = error.to_string();
         assert!(
-            matches!(error, Error::Autograd { op, .. } if op == case.name),
+            matches!(error, Error::Argument { op, .. } if op == case.name),
             "{}: {error:?}",
             case.label()
         );

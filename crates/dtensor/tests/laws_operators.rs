@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 use dtensor::comm::{World, launch, launch_each, record};
 use dtensor::testing::{Validation, search, spmd, validate};
 use dtensor::{
-    Backward, BackwardOptions, DType, Error, Grads, Here, Local, Locals, Meta, Metas, Op, Result, Rule,
+    Array, Arrays, Backward, BackwardOptions, DType, Error, Grads, Here, Meta, Metas, Op, Result, Rule,
     Shard, Tensor, apply, distribute_tensor,
 };
 use laid::{Combination, Field, Sample, Stop, Tally, difference, long, shown};
@@ -315,14 +315,14 @@ impl Op for Planted {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         if self.linear { Rule::along(1, x, out)?.linear(&[0]) } else { Rule::pointwise(x, out) }
     }
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        let [rows, columns] = *x[0].dims() else { return Ok(Locals::new()) };
-        let mut values = x[0].to_vec::<f64>()?;
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
+        let [rows, columns] = *x[0].dims() else { return Ok(Arrays::new()) };
+        let mut values = x[0].copy_to_host::<f64>()?;
         for row in values.chunks_mut(columns.max(1)) {
             let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             row.iter_mut().for_each(|value| *value -= largest);
         }
-        Ok([Local::from_vec(values, &[rows, columns])?].into_iter().collect())
+        Ok([Array::from_vec(values, &[rows, columns])?].into_iter().collect())
     }
     fn gradient(&self, _: &Backward<'_>) -> Result<Grads> {
         Ok(Grads::new())
@@ -343,7 +343,7 @@ impl Op for Idle {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Ok(Rule::replicated(x, out))
     }
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok([x[0].clone()].into_iter().collect())
     }
 }

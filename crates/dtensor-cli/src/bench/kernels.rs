@@ -16,9 +16,6 @@ pub(crate) struct Options {
     /// A Python that has torch: each case is timed there too, interleaved with ours
     #[arg(long, value_name = "PYTHON")]
     peer: Option<String>,
-    /// Time Candle's own operator too, where it has one
-    #[arg(long)]
-    candle: bool,
     /// Only the cases whose name contains this
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) only: String,
@@ -112,17 +109,7 @@ fn cases() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// The setting by which Candle is told how many threads to use. It is read once, when the program starts.
-const CANDLE_THREADS: &str = "RAYON_NUM_THREADS";
-
 pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), Box<dyn Error>> {
-    if options.candle && std::env::var(CANDLE_THREADS).as_deref() != Ok("1") {
-        // Everybody in the comparison has one thread, so start over with Candle told so.
-        let mut again = std::process::Command::new(std::env::current_exe()?);
-        let status = again.args(std::env::args_os().skip(1)).env(CANDLE_THREADS, "1").status()?;
-        // It has said what went wrong.
-        std::process::exit(status.code().unwrap_or(1));
-    }
     set_num_threads(1);
     manual_seed(0);
     let mut peer = match &options.peer {
@@ -141,16 +128,9 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), 
         if let Some(peer) = &mut peer {
             peer.seconds(case.name, 3, case.inner)?;
         }
-        let candle = if options.candle { super::candle::case(case.name)? } else { None };
-        let (mut mine, mut theirs, mut candles) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut mine, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..options.rounds {
             mine.push(ours(case.samples)?);
-            if let Some(body) = &candle {
-                candles.push(seconds(case.samples, case.inner, || {
-                    std::hint::black_box(body()?);
-                    Ok::<(), candle_core::Error>(())
-                })?);
-            }
             if let Some(peer) = &mut peer {
                 theirs.push(peer.seconds(case.name, case.samples, case.inner)?);
             }
@@ -159,14 +139,12 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), 
         let theirs = (!theirs.is_empty()).then(|| median(theirs));
         let ratio = theirs.map(|theirs| mine / theirs);
         logs.extend(ratio.map(f64::ln));
-        let candle_seconds = (!candles.is_empty()).then(|| median(candles));
         sink(Row {
             workload: "kernels",
             case: case.name.to_owned(),
             seconds: Some(mine),
             peer_seconds: theirs,
             ratio,
-            candle_seconds,
             ..Row::default()
         })?;
     }

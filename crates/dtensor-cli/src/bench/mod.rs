@@ -1,7 +1,6 @@
 //! `dtensor bench`: workloads timed here and, on request, in PyTorch in the same run.
 
 mod all;
-mod candle;
 mod collective;
 mod contest;
 mod copy;

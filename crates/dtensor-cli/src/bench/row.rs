@@ -44,8 +44,6 @@ pub(crate) struct Row {
     pub(crate) uncached_seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cached_seconds: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) candle_seconds: Option<f64>,
 }
 
 /// Where rows go as they are measured.

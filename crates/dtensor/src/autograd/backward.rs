@@ -12,10 +12,12 @@ use super::node::adds_up;
 use super::region::{Region, Remade};
 use super::saved::{Saved, SavedValues};
 use super::{Backward, Leaf, Link, Moment, Node};
-use crate::comm::{Running, Site, on_behalf_of, within_module};
-use crate::dispatch::within_autocast;
+use crate::comm::{Running, Site, within_module};
+use crate::dispatch::autocast_off;
+use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result, Tensor};
+use dtensor_array::origin::on_behalf_of;
 
 /// How a backward pass is run.
 ///
@@ -77,7 +79,7 @@ impl Tensor {
 pub fn grad(output: &Tensor, inputs: &[&Tensor], options: BackwardOptions) -> Result<Vec<Option<Tensor>>> {
     let mut targets = HashMap::new();
     for (i, input) in inputs.iter().enumerate() {
-        let target = Target::of(input.link()).ok_or_else(|| Error::Autograd {
+        let target = Target::of(input.link()).ok_or_else(|| Error::Argument {
             op: "grad",
             message: format!("input {i} does not require grad"),
         })?;
@@ -249,14 +251,14 @@ impl Pass {
                 no_grad(|| self.walk(output, options))
             }
         };
-        in_phase(Phase::Backward, || within_autocast(None, || on_behalf_of(at, &mut walk)))
+        in_phase(Phase::Backward, || autocast_off(|| on_behalf_of(at, &mut walk)))
     }
 
     fn walk(&mut self, output: &Tensor, options: &BackwardOptions) -> Result<()> {
         const OP: &str = "backward";
         if !output.requires_grad() {
             let message = "the tensor does not require grad and does not have a gradient rule".into();
-            return Err(Error::Autograd { op: OP, message });
+            return Err(Error::Argument { op: OP, message });
         }
         let seed = match &options.gradient {
             Some(gradient) => gradient.clone(),
@@ -267,12 +269,12 @@ impl Pass {
                     "grad can be implicitly created only for scalar outputs, and this tensor has shape {shape}: \
                      pass the gradient of the result"
                 );
-                return Err(Error::Autograd { op: OP, message });
+                return Err(Error::Argument { op: OP, message });
             }
         };
         output.expect_meta(OP, "the gradient must have the result's shape", &seed)?;
         if seed.mesh() != output.mesh() {
-            return Err(Error::layouts(OP, output.layout(), seed.layout()));
+            return Err(Layout::mismatch(OP, output.layout(), seed.layout()));
         }
         self.accept(output.link(), seed, None)?;
         while let Some(Waiting { node, .. }) = self.queue.pop() {
@@ -344,7 +346,7 @@ impl Pass {
 
     /// A gradient rule that returns the wrong shape is found where it is wrong, not three operators later.
     fn check(&self, node: &Node, grads: &[Option<Tensor>]) -> Result<()> {
-        let wrong = |message: String| Err(Error::Autograd { op: node.op.name(), message });
+        let wrong = |message: String| Err(Error::Argument { op: node.op.name(), message });
         if grads.len() != node.inputs.len() {
             return wrong(format!(
                 "the gradient rule gave {} gradients for {} inputs",
@@ -382,6 +384,9 @@ impl Pass {
         match link {
             Link::None => Ok(()),
             Link::Leaf(leaf) => {
+                if self.wanted.is_none() {
+                    leaf.owner.check("backward", "a leaf that would collect the gradient")?;
+                }
                 let grad = if self.create { grad } else { grad.detach() };
                 match self.leaves.iter_mut().find(|known| Arc::ptr_eq(&known.leaf, leaf)) {
                     Some(known) => known.add(grad),
@@ -444,7 +449,7 @@ impl Pass {
 }
 
 fn used_up(node: &Node) -> Error {
-    Error::Autograd {
+    Error::Argument {
         op: node.op.name(),
         message: "trying to backward through the graph a second time: the saved values have been freed; ask the first \
                   pass to retain the graph"

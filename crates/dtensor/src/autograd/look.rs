@@ -6,9 +6,10 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::Node;
-use crate::placement::{Layout, Spec};
-use crate::tensor::Meta;
+use crate::layout::Layout;
 use crate::{Error, Result, Tensor};
+use dtensor_array::Meta;
+use dtensor_layout::Spec;
 
 /// All that can be told of an operator, or of one tensor, but values.
 #[derive(PartialEq)]
@@ -79,5 +80,5 @@ pub(super) fn compare(op: &'static str, first: &[Look], second: &[Look]) -> Resu
         list(&was),
         list(&is)
     );
-    Err(Error::Autograd { op, message })
+    Err(Error::Argument { op, message })
 }

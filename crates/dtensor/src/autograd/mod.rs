@@ -18,7 +18,6 @@ mod mode;
 mod node;
 mod region;
 mod saved;
-mod surroundings;
 
 pub use backward::{BackwardOptions, grad};
 pub use checkpoint::{checkpoint, checkpoint_all};

@@ -1,14 +1,11 @@
 //! Whether operators are recorded: a mode of the calling thread, for the length of a scope.
 
-use std::cell::Cell;
-
+use dtensor_array::mode;
 use serde::{Deserialize, Serialize};
 
-use crate::scope::within;
-
-thread_local! {
-    static ENABLED: Cell<bool> = const { Cell::new(true) };
-    static PHASE: Cell<Phase> = const { Cell::new(Phase::Forward) };
+mode! {
+    static ENABLED: Cell<bool> = true;
+    static PHASE: Cell<Phase> = Phase::Forward;
 }
 
 /// What a thread is doing, as [`CommDebugMode`](crate::debug::CommDebugMode) tells collectives and operators apart by it.
@@ -45,7 +42,7 @@ pub(crate) fn phase() -> Phase {
 
 /// Runs `body` as a phase, and restores the one before even if it panics.
 pub(crate) fn in_phase<R>(phase: Phase, body: impl FnOnce() -> R) -> R {
-    within(&PHASE, phase, body)
+    PHASE.within(phase, body)
 }
 
 pub(crate) fn grad_enabled() -> bool {
@@ -64,10 +61,10 @@ pub(crate) fn grad_enabled() -> bool {
 /// # }
 /// ```
 pub fn no_grad<R>(body: impl FnOnce() -> R) -> R {
-    within(&ENABLED, false, body)
+    ENABLED.within(false, body)
 }
 
 /// Runs `body` with recording on, inside a [`no_grad`] scope too.
 pub fn enable_grad<R>(body: impl FnOnce() -> R) -> R {
-    within(&ENABLED, true, body)
+    ENABLED.within(true, body)
 }

@@ -6,19 +6,22 @@ use std::mem::ManuallyDrop;
 use std::panic::Location;
 use std::sync::Arc;
 
+use dtensor_array::mode;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::region::{Region, enter, in_region};
 use super::saved::{Saved, SavedValues, Saves};
 use crate::comm::{Running, Site, running_module};
+use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::ops::Op;
-use crate::placement::{Layout, Partial, Placement};
-use crate::scope::within;
-use crate::sharding::Decision;
-use crate::tensor::{Meta, Value};
+use crate::owner::Owner;
+use crate::tensor::Value;
 use crate::{Error, Result, Tensor};
+use dtensor_array::Meta;
+use dtensor_layout::Decision;
+use dtensor_layout::{Partial, Placement};
 
 /// Where a tensor's gradient goes.
 #[derive(Clone, Default)]
@@ -52,8 +55,11 @@ pub(crate) struct Moment(u64);
 
 thread_local! {
     static NEXT: Cell<u64> = const { Cell::new(1) };
+}
+
+mode! {
     /// The moment that a node is to have that is recorded later.
-    static EARLIER: Cell<Option<Moment>> = const { Cell::new(None) };
+    static EARLIER: Cell<Option<Moment>> = None;
 }
 
 impl Moment {
@@ -72,7 +78,7 @@ impl Moment {
 
     /// Runs `body`, which applies one operator, as if it had been run at this moment.
     pub(crate) fn record<R>(self, body: impl FnOnce() -> R) -> R {
-        within(&EARLIER, Some(self), body)
+        EARLIER.within(Some(self), body)
     }
 }
 
@@ -80,8 +86,9 @@ impl Moment {
 #[derive(Default)]
 pub(crate) struct Leaf {
     pub(crate) grad: Mutex<Option<Tensor>>,
-    /// How the leaf lies on a mesh, and so its gradient.
+    /// The layout of the leaf, and so of its gradient.
     pub(crate) layout: Option<Layout>,
+    pub(crate) owner: Owner,
 }
 
 impl Leaf {
@@ -93,20 +100,20 @@ impl Leaf {
         let meeting = if grads.len() > 1 { whole.as_ref().or(self.layout.as_ref()) } else { None };
         let mut sum: Option<Tensor> = None;
         for grad in grads {
-            let grad = laid(grad, meeting, at)?;
+            let grad = redistribute_if(grad, meeting, at)?;
             sum = Some(match sum {
                 Some(sum) => sum.add(&grad)?,
                 None => grad,
             });
         }
-        sum.map(|sum| laid(&sum, self.layout.as_ref(), at)).transpose()
+        sum.map(|sum| redistribute_if(&sum, self.layout.as_ref(), at)).transpose()
     }
 }
 
 /// A tensor in a layout, if one is given.
-fn laid(x: &Tensor, layout: Option<&Layout>, at: &Site) -> Result<Tensor> {
+fn redistribute_if(x: &Tensor, layout: Option<&Layout>, at: &Site) -> Result<Tensor> {
     match layout {
-        Some(layout) if x.layout() != Some(layout) => x.relaid_at(layout, at),
+        Some(layout) if x.layout() != Some(layout) => x.redistribute_to(layout, at),
         _ => Ok(x.clone()),
     }
 }
@@ -214,7 +221,10 @@ thread_local! {
     /// What nodes that have been dropped held, while something on this thread lets go of it. Emptied by whoever fills it, and so
     /// never torn down: tensors may be dropped by a thread that ends.
     static HELD: ManuallyDrop<RefCell<Vec<Dropped>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
-    static LETTING_GO: Cell<bool> = const { Cell::new(false) };
+}
+
+mode! {
+    static LETTING_GO: Cell<bool> = false;
 }
 
 impl<O: Recorded + ?Sized> Drop for Node<O> {
@@ -241,7 +251,7 @@ impl<O: Recorded + ?Sized> Drop for Node<O> {
         if LETTING_GO.get() {
             return;
         }
-        within(&LETTING_GO, true, || {
+        LETTING_GO.within(true, || {
             while let Some(last) = HELD.with(|held| held.borrow_mut().pop()) {
                 drop(last);
             }
@@ -268,7 +278,7 @@ impl<'a> Backward<'a> {
     }
 
     fn missing(&self, what: &str, i: usize) -> Error {
-        Error::Autograd {
+        Error::Argument {
             op: self.node.op.name(),
             message: format!("{what} {i} was not saved for the gradient"),
         }
@@ -327,7 +337,7 @@ impl<'a> Backward<'a> {
             (_, Some(meta)) => Tensor::zeros_for(meta, self.node.onto.as_ref().map(Layout::mesh)),
             _ => {
                 let message = format!("there is no output {i}");
-                Err(Error::Autograd { op: self.node.op.name(), message })
+                Err(Error::Argument { op: self.node.op.name(), message })
             }
         }
     }

@@ -9,20 +9,21 @@
 //! together: collectives of the second run come after the gradients of all that was called later than the stretch, and before
 //! those of the stretch itself, whatever else each rank did there.
 
-use std::cell::{Cell, RefCell};
 use std::panic::Location;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use dtensor_array::mode;
+use dtensor_array::mode::Snapshot;
+use dtensor_array::origin::asked_by;
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::look::{Look, compare};
 use super::mode::{Phase, enable_grad, in_phase};
 use super::saved::{Saved, SavedValues};
-use super::surroundings::Surroundings;
 use super::{Backward, Grads, Link, Moment, Node, Recorded, Saves};
-use crate::comm::asked_by;
+use crate::random::drawing_again;
 use crate::{Error, Result, Tensor};
 
 const OP: &str = "checkpoint";
@@ -35,7 +36,8 @@ pub(crate) struct Region {
     /// The node that keeps the inputs. If the region lies in another, that one's second run brings them back.
     entry: Link,
     began: Moment,
-    surroundings: Surroundings,
+    /// The modes of the first run, which hold for every other run too.
+    modes: Snapshot,
     /// How many operators have been recorded in it.
     recorded: AtomicUsize,
     /// What came out of the first run, once it is over.
@@ -56,7 +58,7 @@ impl Recorded for Entry {
     }
 
     fn gradient(&self, _: &Backward<'_>) -> Result<Grads> {
-        Err(Error::Autograd { op: OP, message: "the inputs of a checkpoint have no gradient rule".into() })
+        Err(Error::Argument { op: OP, message: "the inputs of a checkpoint have no gradient rule".into() })
     }
 }
 
@@ -66,12 +68,12 @@ enum Scope {
     /// They keep nothing.
     First(Arc<Region>),
     /// What they keep is listed, too.
-    Second(Rc<RefCell<Vec<Remade>>>),
+    Second(Arc<Mutex<Vec<Remade>>>),
 }
 
-thread_local! {
-    static IN_REGION: Cell<bool> = const { Cell::new(false) };
-    static SCOPE: RefCell<Option<Scope>> = const { RefCell::new(None) };
+mode! {
+    static IN_REGION: Cell<bool> = false;
+    static SCOPE: RefCell<Option<Scope>> = None;
 }
 
 /// Whether this thread runs a region.
@@ -83,14 +85,14 @@ pub(super) fn in_region() -> bool {
 /// Makes a node that has just been recorded part of the region that runs.
 #[cold]
 pub(super) fn enter(node: &Arc<Node>) {
-    match SCOPE.with_borrow(Clone::clone) {
+    match SCOPE.get() {
         Some(Scope::First(region)) => {
             let n = region.recorded.fetch_add(1, Ordering::Relaxed);
             *node.saved.lock() = Saved::Again(region, n);
         }
         Some(Scope::Second(remade)) => {
             if let Saved::Values(values) = &*node.saved.lock() {
-                remade.borrow_mut().push(Remade { look: Look::of(node), values: Some(values.clone()) });
+                remade.lock().push(Remade { look: Look::of(node), values: Some(values.clone()) });
             }
         }
         None => {}
@@ -98,16 +100,7 @@ pub(super) fn enter(node: &Arc<Node>) {
 }
 
 fn scoped<R>(scope: Scope, body: impl FnOnce() -> R) -> R {
-    struct Restore(Option<Scope>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            IN_REGION.set(self.0.is_some());
-            drop(SCOPE.replace(self.0.take()));
-        }
-    }
-    let _restore = Restore(SCOPE.replace(Some(scope)));
-    IN_REGION.set(true);
-    body()
+    SCOPE.within(Some(scope), || IN_REGION.within(true, body))
 }
 
 impl Region {
@@ -121,7 +114,7 @@ impl Region {
             body,
             began: entry.moment,
             entry: Link::Node(entry, 0),
-            surroundings: Surroundings::now(),
+            modes: Snapshot::now(),
             recorded: AtomicUsize::new(0),
             outputs: OnceLock::new(),
         });
@@ -139,13 +132,15 @@ impl Region {
             .map(|i| Some(Tensor::new(inputs.input(i)?, entry.edges[i].clone())))
             .collect();
         let inputs = inputs.ok_or_else(gone)?;
-        let remade = Rc::default();
-        let outputs = self.surroundings.restored(|| {
-            in_phase(Phase::Recomputation, || {
-                enable_grad(|| scoped(Scope::Second(Rc::clone(&remade)), || (self.body)(&inputs)))
+        let remade = Arc::default();
+        let outputs = self.modes.within(|| {
+            drawing_again(|| {
+                in_phase(Phase::Recomputation, || {
+                    enable_grad(|| scoped(Scope::Second(Arc::clone(&remade)), || (self.body)(&inputs)))
+                })
             })
         })?;
-        let remade = remade.take();
+        let remade = std::mem::take(&mut *remade.lock());
         // A pass inside the body comes back to a region whose first run is not over.
         if let Some(first) = self.outputs.get() {
             let outputs: Vec<Look> = outputs.iter().map(Look::of_tensor).collect();
@@ -157,7 +152,7 @@ impl Region {
                      operators were recorded, and then {}",
                     remade.len()
                 );
-                return Err(Error::Autograd { op: OP, message });
+                return Err(Error::Argument { op: OP, message });
             }
         }
         Ok(remade)
@@ -177,7 +172,7 @@ impl Region {
 }
 
 fn gone() -> Error {
-    Error::Autograd { op: OP, message: "the inputs are not there any more".into() }
+    Error::Argument { op: OP, message: "the inputs are not there any more".into() }
 }
 
 /// What an operator of a second run saves.

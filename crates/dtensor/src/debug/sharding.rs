@@ -7,8 +7,9 @@ use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
 use std::ops::Range;
 
-use crate::placement::{Layout, Partial, unravel};
+use crate::layout::Layout;
 use crate::{Error, Result, Tensor};
+use dtensor_layout::{Partial, unravel};
 
 const OP: &str = "visualize_sharding";
 

@@ -4,19 +4,20 @@
 //! in the dtype that a tensor has itself. Casts are made anew for each operator: what the body of a
 //! [`checkpoint`](crate::checkpoint) does must not depend on what was cast before it.
 
-use std::cell::Cell;
 use std::panic::Location;
 
+use dtensor_array::mode;
+use dtensor_array::origin::{asked_by, on_behalf_of};
 use smallvec::SmallVec;
 
-use super::{around, shapes};
-use crate::comm::{asked_by, on_behalf_of};
+use super::shapes;
 use crate::ops::{Op, Precision};
-use crate::tensor::{DType, Meta};
 use crate::{Result, Tensor};
+use dtensor_array::{DType, Meta};
 
-thread_local! {
-    static LOW: Cell<Option<DType>> = const { Cell::new(None) };
+mode! {
+    /// The dtype of the innermost scope.
+    static LOW: Cell<Option<DType>> = None;
 }
 
 /// Runs `body`, in which operators that gain by it are run in half precision: `dtype` is [`DType::BF16`] or [`DType::F16`].
@@ -57,7 +58,7 @@ thread_local! {
 /// ```
 pub fn autocast<R>(dtype: DType, body: impl FnOnce() -> R) -> R {
     let low = matches!(dtype, DType::BF16 | DType::F16).then_some(dtype);
-    within_autocast(low, body)
+    LOW.within(low, body)
 }
 
 /// Runs `body` without [`autocast`], inside a scope of it too.
@@ -74,26 +75,12 @@ pub fn autocast<R>(dtype: DType, body: impl FnOnce() -> R) -> R {
 /// # }
 /// ```
 pub fn autocast_off<R>(body: impl FnOnce() -> R) -> R {
-    within_autocast(None, body)
+    LOW.within(None, body)
 }
 
 /// The dtype of the [`autocast`] scope that this thread is in, if it is in one.
 pub fn autocast_dtype() -> Option<DType> {
     LOW.get()
-}
-
-/// Runs `body` with this dtype as that of the scope, or outside of any.
-pub(crate) fn within_autocast<R>(low: Option<DType>, body: impl FnOnce() -> R) -> R {
-    struct Restore(Option<DType>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            LOW.set(self.0);
-            around::refresh();
-        }
-    }
-    let _restore = Restore(LOW.replace(low));
-    around::refresh();
-    body()
 }
 
 /// The inputs of an operator in the dtypes that it is run in, if these are not those they have. A cast may

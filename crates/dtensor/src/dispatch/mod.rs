@@ -5,50 +5,34 @@
 //! - On tensors that lie on a mesh ([`distributed`]): in between, how they have to lie is decided, or remembered, and those that
 //!   do not are moved.
 //!
-//! Before either, where somebody has asked for it, inputs are cast and listeners are told ([`around`]).
+//! Before either, inputs are cast inside an [`autocast`] scope; after the kernel, listeners are told ([`listen`]).
 
-mod around;
 mod autocast;
 mod distributed;
+mod listen;
 mod mode;
 
-use std::cell::Cell;
 use std::panic::Location;
 use std::sync::Arc;
 
+use dtensor_array::origin::asked_by;
 use smallvec::SmallVec;
 
 use crate::autograd::{Link, Node, Recorded, grad_enabled};
-use crate::comm::asked_by;
-use crate::engine::Local;
-use crate::ops::{Here, Locals, Metas, Op};
-use crate::scope::within;
-use crate::sharding::Decision;
-use crate::tensor::{Device, Meta, Part, Value, checked_numel};
+use crate::layout::Layout;
+use crate::ops::{Arrays, Here, Metas, Op};
+use crate::tensor::{Part, Value};
 use crate::{Error, Result, Tensor};
+use dtensor_array::Array;
+use dtensor_array::{Device, Meta};
+use dtensor_layout::Decision;
 
-pub(crate) use around::{Heard, overheard};
 pub use autocast::{autocast, autocast_dtype, autocast_off};
-pub(crate) use autocast::{cast_metas, prepared, within_autocast};
-pub(crate) use distributed::one_mesh;
+pub(crate) use autocast::{cast_metas, prepared};
+pub(crate) use distributed::{Described, one_mesh};
+pub(crate) use listen::{Heard, OPERATORS};
+pub(crate) use mode::allow_merging;
 pub use mode::{ImplicitCommunication, explicit_communication, implicit_replication};
-pub(crate) use mode::{Modes, in_loss_parallel, within_loss_parallel};
-
-/// Turns the inputs of an operator into those that it is run on. The names are the function's own: nothing is made, and nothing
-/// dropped, where nobody has asked for anything.
-macro_rules! as_cast {
-    ($op:ident, $inputs:ident, $at:ident) => {
-        let (cast, refs): (_, SmallVec<[&Tensor; 4]>);
-        let mut $inputs = $inputs;
-        if around::active() {
-            cast = autocast::cast(&$op, $inputs, $at)?;
-            if let Some(cast) = &cast {
-                refs = cast.iter().collect();
-                $inputs = &refs;
-            }
-        }
-    };
-}
 
 /// Applies an operator with one output.
 ///
@@ -59,7 +43,7 @@ macro_rules! as_cast {
 /// ```
 /// use dtensor::comm::launch;
 /// use dtensor::{
-///     Backward, DType, DeviceMesh, Grads, Here, Local, Locals, Meta, Metas, Op, Result, Rule, Shard, Tensor, apply,
+///     Backward, DType, DeviceMesh, Grads, Here, Array, Arrays, Meta, Metas, Op, Result, Rule, Shard, Tensor, apply,
 ///     distribute_tensor,
 /// };
 ///
@@ -77,9 +61,9 @@ macro_rules! as_cast {
 ///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 ///         Rule::pointwise(x, out)?.linear(&[0])
 ///     }
-///     fn kernel(&self, x: &[&Local], _: &Here) -> Result<Locals> {
-///         let doubled = x[0].to_vec::<f32>()?.into_iter().map(|v| 2.0 * v).collect();
-///         Ok([Local::from_vec(doubled, x[0].dims())?].into_iter().collect())
+///     fn kernel(&self, x: &[&Array], _: &Here) -> Result<Arrays> {
+///         let doubled = x[0].copy_to_host::<f32>()?.into_iter().map(|v| 2.0 * v).collect();
+///         Ok([Array::from_vec(doubled, x[0].dims())?].into_iter().collect())
 ///     }
 ///     fn gradient(&self, cx: &Backward) -> Result<Grads> {
 ///         Ok([cx.when(0, || cx.dy()?.mul(2.0))?].into_iter().collect())
@@ -104,46 +88,51 @@ macro_rules! as_cast {
 /// ```
 #[track_caller]
 pub fn apply<O: Op>(op: O, inputs: &[&Tensor]) -> Result<Tensor> {
-    let at = Location::caller();
-    as_cast!(op, inputs, at);
-    if inputs.iter().any(|x| x.is_distributed()) {
-        return Ok(distributed::run(op, inputs, at)?.swap_remove(0));
-    }
-    let name = op.name();
-    let mut call = Call::default();
-    call.evaluate(&op, inputs)?;
-    let output = if records(&op, inputs) {
-        call.record(op, inputs, at, None).swap_remove(0)
-    } else {
-        Tensor::new(call.values.swap_remove(0), Link::None)
-    };
-    if around::active() {
-        around::told(&Heard { name, inputs, outputs: std::slice::from_ref(&output), moved: &[], at });
-    }
-    Ok(output)
+    let mut outputs = Outputs::new();
+    dispatch(op, inputs, Location::caller(), &mut outputs)?;
+    Ok(outputs.swap_remove(0))
 }
 
 /// Applies an operator and returns all of its outputs.
 #[track_caller]
 pub fn apply_all<O: Op>(op: O, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 1]>> {
-    let at = Location::caller();
-    as_cast!(op, inputs, at);
-    if inputs.iter().any(|x| x.is_distributed()) {
-        return distributed::run(op, inputs, at);
-    }
-    let name = op.name();
-    let mut call = Call::default();
-    call.evaluate(&op, inputs)?;
-    let outputs = if records(&op, inputs) { call.record(op, inputs, at, None) } else { call.unrecorded() };
-    if around::active() {
-        around::told(&Heard { name, inputs, outputs: &outputs, moved: &[], at });
-    }
+    let mut outputs = Outputs::new();
+    dispatch(op, inputs, Location::caller(), &mut outputs)?;
     Ok(outputs)
 }
 
-/// Whether a call leaves a node in the graph.
-fn records(op: &dyn Op, inputs: &[&Tensor]) -> bool {
-    wants_gradient(inputs) && op.differentiable()
+/// The outputs of an operator.
+pub(crate) type Outputs = SmallVec<[Tensor; 1]>;
+
+/// The way of every operator. Outputs are filled in where they will be: moving tensors about costs more than small kernels do.
+fn dispatch<O: Op>(
+    op: O,
+    inputs: &[&Tensor],
+    at: &'static Location<'static>,
+    outputs: &mut Outputs,
+) -> Result<()> {
+    if autocast_dtype().is_some()
+        && let Some(cast) = autocast::cast(&op, inputs, at)?
+    {
+        return dispatch_cast(op, &cast.iter().collect::<SmallVec<[&Tensor; 4]>>(), at, outputs);
+    }
+    dispatch_cast(op, inputs, at, outputs)
+}
+
+/// As [`dispatch`], once the inputs have the dtypes that the operator is run in.
+fn dispatch_cast<O: Op>(
+    op: O,
+    inputs: &[&Tensor],
+    at: &'static Location<'static>,
+    outputs: &mut Outputs,
+) -> Result<()> {
+    if inputs.iter().any(|x| x.is_distributed()) {
+        return distributed::run(op, inputs, at, outputs);
+    }
+    let mut call = Call::default();
+    call.evaluate(&op, inputs, at)?;
+    call.finish(op, inputs, at, None, outputs);
+    Ok(())
 }
 
 fn wants_gradient(inputs: &[&Tensor]) -> bool {
@@ -161,34 +150,11 @@ pub(crate) fn record<R: Recorded>(op: R, x: &Tensor, value: Value) -> Tensor {
     } else {
         Link::None
     };
-    let output = Tensor::new(value, link);
     // What moves values of this rank alone is a collective, and is listened to as such.
-    if around::active() && (x.is_distributed() || output.is_distributed()) {
-        let outputs = std::slice::from_ref(&output);
-        around::told(&Heard { name, inputs: &[x], outputs, moved: &[], at });
+    if OPERATORS.any() && (x.is_distributed() || value.layout.is_some()) {
+        listen::tell(name, None, &[x], std::slice::from_ref(&value), &[], at);
     }
-    output
-}
-
-/// An operator that has been run on tensors of this rank alone.
-pub(crate) struct Applied<'a> {
-    pub(crate) op: &'a dyn Op,
-    pub(crate) inputs: &'a [&'a Tensor],
-    pub(crate) metas: &'a [Meta],
-    pub(crate) outputs: &'a [Meta],
-    pub(crate) values: &'a Locals,
-}
-
-/// Somebody who looks at every operator that has been run.
-pub(crate) type Observer = fn(&Applied<'_>) -> Result<()>;
-
-thread_local! {
-    static OBSERVER: Cell<Option<Observer>> = const { Cell::new(None) };
-}
-
-/// Runs `body` with an observer, or without one.
-pub(crate) fn observed<R>(by: Option<Observer>, body: impl FnOnce() -> R) -> R {
-    within(&OBSERVER, by, body)
+    Tensor::new(value, link)
 }
 
 /// One call of an operator on its way. It is filled in place: moving shapes about costs more than small kernels do.
@@ -200,13 +166,8 @@ struct Call {
 }
 
 impl Call {
-    /// The outputs, without a node.
-    fn unrecorded(self) -> SmallVec<[Tensor; 1]> {
-        self.values.into_iter().map(|value| Tensor::new(value, Link::None)).collect()
-    }
-
     /// Shape rule and kernel. Not generic, so that it is compiled once.
-    fn evaluate(&mut self, op: &dyn Op, inputs: &[&Tensor]) -> Result<()> {
+    fn evaluate(&mut self, op: &dyn Op, inputs: &[&Tensor], at: &'static Location<'static>) -> Result<()> {
         let mut on_meta = false;
         for x in inputs {
             on_meta |= x.is_meta();
@@ -214,21 +175,35 @@ impl Call {
         }
         self.outputs = shapes(op, &self.inputs)?;
         if on_meta {
-            return self.evaluate_meta(op);
+            self.evaluate_meta(op)?;
+            self.tell(op, inputs, &[], at);
+            return Ok(());
         }
-        let mut locals: SmallVec<[&Local; 4]> = SmallVec::new();
+        let mut locals: SmallVec<[&Array; 4]> = SmallVec::new();
         for x in inputs {
             locals.push(x.part(op.name())?);
         }
         let values = op.kernel(&locals, &Here::alone(&self.inputs, &self.outputs))?;
         kept(op, &self.outputs, &values)?;
-        if let Some(observe) = OBSERVER.get() {
-            observe(&Applied { op, inputs, metas: &self.inputs, outputs: &self.outputs, values: &values })?;
-        }
         for value in values {
-            self.values.push(Value::plain(Part::Local(value)));
+            self.values.push(Value::plain(Part::Array(value)));
         }
+        self.tell(op, inputs, &[], at);
         Ok(())
+    }
+
+    /// Tells listeners of the operator that has been run.
+    #[inline]
+    fn tell(
+        &self,
+        op: &dyn Op,
+        inputs: &[&Tensor],
+        moved: &[(usize, Layout)],
+        at: &'static Location<'static>,
+    ) {
+        if OPERATORS.any() {
+            listen::tell(op.name(), Some(op), inputs, &self.values, moved, at);
+        }
     }
 
     /// Shapes are all there is to a meta tensor.
@@ -242,26 +217,35 @@ impl Call {
         Ok(())
     }
 
-    /// Leaves a node in the graph and links the outputs to it.
-    fn record<O: Op>(
+    /// Makes tensors of the values: with a node in the graph if an input requires a gradient.
+    fn finish<O: Op>(
         self,
         op: O,
         inputs: &[&Tensor],
         at: &'static Location<'static>,
         decision: Option<Arc<Decision>>,
-    ) -> SmallVec<[Tensor; 1]> {
-        let floats: SmallVec<[bool; 4]> = self.outputs.iter().map(|meta| meta.dtype.is_float()).collect();
-        let node = Node::record(op, inputs, self.inputs, &self.values, self.outputs, asked_by(at), decision);
-        let link = |(i, value): (usize, Value)| {
-            Tensor::new(value, if floats[i] { Link::Node(node.clone(), i) } else { Link::None })
+        outputs: &mut Outputs,
+    ) {
+        if !(wants_gradient(inputs) && op.differentiable()) {
+            outputs.extend(self.values.into_iter().map(|value| Tensor::new(value, Link::None)));
+            return;
+        }
+        let (metas, out) = match &decision {
+            Some(decision) => (decision.inputs.clone(), decision.outputs.clone()),
+            None => (self.inputs, self.outputs),
         };
-        self.values.into_iter().enumerate().map(link).collect()
+        let floats: SmallVec<[bool; 4]> = out.iter().map(|meta| meta.dtype.is_float()).collect();
+        let node = Node::record(op, inputs, metas, &self.values, out, asked_by(at), decision);
+        for (i, value) in self.values.into_iter().enumerate() {
+            let link = if floats[i] { Link::Node(node.clone(), i) } else { Link::None };
+            outputs.push(Tensor::new(value, link));
+        }
     }
 }
 
 fn all_meta(op: &dyn Op, inputs: &[Meta]) -> Result<()> {
     match inputs.iter().find(|meta| meta.device != Device::Meta) {
-        Some(other) => Err(Error::devices(op.name(), Device::Meta, other.device)),
+        Some(other) => Err(dtensor_array::Error::devices(op.name(), Device::Meta, other.device)),
         None => Ok(()),
     }
 }
@@ -274,14 +258,14 @@ pub(crate) fn shapes(op: &dyn Op, inputs: &[Meta]) -> Result<Metas> {
         return Err(Error::argument(op.name(), "the shape rule promises no output"));
     }
     for meta in &outputs {
-        checked_numel(op.name(), &meta.shape)?;
+        meta.shape.checked_numel(op.name())?;
     }
     Ok(outputs)
 }
 
 /// That a kernel has made what was promised.
-fn kept(op: &dyn Op, promised: &[Meta], made: &Locals) -> Result<()> {
-    let alike = |(v, m): (&Local, &Meta)| v.dims() == &m.shape[..] && v.dtype() == m.dtype;
+fn kept(op: &dyn Op, promised: &[Meta], made: &Arrays) -> Result<()> {
+    let alike = |(v, m): (&Array, &Meta)| v.dims() == &m.shape[..] && v.dtype() == m.dtype;
     if made.len() == promised.len() && made.iter().zip(promised).all(alike) {
         return Ok(());
     }
@@ -289,7 +273,7 @@ fn kept(op: &dyn Op, promised: &[Meta], made: &Locals) -> Result<()> {
 }
 
 #[cold]
-fn broken_promise(op: &dyn Op, promised: &[Meta], made: &Locals) -> Error {
+fn broken_promise(op: &dyn Op, promised: &[Meta], made: &Arrays) -> Error {
     let list = |metas: &mut dyn Iterator<Item = Meta>| {
         metas.map(|meta| format!("{} {}", meta.dtype, meta.shape)).collect::<Vec<_>>().join(", ")
     };
@@ -298,7 +282,7 @@ fn broken_promise(op: &dyn Op, promised: &[Meta], made: &Locals) -> Error {
         promised.len(),
         list(&mut promised.iter().cloned()),
         made.len(),
-        list(&mut made.iter().map(Local::meta)),
+        list(&mut made.iter().map(Array::meta)),
     );
     Error::argument(op.name(), message)
 }

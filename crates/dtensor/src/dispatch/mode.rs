@@ -4,17 +4,21 @@ use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 
-use super::autocast::{autocast_dtype, within_autocast};
-use crate::DType;
+use dtensor_array::mode;
+use dtensor_array::mode::Scope;
+
 use crate::comm::Site;
-use crate::scope::within;
+
+mode! {
+    static MODE: Cell<ImplicitCommunication> = ImplicitCommunication::Allow;
+    static REPLICATING: Cell<bool> = false;
+    /// Whether what ranks find out together for an operator has been asked for.
+    static MERGING: Cell<bool> = false;
+}
 
 thread_local! {
-    static MODE: Cell<ImplicitCommunication> = const { Cell::new(ImplicitCommunication::Allow) };
-    /// Operators, files and lines.
+    /// The operators, files and lines of which a warning has been printed.
     static SAID: RefCell<HashSet<(&'static str, Cow<'static, str>, u32)>> = RefCell::default();
-    static REPLICATING: Cell<bool> = const { Cell::new(false) };
-    static LOSS_PARALLEL: Cell<bool> = const { Cell::new(false) };
 }
 
 /// What becomes of an operator whose inputs have to be moved between ranks though nobody said so.
@@ -50,7 +54,16 @@ pub enum ImplicitCommunication {
 /// # }
 /// ```
 pub fn explicit_communication<R>(mode: ImplicitCommunication, body: impl FnOnce() -> R) -> R {
-    within(&MODE, mode, body)
+    MODE.within(mode, body)
+}
+
+/// Lets operators find out together what they need, whatever [`explicit_communication`] says, until the guard is dropped.
+pub(crate) fn allow_merging() -> Scope<Cell<bool>> {
+    MERGING.enter(true)
+}
+
+pub(super) fn merging_allowed() -> bool {
+    MERGING.get()
 }
 
 pub(super) fn mode() -> ImplicitCommunication {
@@ -78,47 +91,11 @@ pub(super) fn unheard(op: &'static str, at: &Site) -> bool {
 /// # }
 /// ```
 pub fn implicit_replication<R>(body: impl FnOnce() -> R) -> R {
-    within(&REPLICATING, true, body)
+    REPLICATING.within(true, body)
 }
 
 pub(super) fn replicating() -> bool {
     REPLICATING.get()
-}
-
-/// Runs `body`, in which losses must leave the scores where they are.
-pub(crate) fn within_loss_parallel<R>(body: impl FnOnce() -> R) -> R {
-    within(&LOSS_PARALLEL, true, body)
-}
-
-pub(crate) fn in_loss_parallel() -> bool {
-    LOSS_PARALLEL.get()
-}
-
-/// The modes that operators depend on, of one thread at one moment.
-#[derive(Clone, Copy)]
-pub(crate) struct Modes {
-    mode: ImplicitCommunication,
-    replicating: bool,
-    loss_parallel: bool,
-    autocast: Option<DType>,
-}
-
-impl Modes {
-    pub(crate) fn now() -> Self {
-        Modes {
-            mode: mode(),
-            replicating: replicating(),
-            loss_parallel: in_loss_parallel(),
-            autocast: autocast_dtype(),
-        }
-    }
-
-    /// Runs `body` in these modes.
-    pub(crate) fn restored<R>(self, body: impl FnOnce() -> R) -> R {
-        let body = || within_autocast(self.autocast, body);
-        let body = || within(&LOSS_PARALLEL, self.loss_parallel, body);
-        within(&MODE, self.mode, || within(&REPLICATING, self.replicating, body))
-    }
 }
 
 #[cfg(test)]

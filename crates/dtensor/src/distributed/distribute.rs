@@ -2,12 +2,13 @@
 
 use smallvec::SmallVec;
 
+use super::execute::keep;
 use crate::comm::{ReduceOp, Site};
-use crate::engine::kernels::copy::NOTHING;
+use crate::layout::Layout;
 use crate::mesh::{DeviceMesh, chosen};
-use crate::placement::{Layout, Partial, Placements, Ranges, chunk_of_each};
-use crate::redistribute::keep;
 use crate::{Error, Result, Tensor};
+use dtensor_array::kernels::copy::NOTHING;
+use dtensor_layout::{Partial, Placements, Ranges, chunk_of_each};
 
 /// Lays a tensor, of which every rank has one of the same shape, on a mesh. The values are those of the rank at the mesh's
 /// first coordinate; the others' are not looked at, and stay as they are.
@@ -52,13 +53,15 @@ pub fn distribute_tensor_from<'a>(
     if !tensor.is_leaf() {
         let message = "distribute_tensor should be used to distribute leaf tensors, but this one is the result of an \
                        operator; `detach` it, or use `Tensor::from_local` and `redistribute`, which pass gradients on";
-        return Err(Error::Autograd { op: OP, message: message.into() });
+        return Err(Error::Argument { op: OP, message: message.into() });
     }
     let layout = Layout::checked(OP, &mesh, placements.into(), tensor.shape())?;
     if let Some(lies) = tensor.layout() {
         if *lies.mesh() != mesh {
-            let message =
-                format!("cannot distribute a tensor on {} to a different device mesh, {mesh}", lies.mesh());
+            let message = format!(
+                "cannot distribute a tensor to a different device mesh: found {}",
+                lies.mesh().and_other(&mesh)
+            );
             return Err(Error::argument(OP, message));
         }
         if lies.placements() != layout.placements() {
@@ -92,8 +95,9 @@ pub fn distribute_tensor_from<'a>(
             handed.on_layout(layout)
         }
         (Some(_), None) => {
-            let whole = tensor.on_layout(layout.replicated());
-            Tensor::laid(whole.value_in(&layout, &Site::caller())?.part, layout)
+            let plan = layout.replicated().plan_to(&layout, tensor.dtype())?;
+            let part = tensor.value().part.redistribute(&plan, &layout, false, &Site::caller())?;
+            Tensor::laid(part, layout)
         }
     };
     laid.requires_grad_(tensor.requires_grad())
@@ -109,7 +113,7 @@ fn piece(x: &Tensor, dim: usize, split: usize, n: usize, i: usize) -> Result<Ten
 /// This rank's part of the source's tensor. Mesh dim by mesh dim, those that have it hand it on.
 #[track_caller]
 fn handed_out(x: &Tensor, mesh: &DeviceMesh, layout: &Layout, at: &[usize], source: usize) -> Result<Tensor> {
-    let mut x = x.clone();
+    let (mut x, global) = (x.clone(), x.shape());
     for (dim, &placement) in layout.placements().iter().enumerate() {
         if mesh.shape()[dim] == 1 {
             continue;
@@ -123,13 +127,13 @@ fn handed_out(x: &Tensor, mesh: &DeviceMesh, layout: &Layout, at: &[usize], sour
         }
         let group = mesh.group(dim)?;
         x = match placement.cut() {
-            None => group.broadcast(&x, source)?,
+            None => group.broadcast_shard(&x, source, &global)?,
             Some((tensor_dim, split)) => {
                 let n = mesh.shape()[dim];
                 let pieces = (at[dim] == source)
                     .then(|| (0..n).map(|i| piece(&x, tensor_dim, split, n, i)).collect::<Result<Vec<_>>>())
                     .transpose()?;
-                group.scatter(pieces.as_deref(), source)?
+                group.scatter_shards(pieces.as_deref(), source, &global)?
             }
         };
         if let (Partial(op), true) = (placement, at[dim] != 0) {

@@ -4,14 +4,16 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::convert::ranks_along;
+use super::to_local::ranks_along;
 use crate::autograd::{Backward, Grads, Recorded, Saves};
 use crate::comm::{ReduceOp, Site};
 use crate::dispatch::record;
+use crate::layout::Layout;
 use crate::mesh::{DeviceMesh, chosen};
-use crate::placement::{Layout, Partial, PlacementList, Placements, Replicate, unravel};
-use crate::tensor::{Meta, Shape, Value};
+use crate::tensor::Value;
 use crate::{Error, Result, Tensor};
+use dtensor_array::{Meta, Shape};
+use dtensor_layout::{Partial, PlacementList, Placements, Replicate, unravel};
 
 const OP: &str = "from_local";
 
@@ -103,10 +105,18 @@ impl Recorded for Joined {
             return Ok(Grads::from_elem(Some(cx.zeros(0)?), 1));
         }
         if let Some(grad) = &self.grad {
-            return Ok(Grads::from_elem(Some(dy.relaid_at(grad, &self.at)?.to_local()?), 1));
+            return Ok(Grads::from_elem(Some(dy.redistribute_to(grad, &self.at)?.to_local()?), 1));
         }
         let whole = self.layout.without_partials();
-        let mut dx = dy.relaid_at(&whole, &self.at)?.to_local()?;
+        let dy = dy.redistribute_to(&whole, &self.at)?;
+        let mut dx = match self.extreme() {
+            // Each rank goes on with a share of its own, so gradients of these are partial.
+            Some(_) => {
+                let shares = self.layout.map(|&p| if p.is_partial() { Partial(ReduceOp::Sum) } else { p });
+                dy.to_local_with(shares.placements())?
+            }
+            None => dy.to_local()?,
+        };
         let by = ranks_along(&self.layout, ReduceOp::Avg);
         if by > 1 {
             dx = dx.div(by as f64)?;
@@ -115,13 +125,13 @@ impl Recorded for Joined {
             None => {}
             Some(ReduceOp::Product) => {
                 let message = "no gradient passes through a partial product".into();
-                return Err(Error::Autograd { op: OP, message });
+                return Err(Error::Argument { op: OP, message });
             }
             Some(_) => {
                 // The gradient goes to the ranks that hold the extreme, in equal parts.
                 let x = cx.input(0)?.detach();
                 let reduce = |part: &Tensor, layout: &Layout| -> Result<Tensor> {
-                    part.on_layout(layout.clone()).relaid_at(&whole, &self.at)?.to_local()
+                    part.on_layout(layout.clone()).redistribute_to(&whole, &self.at)?.to_local()
                 };
                 let holds = x.eq(&reduce(&x, &self.layout)?)?.to_dtype(dx.dtype())?;
                 let counted = self.layout.map(|&p| if p.is_partial() { Partial(ReduceOp::Sum) } else { p });
@@ -205,7 +215,8 @@ impl Tensor {
         told: &[Told],
     ) -> Result<Tensor> {
         let at = Site::caller();
-        let placements = placements.checked(OP, mesh.ndim(), part.rank())?;
+        let ndim = options.shape.as_ref().map_or(part.rank(), |shape| shape.rank());
+        let placements = placements.checked(OP, mesh.ndim(), ndim)?;
         // Parts that nothing cuts are all the same.
         let uneven = options.uneven && placements.iter().any(|p| p.cut().is_some());
         let shape = match options.shape {
@@ -293,7 +304,7 @@ fn compare(told: &[Told], layout: &Layout) -> Result<()> {
     let Some(first) = told.first() else { return Ok(()) };
     for (i, other) in told.iter().enumerate() {
         let rank = layout.mesh().ranks()[i];
-        let (due, _) = layout.part_at(&unravel(i, layout.mesh().shape()));
+        let (due, _) = layout.shard_at(&unravel(i, layout.mesh().shape()));
         let shape = first.meta.shape.clone();
         let alike = Told { meta: Meta { shape, ..other.meta.clone() }, ..other.clone() };
         if alike != *first {

@@ -1,11 +1,13 @@
 //! Tensors on a mesh: how they come there, move, and come back.
 
-mod convert;
 mod distribute;
+mod execute;
 mod from_local;
+mod redistribute;
 pub mod sharded;
+mod to_local;
 
-pub use convert::RedistributeOptions;
 pub use distribute::{distribute_tensor, distribute_tensor_from};
 pub use from_local::FromLocal;
 pub(crate) use from_local::{Told, tell};
+pub use redistribute::RedistributeOptions;

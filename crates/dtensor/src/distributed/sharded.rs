@@ -10,13 +10,15 @@
 //! differently from their threads' generators get an error from the next collective along dims of the mesh:
 //! it costs nothing to find out then.
 
-use crate::engine::kernels::window::Window;
+use crate::comm::Site;
+use crate::layout::Layout;
 use crate::mesh::{DeviceMesh, chosen};
-use crate::placement::{Layout, Placements};
 use crate::random::{Distribution, distributions, lend};
 use crate::tensor::default_device;
-use crate::tensor::{Meta, Scalar, Shape};
 use crate::{DType, Error, Generator, Result, Tensor};
+use dtensor_array::Window;
+use dtensor_array::{Meta, Scalar, Shape};
+use dtensor_layout::Placements;
 
 /// Declares functions that make a tensor on a mesh. Their arguments are those that are written, the mesh and the placements; the
 /// bodies are the shape of the tensor, and what makes it in a layout without partial values.
@@ -277,13 +279,13 @@ pub fn arange<'a>(
         Ok(window)
     })?;
     let layout = laid.ok_or_else(|| Error::argument(OP, "there is no layout"))?;
-    part.on_layout(layout.without_partials()).relaid(&layout)
+    part.on_layout(layout.without_partials()).redistribute_to(&layout, &Site::caller())
 }
 
 /// Which elements of a tensor in a layout this rank has.
 fn window(layout: &Layout) -> Result<Window> {
     match layout.mesh().coordinate() {
-        Some(coordinate) => Window::new(layout.shape(), layout.ranges_at(coordinate)),
+        Some(coordinate) => Ok(Window::new(layout.shape(), layout.ranges_at(coordinate))?),
         // A rank outside the mesh has nothing, but takes its turn at the generator.
         None => Ok(Window::whole(layout.local_shape())),
     }
@@ -310,5 +312,5 @@ fn made(
     make: impl FnOnce(&Layout) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let layout = Layout::checked(op, &chosen(op, mesh)?, placements, shape)?;
-    make(&layout.without_partials())?.relaid(&layout)
+    make(&layout.without_partials())?.redistribute_to(&layout, &Site::caller())
 }

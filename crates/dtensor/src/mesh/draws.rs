@@ -78,8 +78,8 @@ impl DeviceMesh {
     }
 
     fn ascending_ranks(&self) -> &Arc<[usize]> {
-        self.0.reach.ranks.get_or_init(|| {
-            let mut ranks = self.0.ranks.clone();
+        self.0.sharding.reach.ranks.get_or_init(|| {
+            let mut ranks = self.ranks().to_vec();
             ranks.sort_unstable();
             ranks.into()
         })
@@ -88,7 +88,7 @@ impl DeviceMesh {
     /// Changes what is noted with the groups that this mesh has all members of.
     fn tell(&self, change: impl Fn(Drawn) -> Drawn) {
         let known = self.0.shared.groups.lock();
-        let mut reached = self.0.reach.groups.lock();
+        let mut reached = self.0.sharding.reach.groups.lock();
         // There are ever more groups, never fewer.
         if reached.0 != known.len() {
             let all = self.ascending_ranks();

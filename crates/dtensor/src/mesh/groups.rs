@@ -1,10 +1,11 @@
 //! Groups along several dims of a mesh, and meshes of groups that there are already.
 
-use super::{DeviceMesh, MeshNames, along};
+use dtensor_layout::{Mesh, MeshNames};
+
+use super::DeviceMesh;
 use crate::comm::{Group, Site, World};
-use crate::placement::unravel;
-use crate::tensor::Shape;
 use crate::{Error, Result};
+use dtensor_array::Shape;
 
 const OP: &str = "from_group";
 
@@ -14,10 +15,11 @@ impl DeviceMesh {
         if let [dim] = dims {
             return self.group(*dim).cloned();
         }
-        let core = &*self.0;
-        let coordinate = self.coordinate().ok_or_else(|| self.outside("group"))?;
+        if self.coordinate().is_none() {
+            return Err(self.outside("group"));
+        }
         let name = dims.iter().map(|&dim| self.name_of(dim)).collect::<Vec<_>>().join("×");
-        core.shared.group(&along(&core.ranks, &core.shape, coordinate, dims), &name, at)
+        self.0.shared.group(&self.topology().line(dims), &name, at)
     }
 
     /// The ranks of a group in one dim, along which they communicate by that group, with its timeout. No group is made; only
@@ -58,30 +60,29 @@ impl DeviceMesh {
         if groups.is_empty() {
             return Err(Error::argument(OP, "expects at least one Group"));
         }
-        DeviceMesh::made(world, ranks, shape.into(), names.into(), groups)
+        DeviceMesh::make(world, Some(ranks), shape.into(), names.into(), groups)
     }
 }
 
 /// That the groups, if some are given, are those along the dims of a mesh of these ranks.
-pub(super) fn check(world: &World, ranks: &[usize], shape: &Shape, groups: &[&Group]) -> Result<()> {
+pub(super) fn check(world: &World, mesh: &Mesh, groups: &[&Group]) -> Result<()> {
     if groups.is_empty() {
         return Ok(());
     }
-    if groups.len() != shape.rank() {
-        let message = format!("there are {} groups for the {} dims of the mesh", groups.len(), shape.rank());
+    if groups.len() != mesh.ndim() {
+        let message = format!("there are {} groups for the {} dims of the mesh", groups.len(), mesh.ndim());
         return Err(Error::argument(OP, message));
     }
-    let Some(me) = ranks.iter().position(|&rank| rank == world.rank()) else {
-        let message = format!("rank {} is not in the mesh of ranks {ranks:?}", world.rank());
+    if mesh.coordinate().is_none() {
+        let message = format!("rank {} is not in the mesh of ranks {:?}", world.rank(), mesh.ranks());
         return Err(Error::argument(OP, message));
-    };
-    let at = unravel(me, shape);
+    }
     for (dim, &group) in groups.iter().enumerate() {
         if !world.has(group) {
             let message = format!("group `{}` is not of this rank in this world", group.name());
             return Err(Error::argument(OP, message));
         }
-        let line = along(ranks, shape, &at, &[dim]);
+        let line = mesh.line(&[dim]);
         if line != group.ranks() {
             let message = format!(
                 "invalid mesh: along dim {dim} rank {} is among {line:?}, but group `{}` is of {:?}",

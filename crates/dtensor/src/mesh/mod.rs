@@ -1,45 +1,30 @@
 //! [`DeviceMesh`]: ranks in a grid with named dims, and a group of ranks along each dim.
 
-mod alike;
-mod argument;
-mod cache;
-mod cut;
-mod display;
+mod derive;
 mod draws;
 mod groups;
 mod origin;
 mod overrides;
 mod scope;
+mod sharding;
 
 use std::collections::HashMap;
+use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, OnceLock, Weak};
 
+use dtensor_array::Shape;
+use dtensor_layout::{CacheStats, CostModel, Mesh, MeshDim, MeshDims, MeshNames, Names, Overrides, Planner};
 use parking_lot::Mutex;
-use smallvec::SmallVec;
 
-pub use argument::{MeshDim, MeshNames};
-use cache::Cache;
 use draws::{Draws, Reach};
 use origin::Origin;
-use overrides::Overrides;
+pub(crate) use scope::chosen;
 pub use scope::use_mesh;
-pub(crate) use scope::{active_mesh, chosen, with_active_mesh};
+use sharding::Sharding;
 
 use crate::comm::{Group, Site, World};
-use crate::placement::unravel;
-use crate::redistribute::CostModel;
-use crate::sharding::{CacheStats, Decisions};
-use crate::tensor::Shape;
 use crate::{Error, Result};
-
-/// The number of dims a mesh may have.
-pub(crate) const MAX_DIMS: usize = 8;
-
-/// The names of the dims of a mesh.
-pub(crate) type Names = Arc<[Arc<str>]>;
-
-/// Sizes, positions or indices of mesh dims.
-pub(crate) type MeshDims = SmallVec<[usize; 4]>;
 
 /// Ranks in a grid. A handle: clones are the same mesh.
 ///
@@ -65,38 +50,27 @@ pub(crate) type MeshDims = SmallVec<[usize; 4]>;
 pub struct DeviceMesh(Arc<Core>);
 
 struct Core {
+    topology: Mesh,
     shared: Arc<Shared>,
-    /// The ranks, row by row.
-    ranks: Vec<usize>,
-    shape: MeshDims,
-    names: Option<Names>,
-    /// The mesh that this one was cut out of, or itself, and which dims of that one each dim here consists of.
+    /// The mesh that this one was derived from, or itself, and the dims of that one that each dim here consists of.
     origin: Arc<Origin>,
     root_dims: Vec<MeshDims>,
-    /// Where this rank is, if it is in the mesh.
-    coordinate: Option<MeshDims>,
     /// One per dim, on a rank that is in the mesh.
     groups: Vec<Group>,
-    /// All groups that have to know what is drawn of tensors on this mesh.
-    reach: Reach,
     /// The meshes of one dim each, made when first asked for.
     lines: Vec<OnceLock<DeviceMesh>>,
-    /// Other meshes cut out of this one, so that what they remember is not lost.
+    /// Other meshes derived from this one, so that what they remember is not lost.
     taken: Mutex<HashMap<Taken, DeviceMesh>>,
-    cost: CostModel,
-    cache: Mutex<Cache>,
-    decisions: Mutex<Decisions>,
+    /// Plans, decisions and draws: what is remembered of tensors on this mesh.
+    sharding: Sharding,
 }
 
 /// What a mesh is made of.
 struct Parts {
+    topology: Mesh,
     shared: Arc<Shared>,
-    ranks: Vec<usize>,
-    shape: MeshDims,
-    names: Option<Names>,
-    cost: CostModel,
-    /// The mesh that it is cut out of, and which dims of that one each of its dims consists of. Without, it
-    /// is one that others are cut out of.
+    /// The mesh that it is derived from, and the dims of that one that each of its dims consists of. Without, it is one that
+    /// others are derived from.
     from: Option<(Arc<Origin>, Vec<MeshDims>)>,
     /// The groups along its dims, as far as they are known: several of size 1 have the same ranks, and still each its own.
     known: Vec<Option<Group>>,
@@ -116,7 +90,7 @@ struct Shared {
     /// The names given to several dims taken as one.
     flattened: Mutex<Vec<(Arc<str>, Names)>>,
     /// Sharding rules that stand for those of operators.
-    overrides: Mutex<Overrides>,
+    overrides: Overrides,
     /// All meshes that share this, and remember decisions made by these rules.
     meshes: Mutex<Vec<Weak<Core>>>,
 }
@@ -169,10 +143,7 @@ impl DeviceMesh {
     /// All ranks of the mesh must call this at the same time.
     #[track_caller]
     pub fn new(world: &World, shape: impl Into<Shape>, names: impl Into<MeshNames>) -> Result<DeviceMesh> {
-        let shape = shape.into();
-        let count = shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size));
-        let count = count.filter(|&count| count <= world.size()).ok_or_else(|| too_big(world, &shape))?;
-        DeviceMesh::from_ranks(world, &(0..count).collect::<Vec<_>>(), shape, names)
+        DeviceMesh::make(world, None, shape.into(), names.into(), &[])
     }
 
     /// The given ranks in a grid of this shape, row by row.
@@ -194,112 +165,72 @@ impl DeviceMesh {
         shape: impl Into<Shape>,
         names: impl Into<MeshNames>,
     ) -> Result<DeviceMesh> {
-        DeviceMesh::made(world, ranks, shape.into(), names.into(), &[])
+        DeviceMesh::make(world, Some(ranks), shape.into(), names.into(), &[])
     }
 
-    /// A mesh that is not cut out of another, with these groups, one along each of its dims, or with its own if none are given.
     #[track_caller]
-    fn made(
+    fn make(
         world: &World,
-        ranks: &[usize],
+        ranks: Option<&[usize]>,
         shape: Shape,
         names: MeshNames,
         groups: &[&Group],
     ) -> Result<DeviceMesh> {
-        const OP: &str = "DeviceMesh";
-        if shape.is_empty() || shape.len() > MAX_DIMS || shape.contains(&0) {
-            let message =
-                format!("a mesh has between 1 and {MAX_DIMS} dims, none of size 0, but the shape is {shape}");
-            return Err(Error::argument(OP, message));
-        }
-        if ranks.len() > world.size() {
-            return Err(too_big(world, &shape));
-        }
-        if shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size)) != Some(ranks.len()) {
-            let message = format!("a mesh of shape {shape} does not have {} ranks", ranks.len());
-            return Err(Error::argument(OP, message));
-        }
-        let mut seen = vec![false; world.size()];
-        for &rank in ranks {
-            let message = match seen.get_mut(rank).map(|seen| std::mem::replace(seen, true)) {
-                None => format!("rank {rank} is not in the world, which has {}", world.size()),
-                Some(true) => format!("duplicate ranks: rank {rank} is there twice"),
-                Some(false) => continue,
-            };
-            return Err(Error::argument(OP, message));
-        }
-        let names = names.checked(OP, shape.len())?;
-        groups::check(world, ranks, &shape, groups)?;
-        let dims = Mutex::new(names.iter().flat_map(|names| names.iter().cloned()).collect());
+        let topology = Mesh::from_ranks(world.rank(), world.size(), ranks, shape, names)?;
+        groups::check(world, &topology, groups)?;
+        let dims = topology.names().iter().flat_map(|names| names.iter().cloned()).collect();
         let shared = Shared {
             world: world.clone(),
             groups: Mutex::default(),
             draws: Draws::new(),
-            dims,
+            dims: Mutex::new(dims),
             flattened: Mutex::default(),
-            overrides: Mutex::default(),
+            overrides: Overrides::default(),
             meshes: Mutex::default(),
         };
         DeviceMesh::assemble(Parts {
+            topology,
             shared: Arc::new(shared),
-            ranks: ranks.to_vec(),
-            shape: shape[..].into(),
-            names,
-            cost: CostModel::default(),
             from: None,
             known: groups.iter().map(|&group| Some(group.clone())).collect(),
         })
     }
 
-    /// From parts that fit together.
+    /// Puts a mesh together, and makes the groups that it does not have yet.
     #[track_caller]
     fn assemble(parts: Parts) -> Result<DeviceMesh> {
-        let Parts { shared, ranks, shape, names, cost, from, known } = parts;
-        let me = shared.world.rank();
-        let coordinate = ranks.iter().position(|&rank| rank == me).map(|at| unravel(at, &shape));
+        let Parts { topology, shared, from, known } = parts;
         let mut groups = Vec::new();
-        if let Some(coordinate) = &coordinate {
-            for dim in 0..shape.len() {
-                let line = along(&ranks, &shape, coordinate, &[dim]);
+        if topology.coordinate().is_some() {
+            for dim in 0..topology.ndim() {
+                let line = topology.line(&[dim]);
                 if let Some(Some(group)) = known.get(dim) {
                     shared.groups.lock().entry(line).or_insert_with(|| group.clone());
                     groups.push(group.clone());
                     continue;
                 }
-                let name =
-                    names.as_ref().map_or_else(|| format!("mesh dim {dim}"), |names| names[dim].to_string());
+                let name = topology
+                    .names()
+                    .map_or_else(|| format!("mesh dim {dim}"), |names| names[dim].to_string());
                 groups.push(shared.group(&line, &name, Site::caller())?);
             }
         }
-        let lines = shape.iter().map(|_| OnceLock::new()).collect();
-        let (taken, cache, decisions) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let ndim = topology.ndim();
         let core = Arc::new_cyclic(|this| {
             let (origin, root_dims) = from.unwrap_or_else(|| {
-                let origin = Origin {
-                    ranks: ranks.clone(),
-                    shape: shape.clone(),
-                    names: names.clone(),
-                    groups: groups.clone(),
-                    cost: cost.clone(),
-                    mesh: Mutex::new(this.clone()),
-                };
-                (Arc::new(origin), origin::each(shape.len()))
+                let (topology, groups, mesh) =
+                    (topology.clone(), groups.clone(), Mutex::new(Weak::clone(this)));
+                (Arc::new(Origin { topology, groups, mesh }), origin::each(ndim))
             });
             Core {
+                lines: topology.shape().iter().map(|_| OnceLock::new()).collect(),
+                sharding: Sharding { planner: Planner::new(topology.clone()), reach: Reach::default() },
+                topology,
                 shared,
-                ranks,
-                shape,
-                names,
                 origin,
                 root_dims,
-                coordinate,
                 groups,
-                reach: Reach::default(),
-                lines,
-                taken,
-                cost,
-                cache,
-                decisions,
+                taken: Mutex::default(),
             }
         });
         let mut meshes = core.shared.meshes.lock();
@@ -313,64 +244,63 @@ impl DeviceMesh {
     pub fn with_cost(&self, cost: CostModel) -> Result<DeviceMesh> {
         let core = &*self.0;
         DeviceMesh::assemble(Parts {
+            topology: core.topology.with_cost(cost),
             shared: core.shared.clone(),
-            ranks: core.ranks.clone(),
-            shape: core.shape.clone(),
-            names: core.names.clone(),
-            cost,
             from: (!self.is_root()).then(|| (core.origin.clone(), core.root_dims.clone())),
             known: core.groups.iter().cloned().map(Some).collect(),
         })
     }
 
+    /// Ranks in a grid, without their groups.
+    #[inline]
+    pub(crate) fn topology(&self) -> &Mesh {
+        &self.0.topology
+    }
+
     /// What communication is taken to cost.
     pub fn cost(&self) -> &CostModel {
-        &self.0.cost
+        self.0.topology.cost()
     }
 
     /// The number of dims.
     pub fn ndim(&self) -> usize {
-        self.0.shape.len()
+        self.0.topology.ndim()
     }
 
     /// The size of each dim.
     pub fn shape(&self) -> &[usize] {
-        &self.0.shape
+        self.0.topology.shape()
     }
 
     /// The number of ranks.
     pub fn size(&self) -> usize {
-        self.0.ranks.len()
+        self.0.topology.size()
     }
 
     /// The number of ranks along one dim, given by its position or its name.
     pub fn size_of<'a>(&self, dim: impl Into<MeshDim<'a>>) -> Result<usize> {
-        Ok(self.0.shape[self.dim("size_of", dim)?])
+        Ok(self.shape()[self.dim("size_of", dim)?])
     }
 
     /// The ranks, row by row.
     pub fn ranks(&self) -> &[usize] {
-        &self.0.ranks
+        self.0.topology.ranks()
     }
 
     /// The names of the dims, if they have some.
     pub fn names(&self) -> Option<&[Arc<str>]> {
-        self.0.names.as_deref()
-    }
-
-    /// The names of the dims, to be kept.
-    pub(crate) fn shared_names(&self) -> Option<Names> {
-        self.0.names.clone()
+        self.0.topology.names().map(|names| &names[..])
     }
 
     /// This rank's number in the world.
     pub fn rank(&self) -> usize {
-        self.0.shared.world.rank()
+        self.0.topology.rank()
     }
 
     /// Where in the mesh this rank is, if it is.
+    #[inline]
     pub fn coordinate(&self) -> Option<&[usize]> {
-        self.0.coordinate.as_deref()
+        self.0.topology.coordinate()
     }
 
     /// This rank's position along one dim; `()` stands for the only one.
@@ -390,28 +320,55 @@ impl DeviceMesh {
         &self.0.groups
     }
 
-    /// A dim's name, or its position.
+    /// The name of a dim, or its number.
     pub(crate) fn name_of(&self, dim: usize) -> String {
-        self.names().map_or_else(|| dim.to_string(), |names| names[dim].to_string())
+        self.0.topology.name_of(dim)
     }
 
-    /// Whether [`flatten`](DeviceMesh::flatten) gave this name to dims.
-    fn knows(&self, name: &str) -> bool {
-        self.0.shared.flattened(name).is_some()
-    }
-
-    /// The position of a dim.
     fn dim<'a>(&self, op: &'static str, dim: impl Into<MeshDim<'a>>) -> Result<usize> {
-        dim.into().resolve(op, self)
+        let dim = dim.into();
+        match dim {
+            MeshDim::Named(name) if self.0.shared.flattened(name).is_some() => {
+                self.0.topology.dim(op, dim).map_err(|_| {
+                    let message = format!(
+                        "`{name}` is the name of several dims taken as one: get their mesh with `slice` first"
+                    );
+                    Error::argument(op, message)
+                })
+            }
+            _ => self.0.topology.dim(op, dim),
+        }
     }
 
+    /// The error of a rank that is not in the mesh.
     pub(crate) fn outside(&self, op: &'static str) -> Error {
         Error::argument(op, format!("rank {} is not in the mesh {self}", self.rank()))
     }
 
-    /// Whether both are handles of one mesh. Equal ones may be two.
+    /// Shows two meshes that are not equal, so that one sees how they differ.
+    pub(crate) fn and_other(&self, other: &DeviceMesh) -> String {
+        let (a, b) = (self.topology(), other.topology());
+        if a.to_string() != b.to_string() {
+            return format!("{a} and {b}");
+        }
+        if self.0.shared.world != other.0.shared.world {
+            return format!(
+                "{a} of one world and {b} of another: a mesh does not outlive the `World` it was made with"
+            );
+        }
+        format!("{a} seen from rank {} and from rank {}", a.rank(), b.rank())
+    }
+
+    /// Returns true if these are the same mesh, not only an equal one.
+    #[inline]
     pub(crate) fn is_handle_of(&self, other: &DeviceMesh) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// What is remembered of tensors on this mesh.
+    #[inline]
+    pub(crate) fn planner(&self) -> &Planner {
+        &self.0.sharding.planner
     }
 
     /// How often operators on this mesh found that they had been run on such layouts before.
@@ -429,7 +386,7 @@ impl DeviceMesh {
     /// # }
     /// ```
     pub fn cache_stats(&self) -> CacheStats {
-        self.0.decisions.lock().stats()
+        self.planner().stats()
     }
 
     /// Forgets the decisions and plans that have been made on this mesh, and counts anew: for measuring what they cost.
@@ -447,28 +404,35 @@ impl DeviceMesh {
     /// # }
     /// ```
     pub fn clear_cache(&self) {
-        self.0.decisions.lock().restart();
-        self.0.cache.lock().clear();
+        self.planner().clear();
     }
 }
 
-fn too_big(world: &World, shape: &Shape) -> Error {
-    let message = format!(
-        "mesh should not be bigger than default world size: its shape is {shape}, and the world has {}",
-        world.size()
-    );
-    Error::argument("DeviceMesh", message)
+impl PartialEq for DeviceMesh {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+            || (self.0.topology == other.0.topology && self.0.shared.world == other.0.shared.world)
+    }
 }
 
-/// The ranks met by varying some dims, the first slowest, from a coordinate.
-fn along(ranks: &[usize], shape: &[usize], coordinate: &[usize], dims: &[usize]) -> Vec<usize> {
-    let sizes: MeshDims = dims.iter().map(|&dim| shape[dim]).collect();
-    let rank_at = |i: usize| {
-        let mut at: MeshDims = coordinate.into();
-        dims.iter().zip(unravel(i, &sizes)).for_each(|(&dim, along)| at[dim] = along);
-        ranks[at.iter().zip(shape).fold(0, |index, (at, size)| index * size + at)]
-    };
-    (0..sizes.iter().product()).map(rank_at).collect()
+impl Eq for DeviceMesh {}
+
+impl Hash for DeviceMesh {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.topology.hash(state);
+    }
+}
+
+impl fmt::Display for DeviceMesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.topology.fmt(f)
+    }
+}
+
+impl fmt::Debug for DeviceMesh {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.topology.fmt(f)
+    }
 }
 
 #[cfg(test)]

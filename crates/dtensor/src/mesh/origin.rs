@@ -2,21 +2,18 @@
 
 use std::sync::{Arc, Weak};
 
+use dtensor_layout::{Mesh, MeshDims, MeshNames};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::{Core, DeviceMesh, MeshDims, MeshNames, Names, Parts};
+use super::{Core, DeviceMesh, Parts};
 use crate::comm::Group;
-use crate::redistribute::CostModel;
 use crate::{Error, Result};
 
 /// A mesh that others were cut out of. It keeps those, so they do not keep it: if nobody else does, it is made again from this.
 pub(super) struct Origin {
-    pub(super) ranks: Vec<usize>,
-    pub(super) shape: MeshDims,
-    pub(super) names: Option<Names>,
+    pub(super) topology: Mesh,
     pub(super) groups: Vec<Group>,
-    pub(super) cost: CostModel,
     pub(super) mesh: Mutex<Weak<Core>>,
 }
 
@@ -48,14 +45,11 @@ impl DeviceMesh {
         if let Some(core) = known.upgrade() {
             return Ok(DeviceMesh(core));
         }
-        let Origin { ranks, shape, names, groups, cost, .. } = &**origin;
+        let Origin { topology, groups, .. } = &**origin;
         let mesh = DeviceMesh::assemble(Parts {
+            topology: topology.clone(),
             shared: shared.clone(),
-            ranks: ranks.clone(),
-            shape: shape.clone(),
-            names: names.clone(),
-            cost: cost.clone(),
-            from: Some((origin.clone(), each(shape.len()))),
+            from: Some((origin.clone(), each(topology.ndim()))),
             known: groups.iter().cloned().map(Some).collect(),
         })?;
         *known = Arc::downgrade(&mesh.0);
@@ -75,8 +69,8 @@ impl DeviceMesh {
 
     /// Whether this mesh was not cut out of another.
     pub(super) fn is_root(&self) -> bool {
-        let Origin { shape, names, .. } = &*self.0.origin;
-        self.0.root_dims == each(shape.len()) && self.0.names == *names
+        let root = &self.0.origin.topology;
+        self.0.root_dims == each(root.ndim()) && self.topology().names() == root.names()
     }
 
     /// The mesh of the dims of several meshes that were cut out of one, in the order given: the opposite of
@@ -116,6 +110,10 @@ impl DeviceMesh {
             meshes.iter().flat_map(|mesh| mesh.names().unwrap_or_default().to_vec()).collect();
         let names = MeshNames::from(names).checked(OP, parts.len())?;
         let root = first.root()?;
-        if parts == each(root.ndim()) && names == root.0.names { Ok(root) } else { root.take(&parts, names) }
+        if parts == each(root.ndim()) && names.as_ref() == root.topology().names() {
+            Ok(root)
+        } else {
+            root.take(&parts, names)
+        }
     }
 }

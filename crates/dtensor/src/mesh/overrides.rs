@@ -1,27 +1,10 @@
-//! Sharding rules that stand for those of operators, on one mesh and those cut out of it.
+//! Sharding rules that stand for those of operators, on one mesh and those derived from it.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use dtensor_array::Meta;
+use dtensor_layout::{Operator, Rule};
 
 use super::DeviceMesh;
-use crate::ops::Op;
-use crate::sharding::{Rule, check};
-use crate::tensor::Meta;
 use crate::{Error, Result};
-
-/// The rule of an operator on tensors of these shapes, or nothing where it is to be its own.
-type Function = dyn Fn(&dyn Op, &[Meta], &[Meta]) -> Result<Option<Rule>> + Send + Sync;
-
-/// A rule for the operators of a name.
-struct Override {
-    rule: Arc<Function>,
-    /// How often it has been used.
-    uses: u64,
-}
-
-/// The rules by the operators' names.
-#[derive(Default)]
-pub(super) struct Overrides(BTreeMap<String, Override>);
 
 impl DeviceMesh {
     /// Says on which parts of their inputs operators of this name are run on this mesh, instead of what they
@@ -68,15 +51,15 @@ impl DeviceMesh {
     pub fn register_sharding(
         &self,
         op: &str,
-        rule: impl Fn(&dyn Op, &[Meta], &[Meta]) -> Result<Option<Rule>> + Send + Sync + 'static,
+        rule: impl Fn(&dyn Operator, &[Meta], &[Meta]) -> Result<Option<Rule>> + Send + Sync + 'static,
     ) -> Result<()> {
         if op.is_empty() {
             return Err(Error::argument("register_sharding", "the name of the operator is empty"));
         }
         let shared = &self.0.shared;
-        shared.overrides.lock().0.insert(op.into(), Override { rule: Arc::new(rule), uses: 0 });
+        shared.overrides.register(op, rule);
         for mesh in shared.meshes.lock().iter().filter_map(std::sync::Weak::upgrade) {
-            mesh.decisions.lock().revise();
+            mesh.sharding.planner.forget_decisions();
         }
         Ok(())
     }
@@ -85,21 +68,11 @@ impl DeviceMesh {
     /// how often each has given one since: operators that run on layouts they have been run on before do not
     /// ask again.
     pub fn registered_shardings(&self) -> Vec<(String, u64)> {
-        let overrides = self.0.shared.overrides.lock();
-        overrides.0.iter().map(|(name, known)| (name.clone(), known.uses)).collect()
+        self.0.shared.overrides.list()
     }
 
-    /// The rule that an operator is run by on this mesh. `used`: it is about to be.
-    pub(crate) fn rule_of(&self, op: &dyn Op, x: &[Meta], out: &[Meta], used: bool) -> Result<Rule> {
-        let overrides = &self.0.shared.overrides;
-        let known = overrides.lock().0.get(op.name()).map(|known| known.rule.clone());
-        // Not while the list is locked: the function may ask the mesh.
-        let Some(rule) = known else { return op.rule(x, out) };
-        let Some(rule) = rule(op, x, out)? else { return op.rule(x, out) };
-        check(op.name(), &rule, x, out)?;
-        if let Some(known) = overrides.lock().0.get_mut(op.name()) {
-            known.uses += u64::from(used);
-        }
-        Ok(rule)
+    /// The rule of an operator on this mesh. `used` counts the use of one that was registered.
+    pub(crate) fn rule_of(&self, op: &dyn Operator, x: &[Meta], out: &[Meta], used: bool) -> Result<Rule> {
+        self.0.shared.overrides.rule_of(op, x, out, used)
     }
 }

@@ -1,12 +1,12 @@
 //! The mesh that functions use when none is given: a mode of the calling thread, for the length of a scope.
 
-use std::cell::RefCell;
+use dtensor_array::mode;
 
 use super::DeviceMesh;
 use crate::{Error, Result};
 
-thread_local! {
-    static ACTIVE: RefCell<Option<DeviceMesh>> = const { RefCell::new(None) };
+mode! {
+    static ACTIVE: RefCell<Option<DeviceMesh>> = None;
 }
 
 /// Runs `body` with `mesh` as the mesh of everything that takes an optional one. The innermost scope counts.
@@ -24,25 +24,12 @@ thread_local! {
 /// # }
 /// ```
 pub fn use_mesh<R>(mesh: &DeviceMesh, body: impl FnOnce() -> R) -> R {
-    with_active_mesh(Some(mesh.clone()), body)
-}
-
-/// Runs `body` with this mesh as that of the scope, or without one.
-pub(crate) fn with_active_mesh<R>(mesh: Option<DeviceMesh>, body: impl FnOnce() -> R) -> R {
-    struct Restore(Option<DeviceMesh>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            // The other one may be the last handle of its mesh.
-            drop(ACTIVE.replace(self.0.take()));
-        }
-    }
-    let _restore = Restore(ACTIVE.replace(mesh));
-    body()
+    ACTIVE.within(Some(mesh.clone()), body)
 }
 
 /// The mesh of the scope, if there is one.
 pub(crate) fn active_mesh() -> Option<DeviceMesh> {
-    ACTIVE.with_borrow(Clone::clone)
+    ACTIVE.get()
 }
 
 /// The mesh given, or that of the scope.

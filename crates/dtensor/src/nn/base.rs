@@ -8,6 +8,7 @@ use parking_lot::RwLock;
 
 use super::{Inputs, Module, Outputs};
 use crate::Result;
+use crate::owner::Owner;
 
 /// What is done before a module's `forward`: the module, its inputs; what it gets instead.
 ///
@@ -98,6 +99,7 @@ pub(super) struct State {
     hooks: RwLock<Hooks>,
     /// Who has laid the module's parameters on a mesh.
     distributed: RwLock<Option<String>>,
+    pub(super) owner: Owner,
 }
 
 /// The hooks of one module, in the order in which they came.
@@ -114,6 +116,7 @@ impl Default for State {
             hooked: AtomicBool::new(false),
             hooks: RwLock::default(),
             distributed: RwLock::default(),
+            owner: Owner::default(),
         }
     }
 }
@@ -125,6 +128,7 @@ impl State {
             hooked: AtomicBool::new(self.hooked.load(Ordering::Relaxed)),
             hooks: RwLock::new(self.hooks.read().clone()),
             distributed: RwLock::new(self.distributed.read().clone()),
+            owner: Owner::default(),
         }
     }
 

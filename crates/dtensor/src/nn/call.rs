@@ -6,10 +6,10 @@ use std::panic::Location;
 
 use super::argument::{Argument, Inputs, Outputs, Passed, Returned};
 use super::base::Hooks;
-use super::track::{self, Inside};
+use super::track::{Inside, MODULES};
 use super::{Base, Module};
-use crate::comm::{asked_by, on_behalf_of};
 use crate::{Error, Result};
+use dtensor_array::origin::{asked_by, on_behalf_of};
 
 /// A call of a module that somebody has hooks on or watches.
 pub struct Call<'m> {
@@ -22,7 +22,7 @@ pub struct Call<'m> {
 /// Begins a call, if there is more to it than `forward` itself.
 #[track_caller]
 pub fn begin<M: Module>(module: &M) -> Option<Call<'_>> {
-    if !track::tracking() && !module.base().is_some_and(Base::is_hooked) {
+    if !MODULES.any() && !module.base().is_some_and(Base::is_hooked) {
         return None;
     }
     Some(Call {

@@ -1,7 +1,6 @@
 //! Layers that look at their input through a window.
 
 use super::{Base, Module, Parameter, forward};
-use crate::tensor::checked_numel;
 use crate::{Convolution, Error, Result, Shape, Tensor};
 
 /// Weight and bias, uniform within ±1/√(numbers that one output is made of).
@@ -22,7 +21,7 @@ fn drawn(
         }
     }
     let shape: Shape = [outputs, inputs / groups].into_iter().chain(kernel.iter().copied()).collect();
-    checked_numel(op, &shape)?;
+    shape.checked_numel(op)?;
     let seen = shape[1..].iter().product::<usize>();
     let bound = if seen > 0 { 1.0 / (seen as f64).sqrt() } else { 0.0 };
     let uniform = move |like: &Tensor| like.uniform_like(-bound, bound);

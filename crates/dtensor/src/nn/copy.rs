@@ -1,19 +1,22 @@
 //! Copies of modules that share nothing with the original.
 
 use std::any::Any;
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
+
+use dtensor_array::mode;
+use parking_lot::Mutex;
 
 use super::walk::{Piece, Walk};
 use super::{Base, Buffer, Module, Parameter};
 use crate::{Error, Result};
 
 /// The places copied so far, by the address of the original.
-type Copies = HashMap<usize, Box<dyn Any>>;
+type Copies = Arc<Mutex<HashMap<usize, Box<dyn Any + Send>>>>;
 
-thread_local! {
-    static COPIES: RefCell<Option<Copies>> = const { RefCell::new(None) };
+mode! {
+    /// Set while a module is being copied.
+    static COPIES: RefCell<Option<Copies>> = None;
 }
 
 /// Another module with parameters, buffers, gradients and hooks like those of this one: a clone is the same module, a deep copy
@@ -34,16 +37,7 @@ thread_local! {
 /// # }
 /// ```
 pub fn deep_copy<M: Module + Clone>(module: &M) -> Result<M> {
-    struct Restore(Option<Copies>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            COPIES.set(self.0.take());
-        }
-    }
-    let copy = {
-        let _restore = Restore(COPIES.replace(Some(Copies::new())));
-        module.clone()
-    };
+    let copy = COPIES.within(Some(Copies::default()), || module.clone());
     let (originals, copies) = (Walk::over(module, usize::MAX), Walk::over(&copy, usize::MAX));
     for (a, b) in originals.iter().zip(&copies) {
         let shared = match (&a.piece, &b.piece) {
@@ -66,11 +60,10 @@ pub fn deep_copy<M: Module + Clone>(module: &M) -> Result<M> {
 /// The clone of a place: the same one, or its copy while modules are being copied.
 fn cloned<T: Send + Sync + 'static>(place: &Arc<T>, copy: impl FnOnce(&T) -> T) -> Arc<T> {
     let address = Arc::as_ptr(place).addr();
-    COPIES.with_borrow_mut(|copies| {
-        let Some(copies) = copies else { return place.clone() };
-        let known = copies.entry(address).or_insert_with(|| Box::new(Arc::new(copy(place))));
-        known.downcast_ref::<Arc<T>>().unwrap_or(place).clone()
-    })
+    let Some(copies) = COPIES.get() else { return place.clone() };
+    let mut copies = copies.lock();
+    let known = copies.entry(address).or_insert_with(|| Box::new(Arc::new(copy(place))));
+    known.downcast_ref::<Arc<T>>().unwrap_or(place).clone()
 }
 
 impl Clone for Parameter {

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
+use crate::comm::Site;
+use crate::owner::Owner;
 use crate::{DType, Result, Shape, Tensor, no_grad, on_device};
 
 /// Makes a value from a tensor whose shape, dtype, device and layout it is to have.
@@ -34,11 +36,12 @@ pub(super) struct Cell {
     tensor: RwLock<Tensor>,
     /// How it gets its first value.
     rule: Option<Rule>,
+    pub(super) owner: Owner,
 }
 
 impl Cell {
     fn new(tensor: Tensor, rule: Option<Rule>) -> Arc<Self> {
-        Arc::new(Cell { tensor: RwLock::new(tensor), rule })
+        Arc::new(Cell { tensor: RwLock::new(tensor), rule, owner: Owner::default() })
     }
 }
 
@@ -115,6 +118,7 @@ impl Parameter {
     /// the parameter lies.
     #[track_caller]
     pub fn set(&self, value: &Tensor) -> Result<()> {
+        self.check_owner("set")?;
         let mut cell = self.cell.tensor.write();
         let value = fitting(&cell, "a parameter keeps its shape", value)?;
         *cell = cell.with_value(value.value().clone());
@@ -132,6 +136,7 @@ impl Parameter {
     /// Puts another tensor, of any shape, dtype, device and layout, in its place, and forgets the gradient. A gradient is wanted
     /// if it was before; then the dtype has to be a floating-point one.
     pub fn replace(&self, value: &Tensor) -> Result<()> {
+        self.check_owner("replace")?;
         let mut cell = self.cell.tensor.write();
         *cell = value.detach().requires_grad_(cell.requires_grad())?;
         Ok(())
@@ -163,6 +168,7 @@ impl Parameter {
 
     /// Says whether its gradient is wanted. If not, the one collected so far is forgotten.
     pub fn set_requires_grad(&self, on: bool) -> Result<()> {
+        self.check_owner("set_requires_grad")?;
         let mut cell = self.cell.tensor.write();
         *cell = cell.requires_grad_(on)?;
         Ok(())
@@ -177,6 +183,7 @@ impl Parameter {
 
     /// Has `rule` change the value in its place, given the gradient. Without a gradient, nothing happens.
     pub(crate) fn change(&self, rule: impl FnOnce(&mut Tensor, &Tensor) -> Result<()>) -> Result<()> {
+        self.check_owner("step")?;
         let mut cell = self.cell.tensor.write();
         let Some(grad) = cell.grad() else { return Ok(()) };
         rule(&mut cell, &grad)
@@ -184,7 +191,13 @@ impl Parameter {
 
     /// Has `rule` change the gradient in its place. Without a gradient, nothing happens.
     pub(crate) fn change_grad(&self, rule: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
+        self.check_owner("clip")?;
         self.cell.tensor.read().change_grad(rule)
+    }
+
+    /// Returns an error if this rank has not made the parameter.
+    pub(super) fn check_owner(&self, op: &'static str) -> Result<()> {
+        self.cell.owner.check(op, "a parameter")
     }
 
     /// Whether two handles are the same parameter.
@@ -199,7 +212,7 @@ impl Parameter {
         if let Some(grad) = tensor.grad() {
             copy.set_grad(Some(grad)).expect("the gradient is like the parameter");
         }
-        Cell { tensor: RwLock::new(copy), rule: self.cell.rule.clone() }
+        Cell { tensor: RwLock::new(copy), rule: self.cell.rule.clone(), owner: Owner::default() }
     }
 
     pub(crate) fn address(&self) -> usize {
@@ -212,7 +225,9 @@ impl Parameter {
 pub(super) fn fitting(old: &Tensor, why: &'static str, value: &Tensor) -> Result<Tensor> {
     old.expect_meta("set", why, value)?;
     let relaid = match old.layout() {
-        Some(layout) if value.mesh() == old.mesh() => value.detach().relaid(layout)?,
+        Some(layout) if value.mesh() == old.mesh() => {
+            value.detach().redistribute_to(layout, &Site::caller())?
+        }
         _ => value.clone(),
     };
     old.expect_like("set", why, &relaid)?;

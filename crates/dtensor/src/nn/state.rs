@@ -5,8 +5,9 @@ use std::panic::Location;
 
 use super::walk::{Piece, Walk};
 use super::{Buffer, Module, Parameter};
-use crate::comm::{asked_by, on_behalf_of};
+use crate::comm::Site;
 use crate::{Error, Result, Tensor, distribute_tensor_from};
+use dtensor_array::origin::{asked_by, on_behalf_of};
 
 /// The values of a model's parameters and buffers, by their dotted paths.
 ///
@@ -149,7 +150,7 @@ pub(crate) fn fit(value: &Tensor, here: &Tensor) -> Result<Tensor> {
         Some(layout) if !value.is_distributed() => {
             distribute_tensor_from(&value, layout.mesh(), layout.placements().to_vec(), None)
         }
-        Some(layout) => value.relaid(layout),
+        Some(layout) => value.redistribute_to(layout, &Site::caller()),
         None => Ok(value),
     }
 }

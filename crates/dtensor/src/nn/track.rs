@@ -6,8 +6,9 @@
 mod identity;
 mod names;
 
-use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+
+use dtensor_array::listeners;
 
 use super::Module;
 use crate::comm::{Running, running_module, set_running_module};
@@ -19,38 +20,24 @@ pub(crate) struct Entered<'a> {
     pub(crate) running: &'static Running,
 }
 
-/// Somebody who is told of every module that is run on this thread.
-pub(crate) type Watcher = Rc<dyn Fn(&Entered<'_>)>;
-
-thread_local! {
-    static TRACKING: Cell<bool> = const { Cell::new(false) };
-    static WATCHERS: RefCell<Vec<Watcher>> = const { RefCell::new(Vec::new()) };
+listeners! {
+    /// Told of every module that is run on this thread.
+    pub(crate) static MODULES: dyn Fn(&Entered<'_>);
 }
 
-/// Whether anybody watches.
-pub(super) fn tracking() -> bool {
-    TRACKING.get()
-}
-
-/// Runs `body`, of whose modules the watcher is told.
-pub(crate) fn watched<R>(watcher: Watcher, body: impl FnOnce() -> R) -> R {
-    struct Restore;
-    impl Drop for Restore {
+/// Runs `body`, of whose modules the listener is told.
+pub(crate) fn watched<R>(listener: Rc<dyn Fn(&Entered<'_>)>, body: impl FnOnce() -> R) -> R {
+    /// Names are given anew to whoever watches next.
+    struct EndWatch;
+    impl Drop for EndWatch {
         fn drop(&mut self) {
-            let left = WATCHERS.with_borrow_mut(|watchers| {
-                watchers.pop();
-                watchers.len()
-            });
-            if left == 0 {
-                TRACKING.set(false);
+            if !MODULES.any() {
                 NAMES.with_borrow_mut(|names| names.end_watch());
             }
         }
     }
-    WATCHERS.with_borrow_mut(|watchers| watchers.push(watcher));
-    TRACKING.set(true);
-    let _restore = Restore;
-    body()
+    let _end = EndWatch;
+    MODULES.listen(listener, body)
 }
 
 /// A module that is running, until this is dropped.
@@ -60,7 +47,7 @@ pub(super) struct Inside {
 
 impl Inside {
     pub(super) fn enter(module: &dyn Module) -> Option<Inside> {
-        if !tracking() {
+        if !MODULES.any() {
             return None;
         }
         let (kind, parent) = (module.kind(), running_module());
@@ -71,8 +58,7 @@ impl Inside {
         set_running_module(Some(running));
         let inside = Inside { parent };
         // They may run modules themselves.
-        let watchers = WATCHERS.with_borrow(Clone::clone);
-        watchers.iter().for_each(|watcher| watcher(&Entered { module, running }));
+        MODULES.each(|listener| listener(&Entered { module, running }));
         Some(inside)
     }
 }

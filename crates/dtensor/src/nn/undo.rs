@@ -13,9 +13,16 @@ struct Before {
 }
 
 impl Before {
-    fn of(module: &dyn Module) -> Self {
+    fn of(op: &'static str, module: &dyn Module) -> Result<Self> {
         let mut before = Before { parameters: Vec::new(), buffers: Vec::new(), bases: Vec::new() };
         for found in Walk::over(module, usize::MAX) {
+            match &found.piece {
+                Piece::Parameter(parameter) => {
+                    parameter.cell.owner.check(op, format_args!("`{}`", found.path))?
+                }
+                Piece::Base(base) => base.state.owner.check(op, "the module")?,
+                _ => {}
+            }
             match found.piece {
                 Piece::Parameter(parameter) => before.parameters.push((parameter.clone(), parameter.get())),
                 Piece::Buffer(buffer) => before.buffers.push((buffer.clone(), buffer.get())),
@@ -29,7 +36,7 @@ impl Before {
                 Piece::Module { .. } => {}
             }
         }
-        before
+        Ok(before)
     }
 
     fn forget(mut self) {
@@ -54,8 +61,12 @@ impl Drop for Before {
 }
 
 /// Changes what is in the places of a module, or hooks on it. If that fails, all is as it was.
-pub(crate) fn all_or_nothing<R>(module: &dyn Module, change: impl FnOnce() -> Result<R>) -> Result<R> {
-    let before = Before::of(module);
+pub(crate) fn all_or_nothing<R>(
+    op: &'static str,
+    module: &dyn Module,
+    change: impl FnOnce() -> Result<R>,
+) -> Result<R> {
+    let before = Before::of(op, module)?;
     let result = change()?;
     before.forget();
     Ok(result)

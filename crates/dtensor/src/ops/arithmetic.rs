@@ -1,13 +1,14 @@
 //! Functions of two elements, with NumPy's broadcasting.
 
-use super::{Here, Locals, Metas, Op, Precision, grads, need_float, one, same_dtype};
+use super::{Arrays, Here, Metas, Op, Precision, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::comm::ReduceOp;
-use crate::engine::Local;
-use crate::engine::kernels::binary::{self, Binary};
-use crate::sharding::Rule;
-use crate::tensor::{Meta, Operand, Scalar, Shape};
+use crate::tensor::Operand;
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::ReduceOp;
+use dtensor_array::kernels::binary::{self, Binary};
+use dtensor_array::{Meta, Scalar, Shape};
+use dtensor_layout::Rule;
 
 /// A function applied to pairs of elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +53,7 @@ impl Op for Arithmetic {
         }
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(binary::binary(self.0, x[0], x[1])?))
     }
 

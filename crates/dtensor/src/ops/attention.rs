@@ -2,18 +2,18 @@
 
 use super::dropout::probability;
 use super::{
-    Aside, Bits, Here, Locals, Metas, Op, Precision, need_float, no_second, reshaped, same_dtype,
+    Arrays, Aside, Bits, Here, Metas, Op, Precision, need_float, no_second, reshaped, same_dtype,
     statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
 use crate::dispatch::cast_metas;
-use crate::engine::Local;
-use crate::engine::kernels::attention::{self as kernel, AttentionOptions};
-use crate::engine::kernels::window::Window;
 use crate::random::{Draw, next_draw};
-use crate::sharding::Rule;
-use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result, Tensor, apply_all};
+use dtensor_array::Array;
+use dtensor_array::Window;
+use dtensor_array::kernels::attention::{self as kernel, AttentionOptions};
+use dtensor_array::{DType, Meta, Shape};
+use dtensor_layout::Rule;
 
 const OP: &str = "scaled_dot_product_attention";
 
@@ -118,7 +118,7 @@ impl Op for Sdpa {
         Rule::of(&format!("… s e!, … t! e!, … t! f!{mask} -> … s f!, … s"), x, out)?.contiguous("s")
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let heads = self.heads(here, 0)?;
         let options = self.options(here, 0, heads.as_ref());
         let (out, lse) = kernel::attention_forward(x[0], x[1], x[2], x.get(3).copied(), &options)?;
@@ -163,7 +163,7 @@ impl Op for SdpaGrad {
         Rule::of(&text, x, out)?.summing().contiguous("s")
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let mask = x.get(6).copied();
         let heads = self.0.heads(here, 1)?;
         let options = self.0.options(here, 1, heads.as_ref());
@@ -204,7 +204,7 @@ impl Tensor {
             && mask.requires_grad()
         {
             let message = "no gradient flows into the mask: detach it".into();
-            return Err(Error::Autograd { op: OP, message });
+            return Err(Error::Argument { op: OP, message });
         }
         let size = self.dims().last().copied().unwrap_or(1).max(1);
         let dropout = probability(OP, options.dropout)?;

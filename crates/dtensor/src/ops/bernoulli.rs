@@ -1,12 +1,12 @@
 //! Zeros and ones, each with a probability of its own.
 
-use super::{Aside, Here, Locals, Metas, Op, need_float, one};
-use crate::engine::Local;
-use crate::engine::kernels::random as kernel;
+use super::{Arrays, Aside, Here, Metas, Op, need_float, one};
 use crate::random::{Draw, lend, next_draw};
-use crate::sharding::Rule;
-use crate::tensor::Meta;
 use crate::{Generator, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::Meta;
+use dtensor_array::kernels::random as kernel;
+use dtensor_layout::Rule;
 
 /// 1 with the probability that is the element, else 0. Which it is is a function of the draw, the probability and the element's
 /// index.
@@ -29,7 +29,7 @@ impl Op for Bernoulli {
         Rule::pointwise(x, out)
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::bernoulli_each(x[0], &here.window(0, 0..x[0].dims().len())?, self.draw.0)?))
     }
 

@@ -1,11 +1,12 @@
 //! Comparisons: 0 or 1 as `u8`, with broadcasting.
 
-use super::{Here, Locals, Metas, Op, Precision, one, same_dtype};
-use crate::engine::Local;
-use crate::engine::kernels::binary::{self, Compare};
-use crate::sharding::Rule;
-use crate::tensor::{DType, Meta, Operand};
+use super::{Arrays, Here, Metas, Op, Precision, one, same_dtype};
+use crate::tensor::Operand;
 use crate::{Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::kernels::binary::{self, Compare};
+use dtensor_array::{DType, Meta};
+use dtensor_layout::Rule;
 
 /// A test applied to pairs of elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +38,7 @@ impl Op for Comparison {
         Rule::pointwise(x, out)
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(binary::compare(self.0, x[0], x[1])?))
     }
 

@@ -4,14 +4,14 @@
 //! channels may be cut, and where the weight's input channels are, the results are partial sums.
 
 use super::matmul::Matmul;
-use super::{Here, Locals, Metas, Op, Precision, SELECTING, grads, one, reshaped};
+use super::{Arrays, Here, Metas, Op, Precision, SELECTING, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
 use crate::dispatch::{cast_metas, one_mesh};
-use crate::engine::Local;
-use crate::engine::kernels::unfold::{self as kernel, Windows};
-use crate::sharding::Rule;
-use crate::tensor::{Meta, Shape};
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::kernels::unfold::{self as kernel, Windows};
+use dtensor_array::{Meta, Shape};
+use dtensor_layout::Rule;
 
 /// How a convolution over `N` dims is done.
 ///
@@ -134,7 +134,7 @@ impl Op for Unfold {
         Rule::channels(self.inside(), &x[0], &out[0], false).passing(&SELECTING, &[0])
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::unfold(x[0], self.windows, self.counts)?))
     }
 
@@ -167,7 +167,7 @@ impl Op for Fold {
         Rule::channels(self.forward.inside(), &x[0], &out[0], true).linear(&[0])
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::fold(x[0], self.forward.windows, self.forward.counts, self.sizes)?))
     }
 

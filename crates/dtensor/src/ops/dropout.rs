@@ -1,13 +1,13 @@
 //! Dropout.
 
-use super::{Aside, Bits, Here, Locals, Metas, Op, grads, need_float, one};
+use super::{Arrays, Aside, Bits, Here, Metas, Op, grads, need_float, one};
 use crate::autograd::{Backward, Grads};
-use crate::engine::Local;
-use crate::engine::kernels::random as kernel;
 use crate::random::{Draw, next_draw};
-use crate::sharding::Rule;
-use crate::tensor::Meta;
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::Meta;
+use dtensor_array::kernels::random as kernel;
+use dtensor_layout::Rule;
 
 /// Each element dropped with probability `p`, the others scaled to keep the mean. Which ones go is a function of the
 /// draw and the element's index, so the gradient drops the same ones without a saved mask.
@@ -32,7 +32,7 @@ impl Op for Dropout {
         Rule::pointwise(x, out)
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let window = here.window(0, 0..x[0].dims().len())?;
         Ok(one(kernel::dropout(x[0], &window, self.p.get(), self.draw.0)?))
     }

@@ -1,7 +1,7 @@
 //! What is somewhere, by its value: the shape of the result is known only once the values are.
 
-use crate::tensor::{DType, Shape};
 use crate::{Error, Result, Tensor};
+use dtensor_array::{DType, Shape};
 
 impl Tensor {
     /// A distributed tensor has no result whose shape depends on values: ranks could not tell what the others have.

@@ -1,20 +1,21 @@
 //! The largest and the smallest along a dim, and where they are.
 
 use super::reduce::{Over, reduced};
-use super::{Here, Locals, Metas, Op, Together, grads, one, reshaped};
+use super::{Arrays, Here, Metas, Op, Together, grads, one, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::engine::Local;
-use crate::engine::kernels::extremum::{self as kernel, Extremum};
-use crate::placement::unravel;
-use crate::sharding::Rule;
-use crate::tensor::{DType, Dim, DimList, Meta};
 use crate::{Error, Result, Tensor, apply, apply_all};
+use dtensor_array::Array;
+use dtensor_array::kernels::extremum::{self as kernel, Extremum};
+use dtensor_array::shape::{Dim, DimList};
+use dtensor_array::{DType, Meta};
+use dtensor_layout::Rule;
+use dtensor_layout::unravel;
 
 /// Indices in a part that begins at `start` as indices in the whole. Those below 0 stand for nothing.
-pub(super) fn shifted(indices: &Local, start: usize) -> Result<Local> {
+pub(super) fn shifted(indices: &Array, start: usize) -> Result<Array> {
     let indices_in_whole =
-        indices.to_vec::<i64>()?.into_iter().map(|i| if i < 0 { i } else { i + start as i64 });
-    Local::from_vec(indices_in_whole.collect(), indices.dims())
+        indices.copy_to_host::<i64>()?.into_iter().map(|i| if i < 0 { i } else { i + start as i64 });
+    Array::from_vec(indices_in_whole.collect(), indices.dims())
 }
 
 /// The extremum over one dim and where it is: two outputs.
@@ -59,12 +60,12 @@ impl Op for Extreme {
         self.over(&x[0]).located_rule(x, out)
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let (values, indices) = kernel::extremum(self.f, x[0], self.dim, self.keepdim)?;
         Ok([values, indices].into_iter().collect())
     }
 
-    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+    fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         if let [values, indices, ..] = known {
             let (values, indices) = kernel::merge(self.f, values, indices)?;
             return Ok(Together::Done([values, indices].into_iter().collect()));
@@ -110,14 +111,11 @@ impl ArgExtreme {
     }
 
     /// The extremes and where they are in this part.
-    fn found(&self, x: &Local) -> Result<(Local, Local)> {
-        match self.dim {
-            Some(dim) => kernel::extremum(self.f, x, dim, self.keepdim),
-            None => {
-                let row = x.flatten()?;
-                kernel::extremum(self.f, &row, 0, false)
-            }
-        }
+    fn found(&self, x: &Array) -> Result<(Array, Array)> {
+        Ok(match self.dim {
+            Some(dim) => kernel::extremum(self.f, x, dim, self.keepdim)?,
+            None => kernel::extremum(self.f, &x.flatten()?, 0, false)?,
+        })
     }
 }
 
@@ -143,11 +141,11 @@ impl Op for ArgExtreme {
         self.over(&x[0]).located_rule(x, out)
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(self.found(x[0])?.1))
     }
 
-    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+    fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         if let [values, indices, ..] = known {
             return Ok(Together::Done(one(kernel::merge(self.f, values, indices)?.1)));
         }
@@ -161,8 +159,9 @@ impl Op for ArgExtreme {
                     let index = |index, d| index * whole[d] + here.offset(0, d) + at[d];
                     (0..whole.rank()).fold(0, index) as i64
                 };
-                let index = indices.to_vec::<i64>()?.into_iter().map(|i| if i < 0 { i } else { in_whole(i) });
-                Local::from_vec(index.collect(), indices.dims())?
+                let index =
+                    indices.copy_to_host::<i64>()?.into_iter().map(|i| if i < 0 { i } else { in_whole(i) });
+                Array::from_vec(index.collect(), indices.dims())?
             }
         };
         Ok(Together::Stack([values, indices].into_iter().collect()))

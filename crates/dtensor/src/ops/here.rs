@@ -4,10 +4,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::engine::kernels::window::Window;
+use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, Spec};
-use crate::tensor::Meta;
+use dtensor_array::Meta;
+use dtensor_array::Window;
+use dtensor_layout::Spec;
 
 /// What this rank's values are parts of. For tensors that are not distributed, the part is the whole.
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +68,7 @@ impl<'a> Here<'a> {
         match placed {
             Some((mesh, spec, at)) => {
                 let mut ranges = Layout::with(mesh, spec).ranges_at(at);
-                Window::new(whole, ranges.drain(dims))
+                Ok(Window::new(whole, ranges.drain(dims))?)
             }
             None => Ok(Window::whole(whole)),
         }

@@ -1,15 +1,16 @@
 //! Elements chosen by an index tensor, and the sums that are their gradients.
 
 use super::{
-    Here, Locals, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, reshaped, same_dtype,
+    Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, reshaped, same_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
-use crate::engine::Local;
-use crate::engine::kernels::index::{self as kernel, Stretch};
-use crate::placement::PlacementList;
-use crate::sharding::{Rule, around, named};
-use crate::tensor::{DType, Dim, Meta};
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::kernels::index::{self as kernel, Stretch};
+use dtensor_array::shape::Dim;
+use dtensor_array::{DType, Meta};
+use dtensor_layout::PlacementList;
+use dtensor_layout::{Rule, around, named};
 
 /// Slices of x along `dim`, one per index; the dim is replaced by the dims of the indices.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +42,7 @@ impl Op for IndexSelect {
         rule.contiguous("v")?.passing(&SELECTING, &[0])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::index_select(self.op, x[0], self.dim, x[1], stretch(here, 0, self.dim))?))
     }
 
@@ -87,7 +88,7 @@ impl Op for IndexAdd {
         rule.contiguous("v")?.wanting("v", dim, &self.rows)?.linear(&[1])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let IndexSelect { dim, padding, .. } = self.forward;
         let part = Stretch { start: here.out_offset(0, dim), whole: self.size };
         let size = here.out()[0].shape[dim];
@@ -162,7 +163,7 @@ impl Op for Gather {
         rule.passing(&SELECTING, &[0])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::gather(x[0], self.dim, x[1], stretch(here, 0, self.dim))?))
     }
 
@@ -220,7 +221,7 @@ impl Op for ScatterAdd {
         rule.addend(0)?.linear(&[2])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::scatter_add(x[0], self.dim, x[1], x[2], stretch(here, 0, self.dim))?))
     }
 

@@ -1,12 +1,13 @@
 //! Tensors joined into one, and one taken apart.
 
-use super::{Grads, Here, Locals, Metas, Op, Precision, SELECTING, one, reshaped, same_dtype};
+use super::{Arrays, Grads, Here, Metas, Op, Precision, SELECTING, one, reshaped, same_dtype};
 use crate::autograd::Backward;
-use crate::engine::Local;
-use crate::engine::kernels::cat as kernel;
-use crate::sharding::Rule;
-use crate::tensor::{Dim, Meta};
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::Meta;
+use dtensor_array::kernels::cat as kernel;
+use dtensor_array::shape::Dim;
+use dtensor_layout::Rule;
 
 /// All inputs one after the other along `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -47,7 +48,7 @@ impl Op for Cat {
         Rule::along(self.dim, x, out)?.passing(&SELECTING, &(0..x.len()).collect::<Vec<_>>())
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::cat(x, self.dim)?))
     }
 

@@ -1,19 +1,19 @@
 //! Losses.
 
+use super::loss_parallel::{Asked, place_targets, replicate_beside, without_partials};
 use super::{
-    Aside, Bits, Here, Locals, Metas, Op, Precision, Together, grads, need_dtype, need_float, no_second,
-    reshaped, statistics_dtype,
+    Arrays, Bits, Here, Metas, Op, Precision, Together, grads, need_dtype, need_float, no_second, reshaped,
+    statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
-use crate::comm::ReduceOp;
-use crate::dispatch::{cast_metas, in_loss_parallel, prepared};
-use crate::engine::Local;
-use crate::engine::kernels::loss::{self as kernel, Goal};
-use crate::engine::kernels::softmax::parts;
-use crate::placement::{Placement, Replicate, Shard, StridedShard, shown};
-use crate::sharding::Rule;
-use crate::tensor::{DType, Meta, Shape};
+use crate::dispatch::{cast_metas, one_mesh, prepared};
 use crate::{Error, Result, Tensor, apply, apply_all};
+use dtensor_array::Array;
+use dtensor_array::ReduceOp;
+use dtensor_array::kernels::loss::{self as kernel, Goal};
+use dtensor_array::kernels::softmax as parts;
+use dtensor_array::{DType, Meta, Shape};
+use dtensor_layout::Rule;
 
 /// What becomes of the losses of all positions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -77,15 +77,15 @@ impl Classes {
         }
     }
 
-    fn scores(self, x: &Local) -> Result<Local> {
+    fn scores(self, x: &Array) -> Result<Array> {
         x.contiguous()?.reshape(&[self.outer, self.classes, self.inner])
     }
 
-    fn positions(self, x: &Local) -> Result<Local> {
+    fn positions(self, x: &Array) -> Result<Array> {
         x.contiguous()?.reshape(&[self.outer, self.inner])
     }
 
-    fn flat(self, x: &Local) -> Result<Local> {
+    fn flat(self, x: &Array) -> Result<Array> {
         x.flatten()
     }
 }
@@ -117,8 +117,8 @@ struct ClassLoss {
     from_logits: bool,
     ignore_index: i64,
     smoothing: Bits,
-    /// Whether it was said in a scope of [`loss_parallel`](crate::parallel::loss_parallel).
-    asked: Aside<bool>,
+    /// Whether it was applied inside [`loss_parallel`](crate::parallel::loss_parallel).
+    asked: Asked,
 }
 
 impl Op for ClassLoss {
@@ -173,7 +173,7 @@ impl Op for ClassLoss {
         rule.merging_along("c")?.contiguous("c")
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let by = Classes::of(x[0].dims());
         let (scores, target) = (by.scores(x[0])?, by.positions(x[1])?);
         let goal = self.goal(&target, x.get(2).copied(), 0, here);
@@ -184,11 +184,7 @@ impl Op for ClassLoss {
         shaped([losses, weights], here)
     }
 
-    fn asked_for(&self) -> bool {
-        self.asked.0
-    }
-
-    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+    fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         let by = Classes::of(x[0].dims());
         let (scores, target) = (by.scores(x[0])?, by.positions(x[1])?);
         let goal = self.goal(&target, x.get(2).copied(), 0, here);
@@ -241,8 +237,8 @@ impl ClassLoss {
     /// What the losses of scores, the input `scores` of an operator, are taken against.
     fn goal<'a>(
         &self,
-        target: &'a Local,
-        weight: Option<&'a Local>,
+        target: &'a Array,
+        weight: Option<&'a Array>,
         scores: usize,
         here: &Here<'_>,
     ) -> Goal<'a> {
@@ -265,7 +261,7 @@ impl ClassLoss {
 }
 
 /// Numbers for all positions in the shape that they have here.
-fn shaped<const N: usize>(values: [Local; N], here: &Here<'_>) -> Result<Locals> {
+fn shaped<const N: usize>(values: [Array; N], here: &Here<'_>) -> Result<Arrays> {
     let shape = &here.out()[0].shape[..];
     values.into_iter().map(|y| y.reshape(shape)).collect()
 }
@@ -300,8 +296,8 @@ impl Op for ClassLossGrad {
         Rule::of(&text, x, out)?.contiguous("c")
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
-        use crate::engine::kernels::binary::{Binary, binary};
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
+        use dtensor_array::kernels::binary::{Binary, binary};
         let by = Classes::of(x[1].dims());
         let target = by.positions(x[2])?;
         let goal = self.0.goal(&target, self.weight(x.len()).map(|i| x[i]), 1, here);
@@ -328,78 +324,14 @@ impl Op for ClassLossGrad {
         if let Some(weight) = self.weight(cx.inputs()) {
             inputs.push(cx.input(weight)?);
         }
-        let ddy = || Ok(apply_all(self.0.clone(), &inputs.iter().collect::<Vec<_>>())?.swap_remove(0));
+        let ddy = || {
+            let _allowed = self.0.asked.allow();
+            Ok(apply_all(self.0.clone(), &inputs.iter().collect::<Vec<_>>())?.swap_remove(0))
+        };
         let mut grads: Grads = grads![cx.when(0, ddy)?];
         grads.push(cx.when(1, || cx.input(1)?.zeros_like())?);
         grads.extend((2..cx.inputs()).map(|_| None));
         Ok(grads)
-    }
-}
-
-/// In a scope of [`loss_parallel`](crate::parallel::loss_parallel): refuses scores that would have to be moved.
-pub(super) fn stays(op: &'static str, scores: &Tensor) -> Result<()> {
-    let Some(layout) = scores.layout() else { return Ok(()) };
-    if !layout.placements().iter().any(|p| p.is_partial()) {
-        return Ok(());
-    }
-    let message = format!(
-        "loss_parallel: the input's placements must be Shard or Replicate, but are {}: redistribute it first",
-        shown(layout.placements())
-    );
-    Err(Error::argument(op, message))
-}
-
-/// In a scope of [`loss_parallel`](crate::parallel::loss_parallel): the targets where the scores' positions are.
-#[track_caller]
-fn targets_beside(op: &'static str, scores: &Tensor, target: &Tensor) -> Result<Tensor> {
-    stays(op, scores)?;
-    let Some(layout) = scores.layout() else { return Ok(target.clone()) };
-    let classes = class_dim(scores.rank()) as isize;
-    let scattered = |p: &&Placement| matches!(p, StridedShard { dim, .. } if *dim == classes);
-    if let Some(strided) = layout.placements().iter().find(scattered) {
-        let message = format!(
-            "loss_parallel: ranks must have classes one after the other, but the input is {strided}: redistribute it first"
-        );
-        return Err(Error::argument(op, message));
-    }
-    let before = |dim: isize| if dim > classes { dim - 1 } else { dim };
-    let wanted = layout.placements().iter().map(|&p| match p {
-        Shard(dim) if dim == classes => Replicate,
-        Shard(dim) => Shard(before(dim)),
-        StridedShard { dim, split_factor } => StridedShard { dim: before(dim), split_factor },
-        other => other,
-    });
-    let wanted: Vec<Placement> = wanted.collect();
-    match target.mesh() {
-        Some(mesh) if Some(mesh) == scores.mesh() => return target.redistribute(wanted),
-        // It is refused where both meet.
-        Some(_) => return Ok(target.clone()),
-        None => {}
-    }
-    if wanted.iter().any(|&p| p != Replicate) {
-        let message = format!(
-            "loss_parallel: positions are spread over ranks, so that the target requires a distributed tensor with placements \
-             {}: say `distribute_tensor` or `Tensor::from_local`",
-            shown(&wanted)
-        );
-        return Err(Error::argument(op, message));
-    }
-    everywhere(scores, target)
-}
-
-/// A tensor without partial values.
-#[track_caller]
-fn without_partials(x: &Tensor) -> Result<Tensor> {
-    let Some(layout) = x.layout() else { return Ok(x.clone()) };
-    x.redistribute(layout.without_partials().placements())
-}
-
-/// A tensor that is the same on all ranks, on the mesh that another one is on.
-#[track_caller]
-fn everywhere(scores: &Tensor, x: &Tensor) -> Result<Tensor> {
-    match scores.mesh() {
-        Some(mesh) if x.mesh().is_none() => Tensor::from_local(x, mesh, ()),
-        _ => Ok(x.clone()),
     }
 }
 
@@ -445,25 +377,28 @@ impl Tensor {
             from_logits,
             ignore_index: options.ignore_index,
             smoothing: Bits::new(options.label_smoothing),
-            asked: Aside(in_loss_parallel()),
+            asked: Asked::now(),
         };
         if options.weight.is_some_and(|weight| weight.requires_grad()) {
             let message = "no gradient flows into the class weights: detach them".into();
-            return Err(Error::Autograd { op: op.name(), message });
+            return Err(Error::Argument { op: op.name(), message });
         }
         let (mut target, mut weight) = (target.clone(), options.weight.cloned());
-        if op.asked.0 {
+        if op.asked.is_set() {
             // Before anything is moved.
             let inputs: Vec<&Tensor> =
                 [Some(self), Some(&target), options.weight].into_iter().flatten().collect();
             op.shape(&cast_metas(&op, &inputs))?;
-            target = targets_beside(op.name(), self, &target)?;
-            weight = weight.map(|weight| everywhere(self, &weight)).transpose()?;
+            target = place_targets(op.name(), self, &target, class_dim(self.rank()))?;
+            weight = weight.map(|weight| replicate_beside(self, &weight)).transpose()?;
         }
         let inputs: Vec<&Tensor> =
             [Some(self), Some(&target), weight.as_ref()].into_iter().flatten().collect();
-        let asked = op.asked.0;
-        let out = apply_all(op, &inputs)?;
+        let asked = op.asked;
+        let out = {
+            let _allowed = asked.allow();
+            apply_all(op, &inputs)?
+        };
         if options.reduction == Reduction::None {
             return Ok(out[0].clone());
         }
@@ -473,11 +408,11 @@ impl Tensor {
         let mut loss = match options.reduction {
             Reduction::Mean => {
                 let weights = out[1].detach().to_dtype(dtype)?.sum_all()?;
-                total.div(&if asked { without_partials(&weights)? } else { weights })?
+                total.div(&if asked.is_set() { without_partials(&weights)? } else { weights })?
             }
             _ => total,
         };
-        if asked && dtype != out[0].dtype() {
+        if asked.is_set() && dtype != out[0].dtype() {
             loss = without_partials(&loss)?;
         }
         loss.to_dtype(out[0].dtype())
@@ -494,6 +429,7 @@ impl Tensor {
                 right: target.shape(),
             });
         }
+        one_mesh("mse_loss", &[self, target])?;
         // No closure, which would call in its own name.
         let (x, target) = (prepared(self, Precision::Single)?, prepared(target, Precision::Single)?);
         let difference = x.sub(&target)?;

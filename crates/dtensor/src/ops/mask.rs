@@ -1,13 +1,14 @@
 //! Elements chosen or overwritten by a mask, and triangles.
 
-use super::{Aside, Here, Locals, Metas, Op, Precision, SELECTING, grads, need_dtype, one, same_dtype};
+use super::{Arrays, Aside, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::comm::ReduceOp;
-use crate::engine::Local;
-use crate::engine::kernels::select as kernel;
-use crate::sharding::Rule;
-use crate::tensor::{DType, Meta, Operand, Scalar};
+use crate::tensor::Operand;
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::ReduceOp;
+use dtensor_array::kernels::select as kernel;
+use dtensor_array::{DType, Meta, Scalar};
+use dtensor_layout::Rule;
 
 /// The second input where the first is not 0, else the third.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,7 +34,7 @@ impl Op for Where {
         Rule::pointwise(x, out)?.passing(&SELECTING, &[1, 2])
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::where_(x[0], x[1], x[2])?))
     }
 
@@ -83,7 +84,7 @@ impl Op for MaskedFill {
         if self.zero { rule.passing(&[ReduceOp::Sum], &[0]) } else { Ok(rule) }
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::masked_fill(x[0], x[1], self.value.0)?))
     }
 
@@ -120,7 +121,7 @@ impl Op for Triangle {
         Rule::of("… r c -> … r c", x, out)?.contiguous("r")?.contiguous("c")?.passing(&SELECTING, &[0])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let rank = x[0].dims().len();
         let first = (here.offset(0, rank - 2), here.offset(0, rank - 1));
         Ok(one(kernel::triangle(x[0], self.diagonal, self.lower, first)?))

@@ -1,12 +1,12 @@
 //! Matrix products.
 
-use super::{Here, Locals, Metas, Op, Precision, grads, one, reshaped, same_dtype};
+use super::{Arrays, Here, Metas, Op, Precision, grads, one, reshaped, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::engine::Local;
-use crate::engine::kernels::matmul as kernel;
-use crate::sharding::Rule;
-use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::kernels::matmul as kernel;
+use dtensor_array::{DType, Meta, Shape};
+use dtensor_layout::Rule;
 
 fn contraction(op: &'static str, a: &Meta, b: &Meta, left: usize, right: usize) -> Result<()> {
     if left == right {
@@ -27,7 +27,7 @@ fn need_product(op: &'static str, x: &[Meta]) -> Result<DType> {
     }
 }
 
-fn transposed(x: &Local) -> Result<Local> {
+fn transposed(x: &Array) -> Result<Array> {
     let rank = x.dims().len();
     x.transpose(rank - 2, rank - 1)
 }
@@ -81,7 +81,7 @@ impl Op for Matmul {
         rule.linear(&[0])?.linear(&[1])
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::matmul(x[0], x[1], x.get(2).copied())?))
     }
 
@@ -155,7 +155,7 @@ impl Op for Linear {
         rule.linear(&[0])?.linear(&[1])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let (weight, bias) = (transposed(x[1])?, x.get(2).copied());
         if x[0].dims().len() > 1 {
             return Ok(one(kernel::matmul(x[0], &weight, bias)?));
@@ -211,7 +211,7 @@ impl Op for FoldedMatmul {
         Rule::of("… m, … n -> m n", x, out)?.linear(&[0])?.linear(&[1])
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::folded(x[0], x[1])?))
     }
 

@@ -15,6 +15,7 @@ mod here;
 mod index;
 mod join;
 mod loss;
+mod loss_parallel;
 mod mask;
 mod matmul;
 mod normalise;
@@ -39,23 +40,24 @@ pub(crate) use dropout::probability;
 pub use here::Here;
 pub(crate) use index::padding_row;
 pub use loss::{CrossEntropy, Reduction};
+pub use loss_parallel::loss_parallel;
 pub use quantile::{Interpolation, Quantiles};
 pub(crate) use together::ROUNDS;
 pub use together::Together;
 pub use unary::Gelu;
 
 use crate::autograd::{Backward, Grads, Saves};
-use crate::comm::ReduceOp;
-use crate::engine::Local;
-use crate::sharding::{Attributes, Rule};
-use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result};
+use dtensor_array::Array;
+use dtensor_array::ReduceOp;
+use dtensor_array::{DType, Meta, Shape};
+use dtensor_layout::{Attributes, Rule};
 
 /// What is known of an operator's outputs before it runs.
 pub type Metas = SmallVec<[Meta; 1]>;
 
 /// The values of an operator's outputs.
-pub type Locals = SmallVec<[Local; 1]>;
+pub type Arrays = SmallVec<[Array; 1]>;
 
 /// An operator: a value that holds its attributes and says everything the system needs to know of it. It derives `Clone`,
 /// `Debug`, `PartialEq`, `Eq` and `Hash`: equal operators on tensors that lie alike are run alike.
@@ -71,22 +73,16 @@ pub trait Op: Attributes {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule>;
 
     /// The values of the outputs on this rank, from this rank's parts of the inputs.
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals>;
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays>;
 
     /// In the place of [`kernel`](Op::kernel) where a [merging](Rule::merging) factor is cut: the next thing that ranks do
     /// together, or this rank's parts of the outputs. It is asked again and again, with what is known so far.
-    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+    fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         let _ = (x, known, here);
         Err(Error::argument(
             self.name(),
             "this operator has a merging rule, but does not say what ranks do together",
         ))
-    }
-
-    /// Whether what ranks do [together](Op::together) for it has been asked for, so that
-    /// [`explicit_communication`](crate::explicit_communication) lets it pass.
-    fn asked_for(&self) -> bool {
-        false
     }
 
     /// What it is run in inside an [`autocast`](crate::autocast) scope.
@@ -107,7 +103,7 @@ pub trait Op: Attributes {
     /// The gradients of the inputs from those of the outputs, written with public tensor operators.
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let _ = cx;
-        Err(Error::Autograd { op: self.name(), message: "this operator has no gradient rule".into() })
+        Err(Error::Argument { op: self.name(), message: "this operator has no gradient rule".into() })
     }
 }
 
@@ -115,7 +111,7 @@ pub trait Op: Attributes {
 /// Inputs of integers are left alone always.
 ///
 /// ```
-/// use dtensor::{DType, Here, Local, Locals, Meta, Metas, Op, Precision, Result, Rule, Tensor, apply, autocast};
+/// use dtensor::{DType, Here, Array, Arrays, Meta, Metas, Op, Precision, Result, Rule, Tensor, apply, autocast};
 ///
 /// /// Each element times 10³⁰, which is too much for half precision.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -134,9 +130,9 @@ pub trait Op: Attributes {
 ///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 ///         Rule::pointwise(x, out)?.linear(&[0])
 ///     }
-///     fn kernel(&self, x: &[&Local], _: &Here) -> Result<Locals> {
-///         let values = x[0].to_vec::<f32>()?.into_iter().map(|v| 1e30 * v).collect();
-///         Ok([Local::from_vec(values, x[0].dims())?].into_iter().collect())
+///     fn kernel(&self, x: &[&Array], _: &Here) -> Result<Arrays> {
+///         let values = x[0].copy_to_host::<f32>()?.into_iter().map(|v| 1e30 * v).collect();
+///         Ok([Array::from_vec(values, x[0].dims())?].into_iter().collect())
 ///     }
 /// }
 ///
@@ -154,7 +150,7 @@ pub trait Op: Attributes {
 ///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 ///         Rule::pointwise(x, out)
 ///     }
-///     fn kernel(&self, x: &[&Local], _: &Here) -> Result<Locals> {
+///     fn kernel(&self, x: &[&Array], _: &Here) -> Result<Arrays> {
 ///         Ok([x[0].clone()].into_iter().collect())
 ///     }
 /// }
@@ -260,7 +256,7 @@ fn statistics_dtype(dtype: DType) -> DType {
 /// What the gradient of a fused gradient kernel says.
 fn no_second(op: &'static str) -> Result<Grads> {
     let message = "the gradient of this operator is one fused kernel, which has no gradient of its own";
-    Err(Error::Autograd { op, message: message.into() })
+    Err(Error::Argument { op, message: message.into() })
 }
 
 fn need_float(op: &'static str, dtype: DType) -> Result<()> {

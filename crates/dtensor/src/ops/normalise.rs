@@ -2,13 +2,13 @@
 
 use smallvec::SmallVec;
 
-use super::{Bits, Here, Locals, Metas, Op, need_float, no_second, one, reshaped, statistics_dtype};
+use super::{Arrays, Bits, Here, Metas, Op, need_float, no_second, one, reshaped, statistics_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::engine::Local;
-use crate::engine::kernels::norm as kernel;
-use crate::sharding::{Rule, named};
-use crate::tensor::{DType, Meta, Shape};
 use crate::{Error, Result, Tensor, apply_all};
+use dtensor_array::Array;
+use dtensor_array::kernels::norm as kernel;
+use dtensor_array::{DType, Meta, Shape};
+use dtensor_layout::{Rule, named};
 
 /// What is subtracted from and what divides each row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,10 +92,10 @@ impl Op for Normalise {
         Rule::of(&format!("… {row}{parameters} -> … {row}{statistics}"), x, out)
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let out = here.out();
         let weight = self.weight.then(|| x[1]);
-        let statistics = |s: Local| s.reshape(&out[1].shape);
+        let statistics = |s: Array| s.reshape(&out[1].shape);
         match self.kind {
             Kind::Layer => {
                 let bias = self.bias.then(|| x[x.len() - 1]);
@@ -160,12 +160,12 @@ impl Op for NormaliseGrad {
             .summing())
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let out = here.out();
         let forward = &self.forward;
         let row = forward.split(&out[0].shape).1;
         let weight = forward.weight.then(|| x[x.len() - 1]);
-        let flat = |s: &Local| s.flatten();
+        let flat = |s: &Array| s.flatten();
         let mut parameters = self.parameters.iter().copied();
         let need_weight = forward.weight.then(|| parameters.next()).flatten();
         let need_bias = forward.bias.then(|| parameters.next()).flatten();
@@ -186,7 +186,7 @@ impl Op for NormaliseGrad {
                 (dx, dweight, None)
             }
         };
-        let shaped = |p: Local| p.reshape(&row);
+        let shaped = |p: Array| p.reshape(&row);
         let parameters = dweight.into_iter().chain(dbias).map(shaped);
         std::iter::once(Ok(dx)).chain(parameters).collect()
     }

@@ -1,12 +1,13 @@
 //! Quantiles and medians: from the elements in order.
 
-use super::{Aside, Here, Locals, Metas, Op, grads, need_float, one, same_dtype};
+use super::{Arrays, Aside, Here, Metas, Op, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads};
-use crate::engine::Local;
-use crate::engine::kernels::binary as kernel;
-use crate::sharding::Rule;
-use crate::tensor::{DType, Dim, Meta, Shape};
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::kernels::binary as kernel;
+use dtensor_array::shape::Dim;
+use dtensor_array::{DType, Meta, Shape};
+use dtensor_layout::Rule;
 
 /// What a quantile is that falls between two elements.
 ///
@@ -91,7 +92,7 @@ impl Op for Between {
         Rule::pointwise(x, out)?.linear(&[0, 1])
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::between(x[0], x[1], self.weight.0)?))
     }
 

@@ -1,16 +1,17 @@
 //! Reductions: sum, mean, extrema, product, variance and norms.
 
 use super::{
-    Bits, Here, Locals, Metas, Op, Precision, Together, grads, need_float, one, reshaped, statistics_dtype,
+    Arrays, Bits, Here, Metas, Op, Precision, Together, grads, need_float, one, reshaped, statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
-use crate::comm::ReduceOp;
-use crate::engine::Local;
-use crate::engine::kernels::reduce::{self as kernel, Reduce};
-use crate::engine::kernels::{cast, moments, scalar};
-use crate::sharding::{Rule, named};
-use crate::tensor::{DType, DimList, Dims, Meta, Shape};
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::ReduceOp;
+use dtensor_array::kernels::reduce::{self as kernel, Reduce};
+use dtensor_array::kernels::{cast, moments, scalar};
+use dtensor_array::shape::{DimList, Dims};
+use dtensor_array::{DType, Meta, Shape};
+use dtensor_layout::{Rule, named};
 
 /// The shape once `dims` are reduced.
 pub(super) fn reduced(shape: &Shape, dims: &[usize], keepdim: bool) -> Shape {
@@ -127,7 +128,7 @@ impl Op for ReduceDims {
         }
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let Over { dims, keepdim } = &self.over;
         let (part, whole) = (self.over.count(&x[0].dims().into()), self.over.count(&here.whole(0).shape));
         if self.f == Reduce::Mean && part != whole {
@@ -238,12 +239,12 @@ impl Op for Variance {
         Ok(self.over.rule(x, out)?.merging(3 * DType::F64.size()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let f = if self.root { moments::deviation } else { moments::variance };
         Ok(one(f(x[0], &self.over.dims, self.over.keepdim, self.correction.get())?))
     }
 
-    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+    fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         let [parts, ..] = known else {
             let part = moments::moments_part(x[0], &self.over.dims, self.over.keepdim)?;
             return Ok(Together::Stack(one(part)));
@@ -298,11 +299,11 @@ impl Op for Norm {
         Ok(self.over.rule(x, out)?.merging(statistics_dtype(x[0].dtype).size()))
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::norm(x[0], self.p.get(), &self.over.dims, self.over.keepdim)?))
     }
 
-    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+    fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         let [parts, ..] = known else {
             // Half precision would be rounded once for each part.
             let x = cast::cast(x[0], statistics_dtype(x[0].dtype()))?;

@@ -1,13 +1,13 @@
 //! Functions of one element and some numbers.
 
-use super::{Aside, Bits, Here, Locals, Metas, Op, grads, one, same_dtype};
+use super::{Arrays, Aside, Bits, Here, Metas, Op, grads, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::comm::ReduceOp;
-use crate::engine::Local;
-use crate::engine::kernels::scalar as kernel;
-use crate::sharding::Rule;
-use crate::tensor::{Meta, Scalar};
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::ReduceOp;
+use dtensor_array::kernels::scalar as kernel;
+use dtensor_array::{Meta, Scalar};
+use dtensor_layout::Rule;
 
 /// `x · mul + add`. Which numbers they are makes no difference to how it is run, but for their kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +54,7 @@ impl Op for Affine {
         }
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::affine(x[0], self.mul.0, self.add.0)?))
     }
 
@@ -86,7 +86,7 @@ impl Op for PowScalar {
         Rule::pointwise(x, out)
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::pow_scalar(x[0], self.0.get())?))
     }
 
@@ -128,7 +128,7 @@ impl Op for Clamp {
         Rule::pointwise(x, out)?.passing(&[ReduceOp::Max, ReduceOp::Min], &[0])
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let (lo, hi) = self.bounds();
         Ok(one(kernel::clamp(x[0], lo, hi)?))
     }
@@ -161,7 +161,7 @@ impl Op for ClampGrad {
         Rule::pointwise(x, out)
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let (lo, hi) = self.0.bounds();
         Ok(one(kernel::clamp_grad(x[0], lo, hi, x[1])?))
     }

@@ -1,12 +1,13 @@
 //! Running sums.
 
-use super::{Here, Locals, Metas, Op, grads, one};
+use super::{Arrays, Here, Metas, Op, grads, one};
 use crate::autograd::{Backward, Grads};
-use crate::engine::Local;
-use crate::engine::kernels::scan as kernel;
-use crate::sharding::Rule;
-use crate::tensor::{DType, Dim, Meta};
 use crate::{Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::kernels::scan as kernel;
+use dtensor_array::shape::Dim;
+use dtensor_array::{DType, Meta};
+use dtensor_layout::Rule;
 
 /// The running sum along one dim, from the front or from the back.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +31,7 @@ impl Op for Cumsum {
         if x[0].dtype == DType::U8 { Ok(rule) } else { rule.linear(&[0]) }
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(kernel::cumsum(x[0], self.dim, self.reverse)?))
     }
 

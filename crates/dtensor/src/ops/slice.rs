@@ -1,15 +1,16 @@
 //! Parts of a dim: a range, every so many elements, one index.
 
 use super::view::Reshape;
-use super::{ANY, Here, Locals, Metas, Op, SELECTING, grads, one, reshaped};
+use super::{ANY, Arrays, Here, Metas, Op, SELECTING, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
-use crate::engine::Local;
-use crate::engine::kernels::copy::NOTHING;
-use crate::engine::kernels::{cat, index};
-use crate::placement::{Placement, PlacementList};
-use crate::sharding::{Rule, around};
-use crate::tensor::{Dim, Meta};
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::Meta;
+use dtensor_array::kernels::copy::NOTHING;
+use dtensor_array::kernels::{cat, index};
+use dtensor_array::shape::Dim;
+use dtensor_layout::{Placement, PlacementList};
+use dtensor_layout::{Rule, around};
 
 /// A range of one dim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,7 +47,7 @@ impl Op for Narrow {
         taken_rule(self.dim, self.len, x, out)
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let whole = here.whole(0).shape[self.dim];
         if self.len == whole {
             return Ok(one(x[0].clone()));
@@ -123,7 +124,7 @@ impl Op for Pad {
         spread_rule(self.dim, &self.onto, x, out)
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let (n, size) = (x[0].dims()[self.dim], here.out()[0].shape[self.dim]);
         if size == self.size {
             return Ok(one(cat::pad_slice(x[0], self.dim, self.start, size, 0.0)?));
@@ -175,7 +176,7 @@ impl Op for Slice {
         taken_rule(self.dim, self.len, x, out)
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let (dim, part) = (self.dim, x[0].dims()[self.dim]);
         if part == here.whole(0).shape[dim] {
             return Ok(one(index::slice_step(x[0], dim, self.start, self.len, self.step)?));
@@ -211,7 +212,7 @@ impl Op for SliceGrad {
         Rule::along(self.forward.dim, x, out)?.passing(&SELECTING, &[0])
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let Slice { dim, start, step, .. } = self.forward;
         Ok(one(index::slice_step_backward(x[0], dim, start, step, self.size)?))
     }

@@ -1,15 +1,15 @@
 //! Softmax and its logarithm over one dim.
 
-use super::loss::stays;
-use super::{Aside, Here, Locals, Metas, Op, Together, grads, need_float, one};
+use super::loss_parallel::{Asked, check_scores};
+use super::{Arrays, Here, Metas, Op, Together, grads, need_float, one};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::comm::ReduceOp;
-use crate::dispatch::in_loss_parallel;
-use crate::engine::Local;
-use crate::engine::kernels::softmax::{self as kernel, parts};
-use crate::sharding::Rule;
-use crate::tensor::{Dim, Meta};
 use crate::{Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::Meta;
+use dtensor_array::ReduceOp;
+use dtensor_array::kernels::softmax as kernel;
+use dtensor_array::shape::Dim;
+use dtensor_layout::Rule;
 
 /// Each row along a dim depends on all of it: where it is cut, ranks sum up what they have of it.
 fn together_along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
@@ -22,8 +22,8 @@ fn together_along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 struct Softmax {
     dim: usize,
     log: bool,
-    /// Whether it was said in a scope of [`loss_parallel`](crate::parallel::loss_parallel).
-    asked: Aside<bool>,
+    /// Whether it was applied inside [`loss_parallel`](crate::parallel::loss_parallel).
+    asked: Asked,
 }
 
 impl Op for Softmax {
@@ -40,19 +40,15 @@ impl Op for Softmax {
         together_along(self.dim, x, out)
     }
 
-    fn asked_for(&self) -> bool {
-        self.asked.0
-    }
-
-    fn together(&self, x: &[&Local], known: &[Local], _: &Here<'_>) -> Result<Together> {
+    fn together(&self, x: &[&Array], known: &[Array], _: &Here<'_>) -> Result<Together> {
         Ok(match known {
-            [] => Together::Reduce(parts::maxima(x[0], self.dim)?, ReduceOp::Max),
-            [max] => Together::Reduce(parts::exp_sums(x[0], max, self.dim)?, ReduceOp::Sum),
-            [max, sum, ..] => Together::Done(one(parts::normalised(x[0], max, sum, self.dim, self.log)?)),
+            [] => Together::Reduce(kernel::maxima(x[0], self.dim)?, ReduceOp::Max),
+            [max] => Together::Reduce(kernel::exp_sums(x[0], max, self.dim)?, ReduceOp::Sum),
+            [max, sum, ..] => Together::Done(one(kernel::normalised(x[0], max, sum, self.dim, self.log)?)),
         })
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(if self.log {
             kernel::log_softmax(x[0], self.dim)?
         } else {
@@ -65,7 +61,16 @@ impl Op for Softmax {
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        Ok(grads![Some(apply(SoftmaxGrad(self.clone()), &[&cx.output(0)?, &cx.dy()?])?)])
+        Ok(grads![Some(self.backward(&cx.output(0)?, &cx.dy()?)?)])
+    }
+}
+
+impl Softmax {
+    /// The gradient from the output and the gradient of that.
+    #[track_caller]
+    fn backward(&self, y: &Tensor, dy: &Tensor) -> Result<Tensor> {
+        let _allowed = self.asked.allow();
+        apply(SoftmaxGrad(self.clone()), &[y, dy])
     }
 }
 
@@ -87,19 +92,15 @@ impl Op for SoftmaxGrad {
         together_along(self.0.dim, x, out)
     }
 
-    fn asked_for(&self) -> bool {
-        self.0.asked_for()
-    }
-
-    fn together(&self, x: &[&Local], known: &[Local], _: &Here<'_>) -> Result<Together> {
+    fn together(&self, x: &[&Array], known: &[Array], _: &Here<'_>) -> Result<Together> {
         let Softmax { dim, log, .. } = self.0;
         Ok(match known {
-            [] => Together::Reduce(parts::backward_sums(x[0], x[1], dim, log)?, ReduceOp::Sum),
-            [sum, ..] => Together::Done(one(parts::backward_with(x[0], x[1], sum, dim, log)?)),
+            [] => Together::Reduce(kernel::backward_sums(x[0], x[1], dim, log)?, ReduceOp::Sum),
+            [sum, ..] => Together::Done(one(kernel::backward_with(x[0], x[1], sum, dim, log)?)),
         })
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let f = if self.0.log { kernel::log_softmax_backward } else { kernel::softmax_backward };
         Ok(one(f(x[0], x[1], self.0.dim)?))
     }
@@ -120,7 +121,7 @@ impl Op for SoftmaxGrad {
         }
         Ok(grads![
             cx.when(0, || g.mul(&dy.sub(&sum(y.mul(&dy)?)?)?)?.sub(&dy.mul(&sum(g.mul(&y)?)?)?))?,
-            cx.when(1, || apply(SoftmaxGrad(self.0.clone()), &[&y, &g]))?,
+            cx.when(1, || self.0.backward(&y, &g))?,
         ])
     }
 }
@@ -150,10 +151,11 @@ impl Tensor {
 
     #[track_caller]
     fn softmax_along(&self, dim: usize, log: bool) -> Result<Tensor> {
-        let op = Softmax { dim, log, asked: Aside(in_loss_parallel()) };
-        if op.asked.0 {
-            stays(op.name(), self)?;
+        let op = Softmax { dim, log, asked: Asked::now() };
+        if op.asked.is_set() {
+            check_scores(op.name(), self)?;
         }
+        let _allowed = op.asked.allow();
         apply(op, &[self])
     }
 }

@@ -1,13 +1,14 @@
 //! Sorting along one dim, whole or only its top.
 
 use super::extremum::shifted;
-use super::{Here, Locals, Metas, Op, Together, grads, reshaped};
+use super::{Arrays, Here, Metas, Op, Together, grads, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::engine::Local;
-use crate::engine::kernels::sort as kernel;
-use crate::sharding::{Rule, around};
-use crate::tensor::{DType, Dim, Meta};
 use crate::{Error, Result, Tensor, apply_all};
+use dtensor_array::Array;
+use dtensor_array::kernels::sort as kernel;
+use dtensor_array::shape::Dim;
+use dtensor_array::{DType, Meta};
+use dtensor_layout::{Rule, around};
 
 /// The elements along `dim` in order, and where they were: two outputs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -54,7 +55,7 @@ impl Op for Order {
         }
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let (values, indices) = match *self {
             Order::Sort { dim, descending } => kernel::sort(x[0], dim, descending)?,
             Order::Top { dim, k, largest } => kernel::topk(x[0], k, dim, largest)?,
@@ -62,7 +63,7 @@ impl Op for Order {
         Ok([values, indices].into_iter().collect())
     }
 
-    fn together(&self, x: &[&Local], known: &[Local], here: &Here<'_>) -> Result<Together> {
+    fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         let Order::Top { dim, k, largest } = *self else {
             return Err(Error::argument("sort", "a dim that is sorted is whole"));
         };

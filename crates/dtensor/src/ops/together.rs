@@ -1,8 +1,8 @@
 //! [`Together`]: what ranks do to find out what none of them knows alone.
 
-use super::Locals;
-use crate::comm::ReduceOp;
-use crate::engine::Local;
+use super::Arrays;
+use dtensor_array::Array;
+use dtensor_array::ReduceOp;
 
 /// How often ranks may ask each other for one operator.
 pub(crate) const ROUNDS: usize = 32;
@@ -12,16 +12,16 @@ pub(crate) const ROUNDS: usize = 32;
 ///
 /// ```
 /// use dtensor::comm::{ReduceOp, launch};
-/// use dtensor::{DeviceMesh, Here, Local, Locals, Meta, Metas, Op, Result, Rule, Shard, Tensor, Together, apply};
+/// use dtensor::{DeviceMesh, Here, Array, Arrays, Meta, Metas, Op, Result, Rule, Shard, Tensor, Together, apply};
 /// use dtensor::distribute_tensor;
 ///
 /// /// Each element of a vector as a share of the sum of all.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 /// struct Share;
 ///
-/// fn shares(x: &Local, total: f32) -> Result<Locals> {
-///     let shares = x.to_vec::<f32>()?.into_iter().map(|x| x / total).collect();
-///     Ok([Local::from_vec(shares, x.dims())?].into_iter().collect())
+/// fn shares(x: &Array, total: f32) -> Result<Arrays> {
+///     let shares = x.copy_to_host::<f32>()?.into_iter().map(|x| x / total).collect();
+///     Ok([Array::from_vec(shares, x.dims())?].into_iter().collect())
 /// }
 ///
 /// impl Op for Share {
@@ -34,16 +34,16 @@ pub(crate) const ROUNDS: usize = 32;
 ///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 ///         Rule::of("n -> n", x, out)?.merging_along("n")
 ///     }
-///     fn kernel(&self, x: &[&Local], _: &Here) -> Result<Locals> {
-///         shares(x[0], x[0].to_vec::<f32>()?.iter().sum())
+///     fn kernel(&self, x: &[&Array], _: &Here) -> Result<Arrays> {
+///         shares(x[0], x[0].copy_to_host::<f32>()?.iter().sum())
 ///     }
-///     fn together(&self, x: &[&Local], known: &[Local], _: &Here) -> Result<Together> {
+///     fn together(&self, x: &[&Array], known: &[Array], _: &Here) -> Result<Together> {
 ///         Ok(match known {
 ///             [] => {
-///                 let sum: f32 = x[0].to_vec::<f32>()?.iter().sum();
-///                 Together::Reduce(Local::from_vec(vec![sum], &[])?, ReduceOp::Sum)
+///                 let sum: f32 = x[0].copy_to_host::<f32>()?.iter().sum();
+///                 Together::Reduce(Array::from_vec(vec![sum], &[])?, ReduceOp::Sum)
 ///             }
-///             [total, ..] => Together::Done(shares(x[0], total.to_vec()?[0])?),
+///             [total, ..] => Together::Done(shares(x[0], total.copy_to_host()?[0])?),
 ///         })
 ///     }
 /// }
@@ -60,12 +60,64 @@ pub(crate) const ROUNDS: usize = 32;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Where what no output carries is cut, and ranks stack what each of them knows:
+///
+/// ```
+/// use dtensor::comm::launch;
+/// use dtensor::{DeviceMesh, Here, Array, Arrays, Meta, Metas, Op, Result, Rule, Shard, Shape, Tensor, apply};
+/// use dtensor::{Replicate, Together, distribute_tensor};
+///
+/// /// The largest minus the smallest element of a vector.
+/// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// struct Spread;
+///
+/// /// The smallest and the largest.
+/// fn ends(values: &[f32]) -> [f32; 2] {
+///     let fold = |f: fn(f32, f32) -> f32, from| values.iter().copied().fold(from, f);
+///     [fold(f32::min, f32::INFINITY), fold(f32::max, f32::NEG_INFINITY)]
+/// }
+///
+/// impl Op for Spread {
+///     fn name(&self) -> &'static str {
+///         "spread"
+///     }
+///     fn shape(&self, x: &[Meta]) -> Result<Metas> {
+///         Ok([Meta { shape: Shape::scalar(), ..x[0].clone() }].into_iter().collect())
+///     }
+///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+///         Ok(Rule::of("n -> ", x, out)?.merging(2 * 4))
+///     }
+///     fn kernel(&self, x: &[&Array], _: &Here) -> Result<Arrays> {
+///         let [low, high] = ends(&x[0].copy_to_host()?);
+///         Ok([Array::from_vec(vec![high - low], &[])?].into_iter().collect())
+///     }
+///     fn together(&self, x: &[&Array], known: &[Array], here: &Here) -> Result<Together> {
+///         if let [all_ends] = known {
+///             return Ok(Together::Done(self.kernel(&[all_ends], here)?));
+///         }
+///         let ends = Array::from_vec(ends(&x[0].copy_to_host()?).into(), &[2])?;
+///         Ok(Together::Stack([ends].into_iter().collect()))
+///     }
+/// }
+///
+/// # fn main() -> Result<()> {
+/// launch(3, |world| {
+///     let mesh = DeviceMesh::new(&world, [3], ())?;
+///     let x = Tensor::from_slice(&[3f32, -1., 4., 1., 5., -9., 2.], [7])?;
+///     let spread = apply(Spread, &[&distribute_tensor(&x, &mesh, [Shard(0)])?])?;
+///     assert_eq!((spread.placements(), spread.item::<f32>()?), (&[Replicate][..], 14.0));
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub enum Together {
     /// Each of these values of all ranks, stacked along a new first dim, is known next.
-    Stack(Locals),
+    Stack(Arrays),
     /// The reduction of this value of all ranks is known next.
-    Reduce(Local, ReduceOp),
+    Reduce(Array, ReduceOp),
     /// This rank's parts of the outputs.
-    Done(Locals),
+    Done(Arrays),
 }

@@ -2,15 +2,14 @@
 
 use std::f64::consts::PI;
 
-use super::{Here, Locals, Metas, Op, grads, need_float, one, same_dtype};
+use super::{Arrays, Here, Metas, Op, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::comm::ReduceOp;
-use crate::engine::Local;
-use crate::engine::kernels::formula::{TANH_CUBE, TANH_SCALE};
-use crate::engine::kernels::unary::{self, Unary};
-use crate::sharding::Rule;
-use crate::tensor::Meta;
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::Meta;
+use dtensor_array::ReduceOp;
+use dtensor_array::kernels::unary::{self, TANH_CUBE, TANH_SCALE, Unary};
+use dtensor_layout::Rule;
 
 /// A function applied to each element.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +43,7 @@ impl Op for Map {
         }
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(unary::unary(self.0, x[0])?))
     }
 
@@ -130,7 +129,7 @@ impl Op for MapGrad {
         Rule::pointwise(x, out)
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(unary::unary_grad(self.0, x[0], x[1])?))
     }
 

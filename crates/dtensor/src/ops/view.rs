@@ -1,13 +1,14 @@
 //! Other looks at the same elements: shapes and orders of dims; and other dtypes and devices.
 
-use super::{ANY, Here, Locals, Metas, Op, SELECTING, grads, one, reshaped};
+use super::{ANY, Arrays, Here, Metas, Op, SELECTING, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
-use crate::comm::ReduceOp;
-use crate::engine::Local;
-use crate::engine::kernels::cast;
-use crate::sharding::{Rule, named};
-use crate::tensor::{DType, Device, Dim, DimList, Dims, Meta, NewShape, Shape};
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::ReduceOp;
+use dtensor_array::kernels::cast;
+use dtensor_array::shape::{Dim, DimList, Dims, NewShape};
+use dtensor_array::{DType, Device, Meta, Shape};
+use dtensor_layout::{Rule, named};
 
 /// The same elements in row-by-row order under another shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -31,7 +32,7 @@ impl Op for Reshape {
         Rule::reshape(&x[0].shape, &out[0].shape).strictly(self.strict).passing(&ANY, &[0])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         Ok(one(x[0].reshape(&here.out()[0].shape)?))
     }
 
@@ -64,7 +65,7 @@ impl Op for Permute {
         Rule::of(&text, x, out)?.passing(&ANY, &[0])
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(x[0].permute(&self.dims)?))
     }
 
@@ -104,7 +105,7 @@ impl Op for Expand {
         Rule::pointwise(x, out)?.passing(&ANY, &[0])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         Ok(one(x[0].expand(&here.out()[0].shape)?))
     }
 
@@ -130,7 +131,7 @@ impl Op for Contiguous {
         Rule::pointwise(x, out)?.passing(&ANY, &[0])
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(x[0].contiguous()?))
     }
 
@@ -166,7 +167,7 @@ impl Op for Cast {
         }
     }
 
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok(one(cast::cast(x[0], self.0)?))
     }
 
@@ -338,7 +339,7 @@ impl Tensor {
     #[track_caller]
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        crate::tensor::checked_numel("expand", &shape)?;
+        shape.checked_numel("expand")?;
         if &shape[..] == self.dims() {
             return Ok(self.clone());
         }

@@ -4,14 +4,15 @@
 //! write can be lost, wherever the elements lie.
 
 use super::slice::{Mine, Slice};
-use super::{Here, Locals, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, same_dtype};
+use super::{Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::engine::Local;
-use crate::engine::kernels::index::Stretch;
-use crate::engine::kernels::write as kernel;
-use crate::sharding::{Rule, around};
-use crate::tensor::{DType, Dim, Meta};
 use crate::{Error, Result, Tensor, apply};
+use dtensor_array::Array;
+use dtensor_array::kernels::index::Stretch;
+use dtensor_array::kernels::write as kernel;
+use dtensor_array::shape::Dim;
+use dtensor_array::{DType, Meta};
+use dtensor_layout::{Rule, around};
 
 /// The first input with every `step`-th element of one dim replaced by the second.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -49,7 +50,7 @@ impl Op for SliceScatter {
         rule.contiguous("v")?.passing(&SELECTING, &[0, 1])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let Slice { dim, start, len, step } = self.slice;
         let mine = Mine::of(here.offset(0, dim), x[0].dims()[dim], start, len, step);
         if mine.len == 0 {
@@ -107,7 +108,7 @@ impl Op for IndexCopy {
         rule.contiguous("v")?.passing(&SELECTING, &[0, 2])
     }
 
-    fn kernel(&self, x: &[&Local], here: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let part = Stretch { start: here.offset(0, self.dim), whole: here.whole(0).shape[self.dim] };
         Ok(one(kernel::index_write(x[0], x[1], x[2], self.dim, part)?))
     }

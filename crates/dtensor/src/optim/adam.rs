@@ -2,8 +2,8 @@
 
 use super::Descent;
 use super::update::{Field, Step, Update, expect_not_negative};
-use crate::engine::kernels::optim::{AdamStep, adam};
 use crate::{Error, Result};
+use dtensor_array::kernels::optim::{AdamStep, adam};
 
 /// Adam: along a running mean of the gradient over the root of a running mean of its square.
 ///

@@ -4,12 +4,13 @@ use std::collections::HashSet;
 use std::panic::Location;
 
 use super::expect_whole;
-use crate::comm::{ReduceOp, Site, asked_by, on_behalf_of};
-use crate::engine::Local;
-use crate::engine::kernels::{cast, optim, reduce};
+use crate::comm::{ReduceOp, Site};
 use crate::mesh::DeviceMesh;
 use crate::nn::Parameter;
 use crate::{DType, Error, Placement, Result, Tensor};
+use dtensor_array::Array;
+use dtensor_array::kernels::{cast, optim, reduce};
+use dtensor_array::origin::{asked_by, on_behalf_of};
 
 /// How [`clip_grad_norm`] measures.
 ///
@@ -140,7 +141,7 @@ fn with_grads<'a>(op: &'static str, parameters: &'a [Parameter]) -> Result<Vec<&
 }
 
 /// Changes this rank's parts of the gradients, where they are if nobody holds them.
-fn change(parameters: &[&Parameter], f: impl Fn(&mut Local) -> Result<()>) -> Result<()> {
+fn change(parameters: &[&Parameter], f: impl Fn(&mut Array) -> Result<()>) -> Result<()> {
     for parameter in parameters {
         parameter.change_grad(|grad| grad.part_mut().map_or(Ok(()), &f))?;
     }
@@ -185,11 +186,12 @@ impl Sum {
     }
 
     /// The summand of an array.
-    fn of(self, part: &Local) -> Result<f64> {
+    fn of(self, part: &Array) -> Result<f64> {
         // Of half precision, a norm would be rounded to half precision.
         let part = if part.dtype().size() < 4 { &cast::cast(part, DType::F32)? } else { part };
         let dims: Vec<usize> = (0..part.dims().len()).collect();
-        let norm = cast::cast(&reduce::norm(part, self.p, &dims, false)?, DType::F64)?.to_vec::<f64>()?[0];
+        let norm =
+            cast::cast(&reduce::norm(part, self.p, &dims, false)?, DType::F64)?.copy_to_host::<f64>()?[0];
         Ok(match self.p {
             2.0 => norm * norm,
             _ if self.op != ReduceOp::Sum || self.p == 0.0 => norm,

@@ -230,12 +230,12 @@ mod tests {
     use crate::nn::{Linear, Module};
     use crate::optim::{Adam, AdamW, ClipOptions, Sgd, SgdOptions, clip_grad_norm};
 
-    fn address(x: &Tensor) -> *const f32 {
-        x.part("address").unwrap().read::<f32>().unwrap().data().as_ptr()
+    fn address(x: &Tensor) -> *const u8 {
+        x.part("address").unwrap().copy_to_host_memory().unwrap().as_ptr()
     }
 
     /// The addresses of the values and of all that is remembered of them.
-    fn addresses(optimizer: &dyn Optimizer) -> Vec<*const f32> {
+    fn addresses(optimizer: &dyn Optimizer) -> Vec<*const u8> {
         let state = optimizer.state_dict();
         let slots = state.iter().filter(|(key, _)| key.starts_with("state.") && !key.ends_with("step"));
         let values = optimizer.parameters().into_iter().map(|parameter| address(&parameter.get()));
@@ -291,7 +291,7 @@ mod tests {
             // So it is with what is remembered.
             let state = optimizer.state_dict();
             optimizer.step()?;
-            let slots = |state: &StateDict| -> Vec<*const f32> {
+            let slots = |state: &StateDict| -> Vec<*const u8> {
                 let slots =
                     state.iter().filter(|(key, _)| key.starts_with("state.") && !key.ends_with("step"));
                 slots.map(|(_, slot)| address(slot)).collect()

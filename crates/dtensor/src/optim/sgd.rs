@@ -2,8 +2,8 @@
 
 use super::Descent;
 use super::update::{Field, Step, Update, expect_not_negative};
-use crate::engine::kernels::optim::{SgdStep, sgd};
 use crate::{Error, Result};
+use dtensor_array::kernels::optim::{SgdStep, sgd};
 
 /// Stochastic gradient descent: each parameter minus the learning rate times its gradient, or times a running sum of its
 /// gradients.

@@ -9,9 +9,9 @@ use std::panic::Location;
 
 use super::descent::{Groups, State};
 use super::update::Update;
-use crate::comm::{asked_by, on_behalf_of};
 use crate::nn::{StateDict, fit, misfit};
 use crate::{Error, Result, Tensor};
+use dtensor_array::origin::{asked_by, on_behalf_of};
 
 const STEP: &str = "step";
 const FACTOR: &str = "factor";

@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use crate::engine::Local;
 use crate::{Error, Result};
+use dtensor_array::Array;
 
 /// The options of a kind of optimizer, and what they make of a parameter.
 pub trait Update: Clone + fmt::Debug + Send + Sync + 'static {
@@ -43,10 +43,10 @@ pub struct Step<'a, 'b> {
     /// Whether some of the state has just been made.
     pub fresh: bool,
     /// This rank's parts.
-    pub value: &'a mut Local,
-    pub grad: &'a Local,
+    pub value: &'a mut Array,
+    pub grad: &'a Array,
     /// As many as are needed.
-    pub state: &'a mut [&'b mut Local],
+    pub state: &'a mut [&'b mut Array],
 }
 
 /// An option, as a number.

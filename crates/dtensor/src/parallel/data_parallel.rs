@@ -6,10 +6,11 @@ use std::panic::Location;
 
 use serde::{Deserialize, Serialize};
 
-use crate::comm::{Group, ReduceOp, asked_by, on_behalf_of};
+use crate::comm::{Group, ReduceOp};
 use crate::nn::{Buffer, Module, Parameter};
-use crate::placement::shown;
 use crate::{DType, DeviceMesh, Error, Result, Tensor, no_grad};
+use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_layout::shown;
 
 const OP: &str = "DataParallel";
 

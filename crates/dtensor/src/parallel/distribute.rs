@@ -4,10 +4,10 @@ use std::panic::Location;
 
 use super::DistributeModule;
 use super::hooks::base_of;
-use crate::comm::{asked_by, on_behalf_of};
 use crate::mesh::chosen;
 use crate::nn::{Module, all_or_nothing};
 use crate::{DeviceMesh, Error, Result, Tensor, distribute_tensor};
+use dtensor_array::origin::{asked_by, on_behalf_of};
 
 pub(super) const OP: &str = "distribute_module";
 
@@ -92,7 +92,7 @@ pub fn distribute_module<'a, 'p, M: Module>(
     if how.input.is_some() || how.output.is_some() {
         base_of(OP, &module)?;
     }
-    on_behalf_of(asked_by(Location::caller()), || all_or_nothing(&module, || how.apply(&module, &mesh)))?;
+    on_behalf_of(asked_by(Location::caller()), || all_or_nothing(OP, &module, || how.apply(&module, &mesh)))?;
     Ok(module)
 }
 

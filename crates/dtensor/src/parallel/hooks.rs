@@ -38,7 +38,7 @@ fn joined(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option<usize>)
 
 /// A distributed tensor in another placement. How it lies is what counts, not how it was said to.
 #[track_caller]
-fn brought(x: &Tensor, mesh: &DeviceMesh, to: Placement) -> Result<Tensor> {
+fn redistribute_to(x: &Tensor, mesh: &DeviceMesh, to: Placement) -> Result<Tensor> {
     let wanted = Placements::from(to).checked("redistribute", mesh.ndim(), x.rank())?;
     if x.placements() == &wanted[..] && x.mesh() == Some(mesh) {
         return Ok(x.clone());
@@ -101,7 +101,7 @@ pub(super) fn take_in(
     base.register_forward_pre_hook(move |module, mut inputs| {
         let (given, wanted) = lies(module);
         let x = joined(first(style, module, &inputs)?, &mesh, given, features(module))?;
-        inputs[0] = brought(&x, &mesh, wanted)?.into();
+        inputs[0] = redistribute_to(&x, &mesh, wanted)?.into();
         Ok(inputs)
     });
 }
@@ -111,7 +111,7 @@ pub(super) fn deliver(base: &Base, mesh: &DeviceMesh, layout: Placement, local: 
     let mesh = mesh.clone();
     base.register_forward_hook(move |_, _, outputs| {
         each_distributed(outputs, |y| {
-            let y = brought(y, &mesh, layout)?;
+            let y = redistribute_to(y, &mesh, layout)?;
             if local { y.to_local() } else { Ok(y) }
         })
     });
@@ -165,7 +165,7 @@ impl Wanted {
         };
         let mut x = joined(x, mesh, layout, None)?;
         if let Some(desired) = self.desired {
-            x = brought(&x, mesh, desired)?;
+            x = redistribute_to(&x, mesh, desired)?;
         }
         Ok(if local { x.to_local()?.into() } else { x.into() })
     }

@@ -71,7 +71,6 @@ mod functions;
 mod hooks;
 mod layouts;
 mod local_map;
-mod loss_parallel;
 mod parallelize;
 mod path;
 mod plan;
@@ -83,6 +82,7 @@ mod sequence;
 mod steps;
 mod style;
 
+pub use crate::ops::loss_parallel;
 pub use crate::plan;
 pub use colwise::ColwiseParallel;
 pub use data_parallel::{DataParallel, DataParallelOptions};
@@ -92,7 +92,6 @@ pub use layouts::{Layouts, NamedLayouts};
 pub use local_map::{
     Leaf, Leaves, LocalMap, MapFunction, MapValue, PassThrough, PerTensor, Plain, Tensors, local_map,
 };
-pub use loss_parallel::loss_parallel;
 pub use parallelize::{ParallelizeOptions, parallelize_module, parallelize_module_with};
 pub use plan::ParallelPlan;
 pub use prepare_input::PrepareModuleInput;

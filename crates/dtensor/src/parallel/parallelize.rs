@@ -4,10 +4,10 @@ use std::panic::Location;
 
 use super::ParallelPlan;
 use super::steps::{OP, Steps};
-use crate::comm::{asked_by, on_behalf_of};
 use crate::mesh::chosen;
 use crate::nn::{Module, all_or_nothing};
 use crate::{DeviceMesh, Error, Result};
+use dtensor_array::origin::{asked_by, on_behalf_of};
 
 /// How [`parallelize_module_with`] is done.
 ///
@@ -138,7 +138,9 @@ pub fn parallelize_module_with<'a, M: Module>(
     }
     let steps = Steps::of(&module, &mesh, &plan, options.lenient)?.steps;
     on_behalf_of(asked_by(Location::caller()), || {
-        all_or_nothing(&module, || steps.iter().try_for_each(|step| step.take(&mesh, options.src_data_rank)))
+        all_or_nothing(OP, &module, || {
+            steps.iter().try_for_each(|step| step.take(&mesh, options.src_data_rank))
+        })
     })?;
     drop(steps);
     Ok(module)

@@ -1,10 +1,10 @@
 //! Random tensors on one device, and such as are like another.
 
 use super::{Distribution, Generator, distributions, next_draw, with_generator};
-use crate::engine::kernels::random as kernel;
-use crate::engine::kernels::window::Window;
-use crate::tensor::{DType, Shape, checked_numel};
 use crate::{Device, DeviceMesh, Result, Tensor};
+use dtensor_array::Window;
+use dtensor_array::kernels::random as kernel;
+use dtensor_array::{DType, Shape};
 
 macro_rules! functions {
     ($(
@@ -87,7 +87,7 @@ impl Tensor {
         mesh: Option<&DeviceMesh>,
     ) -> Result<Tensor> {
         distribution.check(op, dtype)?;
-        checked_numel(op, window.whole_shape())?;
+        window.whole_shape().checked_numel(op)?;
         let draw = next_draw(mesh);
         Tensor::fresh(op, window.shape(), dtype, || kernel::draw(distribution, dtype, window, draw))
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::kernels::random::Draw;
+use dtensor_array::kernels::random::Draw;
 
 /// A source of draws: a seed and the number of draws made so far. A clone draws what the original will.
 ///
@@ -86,7 +86,7 @@ impl From<Generator> for GeneratorState {
 
 impl Generator {
     /// A generator at the beginning of a seed's draws.
-    pub fn new(seed: u64) -> Self {
+    pub const fn new(seed: u64) -> Self {
         Generator::from_state(GeneratorState { seed, draws: 0 })
     }
 
@@ -101,7 +101,7 @@ impl Generator {
     }
 
     /// A generator that goes on from where another one was.
-    pub fn from_state(state: GeneratorState) -> Self {
+    pub const fn from_state(state: GeneratorState) -> Self {
         Generator { next: Draw { seed: state.seed, stream: state.draws } }
     }
 

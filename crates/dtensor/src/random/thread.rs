@@ -1,15 +1,18 @@
 //! This thread's generator: what is drawn from where none is given.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
+
+use dtensor_array::kernels::random::Draw;
+use dtensor_array::mode;
+use dtensor_array::mode::Scope;
 
 use super::{Generator, GeneratorState};
-use crate::engine::kernels::random::Draw;
 use crate::{DeviceMesh, Result};
 
-thread_local! {
-    static DEFAULT: RefCell<Generator> = RefCell::new(Generator::new(0));
+mode! {
+    static DEFAULT: RefCell<Generator> = Generator::new(0);
     /// Whether it is another one that somebody has given.
-    static LENT: Cell<bool> = const { Cell::new(false) };
+    static LENT: Cell<bool> = false;
 }
 
 /// Starts this thread's generator anew. Every thread begins with seed 0, so ranks that are threads and do the same
@@ -42,7 +45,7 @@ pub fn manual_seed(seed: u64) {
 /// # }
 /// ```
 pub fn rng_state() -> GeneratorState {
-    DEFAULT.with_borrow(Generator::state)
+    DEFAULT.with(|default| default.borrow().state())
 }
 
 /// Puts this thread's generator where one was before, as [`rng_state`] said.
@@ -78,29 +81,33 @@ pub fn with_generator<R>(generator: &mut Generator, body: impl FnOnce() -> R) ->
     body()
 }
 
-/// A generator in the place of this thread's, until this goes.
+/// A generator in the place of this thread's, until this is dropped.
 pub(crate) struct Lent<'a> {
     generator: &'a mut Generator,
-    before: bool,
+    _lent: Scope<Cell<bool>>,
 }
 
 /// Puts a generator in the place of this thread's: [`with_generator`] where a closure would lose the line that calls.
 pub(crate) fn lend(generator: &mut Generator) -> Lent<'_> {
-    let mut lent = Lent { generator, before: LENT.replace(true) };
+    let mut lent = Lent { generator, _lent: LENT.enter(true) };
     lent.swap();
     lent
 }
 
+/// Runs `body`, whose draws have been compared between ranks before and are not compared again.
+pub(crate) fn drawing_again<R>(body: impl FnOnce() -> R) -> R {
+    LENT.within(true, body)
+}
+
 impl Lent<'_> {
     fn swap(&mut self) {
-        DEFAULT.with_borrow_mut(|default| std::mem::swap(default, self.generator));
+        DEFAULT.with(|default| std::mem::swap(&mut *default.borrow_mut(), self.generator));
     }
 }
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         self.swap();
-        LENT.set(self.before);
     }
 }
 
@@ -108,7 +115,7 @@ impl Drop for Lent<'_> {
 /// mesh, the others of the mesh will find out whether theirs was the same; but a generator that was given
 /// need not be the same everywhere, as long as nobody puts together what came from it.
 pub(crate) fn next_draw(mesh: Option<&DeviceMesh>) -> Draw {
-    let draw = DEFAULT.with_borrow_mut(Generator::next_draw);
+    let draw = DEFAULT.with(|default| default.borrow_mut().next_draw());
     if let Some(mesh) = mesh
         && !LENT.get()
     {

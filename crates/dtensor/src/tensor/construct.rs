@@ -1,19 +1,18 @@
 //! Tensors from nothing and from Rust values.
 
-use std::cell::Cell;
-
-use super::{DType, Device, Element, Meta, Part, Scalar, Shape, Tensor, Value};
+use super::{Part, Tensor, Value};
 use crate::autograd::Link;
-use crate::engine::Local;
-use crate::engine::kernels::copy;
-use crate::engine::kernels::window::Window;
+use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
-use crate::placement::Layout;
-use crate::scope::within;
 use crate::{Error, Result, sharded};
+use dtensor_array::Array;
+use dtensor_array::Window;
+use dtensor_array::kernels::copy;
+use dtensor_array::mode;
+use dtensor_array::{DType, Device, Element, Meta, Scalar, Shape};
 
-thread_local! {
-    static DEVICE: Cell<Device> = const { Cell::new(Device::Cpu) };
+mode! {
+    static DEVICE: Cell<Device> = Device::Cpu;
 }
 
 /// The device that new tensors are made on.
@@ -37,7 +36,7 @@ pub(crate) fn default_device() -> Device {
 /// # }
 /// ```
 pub fn on_device<R>(device: Device, body: impl FnOnce() -> R) -> R {
-    within(&DEVICE, device, body)
+    DEVICE.within(device, body)
 }
 
 impl Tensor {
@@ -54,12 +53,12 @@ impl Tensor {
     /// ```
     pub fn from_vec<T: Element>(data: Vec<T>, shape: impl Into<Shape>) -> Result<Tensor> {
         let shape = shape.into();
-        if checked_numel("from_vec", &shape)? != data.len() {
+        if shape.checked_numel("from_vec")? != data.len() {
             let message =
                 format!("shape {shape} needs {} elements, but {} were given", shape.numel(), data.len());
             return Err(Error::argument("from_vec", message));
         }
-        Ok(Tensor::of(Local::from_vec(data, &shape)?))
+        Ok(Tensor::of(Array::from_vec(data, &shape)?))
     }
 
     /// A tensor of `shape`, filled row by row with copies of `data`.
@@ -100,7 +99,7 @@ impl Tensor {
         op: &'static str,
         shape: &[usize],
         dtype: DType,
-        make: impl FnOnce() -> Result<Local>,
+        make: impl FnOnce() -> Result<Array>,
     ) -> Result<Tensor> {
         let shape = Shape::from(shape);
         if default_device() == Device::Meta {
@@ -122,7 +121,7 @@ impl Tensor {
     /// A tensor with a shape and a dtype but no value, on [`Device::Meta`].
     pub fn meta_of(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let shape = shape.into();
-        checked_numel("meta_of", &shape)?;
+        shape.checked_numel("meta_of")?;
         Ok(Tensor::new(Value::plain(Part::of_meta(shape, dtype)), Link::None))
     }
 
@@ -175,7 +174,7 @@ impl Tensor {
             return Err(Error::argument(OP, message));
         }
         let n = ((end - start) / step).ceil() as usize;
-        checked_numel(OP, &Shape::from(n))?;
+        Shape::from(n).checked_numel(OP)?;
         let window = window(n)?;
         Tensor::fresh(OP, window.shape(), dtype, || copy::arange(dtype, start, step, &window))
     }
@@ -194,12 +193,10 @@ impl Tensor {
             return Err(Error::argument(OP, format!("{message}: {start}, {end}, {step}")));
         }
         let n = usize::try_from((span + size - 1) / size).unwrap_or(usize::MAX);
-        checked_numel(OP, &Shape::from(n))?;
+        Shape::from(n).checked_numel(OP)?;
         let window = window(n)?;
-        // Every element fits, so what overflows on the way to it comes back.
         let (start, step) = (start as i64, step as i64);
-        let at = move |i: usize| start.wrapping_add(step.wrapping_mul(i as i64));
-        Tensor::fresh(OP, window.shape(), DType::I64, || copy::tabulate(&window, at))
+        Tensor::fresh(OP, window.shape(), DType::I64, || copy::arange_i64(start, step, &window))
     }
 
     /// `steps` numbers evenly spaced from `start` to `end`, both included.
@@ -209,7 +206,7 @@ impl Tensor {
 
     /// The part of a [`linspace`](Tensor::linspace) that a window shows; the whole has as many steps as elements.
     pub(crate) fn linspace_window(start: f64, end: f64, dtype: DType, window: &Window) -> Result<Tensor> {
-        Tensor::spaced("linspace", start, end, dtype, window, |x| x)
+        Tensor::spaced("linspace", start, end, None, dtype, window)
     }
 
     /// `steps` powers of `base`, their exponents evenly spaced from `start` to `end`, both included.
@@ -233,29 +230,21 @@ impl Tensor {
         dtype: DType,
         window: &Window,
     ) -> Result<Tensor> {
-        Tensor::spaced("logspace", start, end, dtype, window, move |exponent| base.powf(exponent))
+        Tensor::spaced("logspace", start, end, Some(base), dtype, window)
     }
 
-    /// What `f` makes of numbers evenly spaced from `start` to `end`, as far as a window shows them.
+    /// Numbers evenly spaced from `start` to `end`, or the powers of a base with these exponents, as far as a window shows them.
     fn spaced(
         op: &'static str,
         start: f64,
         end: f64,
+        base: Option<f64>,
         dtype: DType,
         window: &Window,
-        f: impl Fn(f64) -> f64 + Copy,
     ) -> Result<Tensor> {
-        let steps = checked_numel(op, window.whole_shape())?;
-        let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
-        // Counted from the nearer end, so that both ends are exact.
-        let at = move |i: usize| {
-            f(if i < steps.div_ceil(2) {
-                start + step * i as f64
-            } else {
-                end - step * (steps - 1 - i) as f64
-            })
-        };
-        Tensor::fresh(op, window.shape(), DType::F64, || copy::tabulate(window, at))?.to_dtype(dtype)
+        window.whole_shape().checked_numel(op)?;
+        let make = || copy::linspace(start, end, base, window);
+        Tensor::fresh(op, window.shape(), DType::F64, make)?.to_dtype(dtype)
     }
 
     /// The identity matrix of `n` rows.
@@ -265,7 +254,7 @@ impl Tensor {
 
     /// The part of a matrix with ones on its diagonal, else zeros, that a window shows.
     pub(crate) fn eye_window(dtype: DType, window: &Window) -> Result<Tensor> {
-        checked_numel("eye", window.whole_shape())?;
+        window.whole_shape().checked_numel("eye")?;
         Tensor::fresh("eye", window.shape(), dtype, || copy::eye(dtype, window))
     }
 
@@ -326,6 +315,7 @@ impl Tensor {
         match meta.device {
             Device::Cpu => Tensor::full_here(&meta.shape, value.into(), meta.dtype),
             Device::Meta => Tensor::meta_of(&meta.shape, meta.dtype),
+            other => Err(Error::argument("full", format!("device {other} is not supported"))),
         }
     }
 
@@ -339,22 +329,10 @@ impl Tensor {
     }
 }
 
-/// The number of elements, or an error when it does not fit the address space. A dim of size 0 excuses no other one:
-/// products of the rest would overflow as soon as it is reduced.
-pub(crate) fn checked_numel(op: &'static str, shape: &Shape) -> Result<usize> {
-    shape
-        .iter()
-        .try_fold(8usize, |n, &size| n.checked_mul(size.max(1)))
-        .filter(|&bytes| bytes <= isize::MAX as usize)
-        .map(|_| shape.numel())
-        .ok_or_else(|| Error::argument(op, format!("shape {shape} has too many elements")))
-}
-
-/// As [`checked_numel`], for a value that is about to be made from nothing: an error, too, when there is no memory for
-/// it.
+/// Returns the number of elements of a value that is about to be made, or an error if there is no memory for it.
 pub(crate) fn checked_new(op: &'static str, shape: &Shape, dtype: DType) -> Result<usize> {
     const LARGE: usize = 1 << 32;
-    let n = checked_numel(op, shape)?;
+    let n = shape.checked_numel(op)?;
     let bytes = n * dtype.size();
     if bytes >= LARGE && Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
         let message = format!("not enough memory for the {bytes} bytes of shape {shape}");

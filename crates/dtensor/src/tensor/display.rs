@@ -4,9 +4,9 @@ use std::fmt;
 
 use super::{DType, Shape, Tensor, Value};
 use crate::autograd::Link;
-use crate::engine::Local;
-use crate::engine::kernels::{cast, cat};
-use crate::placement::shown;
+use dtensor_array::Array;
+use dtensor_array::kernels::{cast, cat};
+use dtensor_layout::shown;
 
 /// Tensors with more elements are shown by their edges.
 const THRESHOLD: usize = 1000;
@@ -76,10 +76,10 @@ impl Printed {
         let shown = edges(tensor.local("fmt").ok()?, summarised).ok()?;
         let cells = if tensor.dtype().is_int() {
             // Exact even beyond 2⁵³, where a double is not.
-            let values = cast::cast(&shown, DType::I64).and_then(|x| x.to_vec::<i64>()).ok()?;
+            let values = cast::cast(&shown, DType::I64).and_then(|x| x.copy_to_host::<i64>()).ok()?;
             align(values.into_iter().map(|x| x.to_string()).collect())
         } else {
-            let values = cast::cast(&shown, DType::F64).and_then(|x| x.to_vec::<f64>()).ok()?;
+            let values = cast::cast(&shown, DType::F64).and_then(|x| x.copy_to_host::<f64>()).ok()?;
             match (shape.rank(), &values[..]) {
                 (0, [x]) => vec![single(*x, tensor.dtype())],
                 (_, values) => floats(values, tensor.dtype()),
@@ -162,7 +162,7 @@ fn steps(size: usize, summarised: bool) -> Vec<Option<usize>> {
 }
 
 /// The elements that are shown.
-fn edges(whole: &Local, summarised: bool) -> crate::Result<Local> {
+fn edges(whole: &Array, summarised: bool) -> crate::Result<Array> {
     let mut shown = whole.clone();
     for (dim, &size) in whole.dims().iter().enumerate() {
         if summarised && size > 2 * EDGE {

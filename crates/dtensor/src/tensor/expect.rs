@@ -1,20 +1,21 @@
 //! What is asked of a tensor before it is used.
 
 use super::{DType, Part, Tensor};
-use crate::engine::Local;
+use crate::layout::Layout;
 use crate::{Error, Result};
+use dtensor_array::Array;
 
 impl Tensor {
     /// The value, of a tensor that is on this rank alone and not a meta tensor.
-    pub(crate) fn local(&self, op: &'static str) -> Result<&Local> {
+    pub(crate) fn local(&self, op: &'static str) -> Result<&Array> {
         self.not_distributed(op)?;
         self.part(op)
     }
 
     /// What this rank has of the value; an error for a meta tensor.
-    pub(crate) fn part(&self, op: &'static str) -> Result<&Local> {
+    pub(crate) fn part(&self, op: &'static str) -> Result<&Array> {
         match &self.value.part {
-            Part::Local(local) => Ok(local),
+            Part::Array(local) => Ok(local),
             Part::Meta(_) => Err(Error::NoValue { op }),
         }
     }
@@ -37,7 +38,7 @@ impl Tensor {
     pub(crate) fn expect_like(&self, op: &'static str, why: &'static str, other: &Tensor) -> Result<()> {
         self.expect_meta(op, why, other)?;
         if other.layout() != self.layout() {
-            return Err(Error::layouts(op, self.layout(), other.layout()));
+            return Err(Layout::mismatch(op, self.layout(), other.layout()));
         }
         Ok(())
     }
@@ -49,7 +50,7 @@ impl Tensor {
         }
         self.expect_dtype(op, other.dtype())?;
         if other.device() != self.device() {
-            return Err(Error::devices(op, self.device(), other.device()));
+            return Err(dtensor_array::Error::devices(op, self.device(), other.device()));
         }
         Ok(())
     }

@@ -2,39 +2,24 @@
 
 mod construct;
 mod display;
-mod dtype;
 mod expect;
 mod operand;
 mod read;
-mod shape;
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
+pub(crate) use construct::default_device;
 pub use construct::on_device;
-pub(crate) use construct::{checked_numel, default_device};
-pub use dtype::{DType, Device, Element};
-pub use operand::{Operand, Scalar};
-pub(crate) use shape::DimList;
-pub use shape::{Dim, Dims, INFER, NewShape, Shape};
+pub use operand::Operand;
+
+use dtensor_array::shape::Dim;
+use dtensor_array::{Array, DType, Device, Meta, Shape};
 
 use crate::autograd::{Leaf, Link};
-use crate::engine::Local;
+use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
-use crate::placement::{Layout, Placement};
 use crate::{Error, Result};
-
-/// What is known of a tensor without its value.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Meta {
-    /// The size of each dim.
-    pub shape: Shape,
-    /// The element type.
-    pub dtype: DType,
-    /// Where the value lives.
-    pub device: Device,
-}
+use dtensor_layout::Placement;
 
 /// A multi-dimensional array.
 ///
@@ -68,21 +53,21 @@ pub(crate) struct Value {
 /// What this rank has of a tensor: a value, or only what is known of one.
 #[derive(Clone)]
 pub(crate) enum Part {
-    Local(Local),
+    Array(Array),
     Meta(Arc<Meta>),
 }
 
 impl Part {
     fn dims(&self) -> &[usize] {
         match self {
-            Part::Local(local) => local.dims(),
+            Part::Array(local) => local.dims(),
             Part::Meta(meta) => &meta.shape,
         }
     }
 
     pub(crate) fn meta(&self) -> Meta {
         match self {
-            Part::Local(local) => local.meta(),
+            Part::Array(local) => local.meta(),
             Part::Meta(meta) => Meta::clone(meta),
         }
     }
@@ -114,8 +99,8 @@ impl Tensor {
     }
 
     /// A tensor of this rank alone, with this value and no history.
-    pub(crate) fn of(local: Local) -> Self {
-        Tensor { value: Value::plain(Part::Local(local)), link: Link::None }
+    pub(crate) fn of(local: Array) -> Self {
+        Tensor { value: Value::plain(Part::Array(local)), link: Link::None }
     }
 
     /// A tensor that lies on a mesh, of which this rank has this part.
@@ -139,16 +124,16 @@ impl Tensor {
     /// Whether these hold one value, and not only equal ones.
     pub(crate) fn is_same(&self, other: &Tensor) -> bool {
         match (&self.value.part, &other.value.part) {
-            (Part::Local(a), Part::Local(b)) => a.is_same(b),
+            (Part::Array(a), Part::Array(b)) => a.is_same(b),
             (Part::Meta(a), Part::Meta(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
 
     /// What this rank has of the value, to be changed; none for a meta tensor. Others who hold the tensor do not see the change.
-    pub(crate) fn part_mut(&mut self) -> Option<&mut Local> {
+    pub(crate) fn part_mut(&mut self) -> Option<&mut Array> {
         match &mut self.value.part {
-            Part::Local(local) => Some(local),
+            Part::Array(local) => Some(local),
             Part::Meta(_) => None,
         }
     }
@@ -216,7 +201,7 @@ impl Tensor {
     /// The element type.
     pub fn dtype(&self) -> DType {
         match &self.value.part {
-            Part::Local(local) => local.dtype(),
+            Part::Array(local) => local.dtype(),
             Part::Meta(meta) => meta.dtype,
         }
     }
@@ -224,7 +209,7 @@ impl Tensor {
     /// Where the value lives.
     pub fn device(&self) -> Device {
         match &self.value.part {
-            Part::Local(_) => Device::Cpu,
+            Part::Array(_) => Device::Cpu,
             Part::Meta(meta) => meta.device,
         }
     }
@@ -243,7 +228,7 @@ impl Tensor {
     /// such.
     pub fn is_contiguous(&self) -> bool {
         match &self.value.part {
-            Part::Local(local) => local.is_contiguous(),
+            Part::Array(local) => local.is_contiguous(),
             Part::Meta(_) => true,
         }
     }
@@ -270,7 +255,7 @@ impl Tensor {
         match (&self.link, on) {
             (Link::None, false) | (Link::Leaf(_) | Link::Node(..), true) => Ok(self.clone()),
             (Link::Leaf(_), false) => Ok(self.detach()),
-            (Link::Node(..), false) => Err(Error::Autograd {
+            (Link::Node(..), false) => Err(Error::Argument {
                 op: OP,
                 message:
                     "you can only change requires_grad flags of leaf tensors; use `detach` to get a tensor \
@@ -313,7 +298,7 @@ impl Tensor {
     pub fn set_grad(&self, grad: Option<Tensor>) -> Result<()> {
         const OP: &str = "set_grad";
         let Link::Leaf(leaf) = &self.link else {
-            return Err(Error::Autograd {
+            return Err(Error::Argument {
                 op: OP,
                 message: "only a leaf that requires grad keeps a gradient".into(),
             });

@@ -1,7 +1,8 @@
 //! Values back out.
 
-use super::{Element, Tensor};
-use crate::engine::{Num, with_elem};
+use dtensor_array::Element;
+
+use super::Tensor;
 use crate::{Error, Result};
 
 impl Tensor {
@@ -18,7 +19,7 @@ impl Tensor {
     /// ```
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.expect_dtype("to_vec", <T as Element>::DTYPE)?;
-        self.local("to_vec")?.to_vec()
+        self.local("to_vec")?.copy_to_host()
     }
 
     /// The elements of a matrix, row by row.
@@ -32,9 +33,7 @@ impl Tensor {
 
     /// The elements row by row, as doubles, whatever the dtype.
     pub fn to_f64_vec(&self) -> Result<Vec<f64>> {
-        use crate::engine::Elem;
-        let local = self.local("to_f64_vec")?;
-        with_elem!(local.dtype(), T => Ok(local.to_vec::<T>()?.into_iter().map(|x| Num::to_f64(x.acc())).collect()))
+        self.local("to_f64_vec")?.copy_to_host_f64()
     }
 
     /// The one element. `T` must be the tensor's dtype. A distributed tensor is gathered or reduced first.

@@ -1,7 +1,7 @@
 //! Tensors laid on a mesh in every way, to try an operator with.
 
-use crate::placement::{Placement, Replicate, Shard};
 use crate::{DeviceMesh, Result, Tensor, distribute_tensor};
+use dtensor_layout::{Placement, Replicate, Shard};
 
 /// Lays plain tensors on a mesh in every combination of [`Replicate`] and [`Shard`] along dims that the mesh divides into
 /// equal parts; the last tensor's placements vary fastest. All ranks of the mesh must go through it together.

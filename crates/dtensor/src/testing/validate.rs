@@ -1,25 +1,26 @@
 //! Proof by trying: every row that an operator's rule offers is run on real parts and compared with the whole.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::array::{Array, Close};
-use crate::Result;
+use super::numbers::{Close, Numbers};
 use crate::autograd::grad_enabled;
 use crate::comm::{ReduceOp, World};
-use crate::dispatch::{Applied, Observer, observed};
-use crate::engine::Local;
-use crate::engine::kernels::{cat, reduce};
+use crate::dispatch::{Described, Heard, OPERATORS};
 use crate::mesh::DeviceMesh;
-use crate::ops::{Here, Locals, Op, ROUNDS, Together};
-use crate::placement::{Partial, Placement, PlacementList, Replicate, Shard, Spec, SpecKey, shown};
-use crate::sharding::{Candidate, candidates};
-use crate::tensor::Meta;
+use crate::ops::{Arrays, Here, Op, ROUNDS, Together};
+use crate::{Result, Tensor};
+use dtensor_array::Array;
+use dtensor_array::Meta;
+use dtensor_array::kernels::{cat, reduce};
+use dtensor_layout::{Candidate, candidates};
+use dtensor_layout::{Partial, Placement, PlacementList, Replicate, Shard, Spec, SpecKey, shown};
 
 /// What came of trying all rows of all operators in a body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,12 +68,6 @@ impl Validation {
     }
 }
 
-thread_local! {
-    static FOUND: RefCell<Validation> = RefCell::default();
-    /// The mesh whose rules are tried; if there is none, operators' own.
-    static RULES: RefCell<Option<DeviceMesh>> = const { RefCell::new(None) };
-}
-
 /// Runs `body`, and with every operator that it applies to plain tensors, forward or backward, all rows that the operator's rule
 /// offers: on meshes of 2, 4 and 2×2 ranks, with parts cut by the chunk rule and partial values that differ between ranks and
 /// change their sign. What does not equal the result on the whole is listed. No rank is needed: parts are computed one after the
@@ -91,7 +86,7 @@ thread_local! {
 /// # }
 /// ```
 pub fn validate<R>(body: impl FnOnce() -> R) -> (R, Validation) {
-    noting(None, |applied| note(applied, false), body)
+    noting(None, false, body)
 }
 
 /// As [`validate`], with the rules that operators have on a mesh: where one was
@@ -112,7 +107,7 @@ pub fn validate<R>(body: impl FnOnce() -> R) -> (R, Validation) {
 /// # }
 /// ```
 pub fn validate_on<R>(mesh: &DeviceMesh, body: impl FnOnce() -> R) -> (R, Validation) {
-    noting(Some(mesh.clone()), |applied| note(applied, false), body)
+    noting(Some(mesh), false, body)
 }
 
 /// As [`validate`], and tries what the rules of forward operators do not offer, too: for more examples, [`Validation::missed`]
@@ -131,56 +126,57 @@ pub fn validate_on<R>(mesh: &DeviceMesh, body: impl FnOnce() -> R) -> (R, Valida
 /// # }
 /// ```
 pub fn search<R>(body: impl FnOnce() -> R) -> (R, Validation) {
-    noting(None, |applied| note(applied, true), body)
+    noting(None, true, body)
 }
 
-/// Runs `body`, and collects what the observer finds out.
-fn noting<R>(rules: Option<DeviceMesh>, observer: Observer, body: impl FnOnce() -> R) -> (R, Validation) {
-    struct Outer(Validation, Option<DeviceMesh>);
-    impl Drop for Outer {
-        fn drop(&mut self) {
-            FOUND.set(std::mem::take(&mut self.0));
-            RULES.set(self.1.take());
+/// Runs `body` and tries every operator in it, by the rules of a mesh if one is given. An operator that cannot be tried is listed
+/// as unsound.
+fn noting<R>(rules: Option<&DeviceMesh>, search: bool, body: impl FnOnce() -> R) -> (R, Validation) {
+    let found = Rc::new(RefCell::new(Validation::default()));
+    let (all, busy, rules) = (found.clone(), Cell::new(false), rules.cloned());
+    let listener = move |heard: &Heard<'_>| {
+        let local = heard.inputs.iter().all(|x| !x.is_distributed() && !x.is_meta());
+        // Trials apply operators themselves.
+        let Some(op) = heard.op.filter(|_| local && !busy.replace(true)) else { return };
+        match try_all(op, heard.inputs, heard.outputs, rules.as_ref(), search) {
+            Ok(found) => all.borrow_mut().extend(found),
+            Err(error) => all.borrow_mut().unsound.push(format!("{op:?}: {error}")),
         }
-    }
-    let outer = Outer(FOUND.take(), RULES.replace(rules));
-    let result = observed(Some(observer), body);
-    let found = FOUND.take();
-    drop(outer);
-    (result, found)
-}
-
-/// Tries an operator that has been run.
-#[cold]
-fn note(applied: &Applied<'_>, search: bool) -> Result<()> {
-    let found = observed(None, || try_all(applied, search))?;
-    FOUND.with_borrow_mut(|all| all.extend(found));
-    Ok(())
+        busy.set(false);
+    };
+    let result = OPERATORS.listen(Rc::new(listener), body);
+    (result, found.take())
 }
 
 /// The meshes that rows are tried on.
 const MESHES: [&[usize]; 3] = [&[2], &[4], &[2, 2]];
 
 fn try_all(
-    &Applied { op, inputs, metas, outputs, values }: &Applied<'_>,
+    op: &dyn Op,
+    inputs: &[&Tensor],
+    outputs: &[Tensor],
+    rules: Option<&DeviceMesh>,
     search: bool,
 ) -> Result<Validation> {
-    let rule = match RULES.with_borrow(Clone::clone) {
-        Some(mesh) => mesh.rule_of(op, metas, outputs, false)?,
-        None => op.rule(metas, outputs)?,
+    let metas: Vec<Meta> = inputs.iter().map(|x| x.meta()).collect();
+    let outs: Vec<Meta> = outputs.iter().map(Tensor::meta).collect();
+    let rule = match rules {
+        Some(mesh) => mesh.rule_of(&Described(op), &metas, &outs, false)?,
+        None => op.rule(&metas, &outs)?,
     };
-    let inputs = inputs.iter().map(|x| Array::of(x.part(op.name())?)).collect::<Result<Vec<_>>>()?;
-    let expected = values.iter().map(Array::of).collect::<Result<Vec<_>>>()?;
+    let inputs = inputs.iter().map(|x| Numbers::of(x.part(op.name())?)).collect::<Result<Vec<_>>>()?;
+    let values = outputs.iter().map(|x| Numbers::of(x.part(op.name())?));
+    let expected = values.collect::<Result<Vec<_>>>()?;
     let all = || inputs.iter().chain(&expected);
-    if all().any(Array::is_inexact) {
+    if all().any(Numbers::is_inexact) {
         return Ok(Validation::default());
     }
-    let finite = all().all(Array::is_finite);
+    let finite = all().all(Numbers::is_finite);
     let mut found = Validation { operators: BTreeSet::from([op.name()]), ..Validation::default() };
     for sizes in MESHES {
-        let trial = Trial::new(op, sizes, metas, outputs, &inputs, &expected)?;
+        let trial = Trial::new(op, sizes, &metas, &outs, &inputs, &expected)?;
         let offered = candidates(&rule, sizes);
-        for candidate in offered.iter().filter(|row| possible(row, metas) && (finite || !sums(row))) {
+        for candidate in offered.iter().filter(|row| possible(row, &metas) && (finite || !sums(row))) {
             found.cases += 1;
             if let Err(why) = trial.run(candidate) {
                 found.unsound.push(trial.described(candidate, &why));
@@ -202,8 +198,8 @@ struct Trial<'a> {
     meshes: Vec<DeviceMesh>,
     metas: &'a [Meta],
     outputs: &'a [Meta],
-    inputs: &'a [Array],
-    expected: &'a [Array],
+    inputs: &'a [Numbers],
+    expected: &'a [Numbers],
 }
 
 impl<'a> Trial<'a> {
@@ -212,8 +208,8 @@ impl<'a> Trial<'a> {
         sizes: &'a [usize],
         metas: &'a [Meta],
         outputs: &'a [Meta],
-        inputs: &'a [Array],
-        expected: &'a [Array],
+        inputs: &'a [Numbers],
+        expected: &'a [Numbers],
     ) -> Result<Self> {
         let n = sizes.iter().product();
         let mesh = |rank| DeviceMesh::new(&World::simulated(n, rank)?, sizes, ());
@@ -238,15 +234,15 @@ impl<'a> Trial<'a> {
     /// The parts of all ranks, computed and put together, compared with the whole.
     fn run(&self, row: &Candidate) -> std::result::Result<(), String> {
         // What all ranks have of each input.
-        let mut parts: Vec<Vec<Local>> = Vec::new();
+        let mut parts: Vec<Vec<Array>> = Vec::new();
         for ((x, placements), meta) in self.inputs.iter().zip(&row.inputs).zip(self.metas) {
             let split = x.split(placements, self.sizes, parts.len());
-            let local = |part: &Array| part.local(meta.dtype).map_err(|error| error.to_string());
+            let local = |part: &Numbers| part.local(meta.dtype).map_err(|error| error.to_string());
             parts.push(split.iter().map(local).collect::<std::result::Result<_, _>>()?);
         }
-        let mut results: Vec<Vec<Array>> = vec![Vec::new(); self.outputs.len()];
+        let mut results: Vec<Vec<Numbers>> = vec![Vec::new(); self.outputs.len()];
         // What each rank has been told by the others.
-        let mut known: Vec<Vec<Local>> = vec![Vec::new(); self.meshes.len()];
+        let mut known: Vec<Vec<Array>> = vec![Vec::new(); self.meshes.len()];
         for round in 0.. {
             if round > ROUNDS {
                 return Err(format!("after {ROUNDS} rounds ranks have not found out the outputs together"));
@@ -256,7 +252,7 @@ impl<'a> Trial<'a> {
                 let (specs, _) = parts_on(mesh, &row.inputs, self.metas);
                 let (out_specs, out) = parts_on(mesh, &row.outputs, self.outputs);
                 let here = Here::on_mesh(mesh, self.metas, &out, &specs, &out_specs);
-                let locals: Vec<&Local> = parts.iter().map(|parts| &parts[rank]).collect();
+                let locals: Vec<&Array> = parts.iter().map(|parts| &parts[rank]).collect();
                 let made = catch_unwind(AssertUnwindSafe(|| match row.merged.is_empty() {
                     true => self.op.kernel(&locals, &here).map(Together::Done),
                     false => self.op.together(&locals, &known[rank], &here),
@@ -274,7 +270,7 @@ impl<'a> Trial<'a> {
         }
         for (i, (ranks, placements)) in results.iter().zip(&row.outputs).enumerate() {
             let (whole, close) = (&self.expected[i], Close::for_dtype(self.outputs[i].dtype));
-            let joined = Array::join(ranks, placements, self.sizes, whole.dims(), close)
+            let joined = Numbers::join(ranks, placements, self.sizes, whole.dims(), close)
                 .map_err(|why| format!("output {i}: {why}"))?;
             joined.compare(whole, close).map_err(|why| format!("output {i}: {why}"))?;
         }
@@ -286,7 +282,7 @@ impl<'a> Trial<'a> {
         &self,
         row: &Candidate,
         asked: &[Together],
-        known: &mut [Vec<Local>],
+        known: &mut [Vec<Array>],
     ) -> std::result::Result<(), String> {
         if asked.len() != self.meshes.len() {
             return Err("some ranks are done and others are not".into());
@@ -298,11 +294,12 @@ impl<'a> Trial<'a> {
                 (0..at.len()).all(|m| row.merged.contains(&m) || at[m] == other[m])
             };
             let line: Vec<usize> = (0..self.meshes.len()).filter(same_line).collect();
-            let stacked = |of: &dyn Fn(&Together) -> Option<Local>| {
-                let each = line.iter().map(|&r| of(&asked[r])).collect::<Option<Vec<Local>>>();
+            let stacked = |of: &dyn Fn(&Together) -> Option<Array>| {
+                let each = line.iter().map(|&r| of(&asked[r])).collect::<Option<Vec<Array>>>();
                 let each = each.ok_or("ranks ask for different things")?;
                 let each = each.iter().map(|x| x.unsqueeze(0));
-                let each = each.collect::<Result<Vec<Local>>>().map_err(|error| error.to_string())?;
+                let each =
+                    each.collect::<dtensor_array::Result<Vec<Array>>>().map_err(|error| error.to_string())?;
                 cat::cat(&each.iter().collect::<Vec<_>>(), 0).map_err(|error| error.to_string())
             };
             match &asked[rank] {
@@ -394,7 +391,7 @@ impl<'a> Trial<'a> {
 /// How tensors lie on a mesh, and what a rank of it has of them.
 fn parts_on(mesh: &DeviceMesh, lists: &[PlacementList], metas: &[Meta]) -> (Vec<Arc<Spec>>, Vec<Meta>) {
     let spec = |(placements, meta): (&PlacementList, &Meta)| {
-        mesh.spec(SpecKey { placements: placements.clone(), shape: meta.shape.clone() })
+        mesh.planner().intern(SpecKey { placements: placements.clone(), shape: meta.shape.clone() })
     };
     let specs: Vec<Arc<Spec>> = lists.iter().zip(metas).map(spec).collect();
     let part = |(spec, meta): (&Arc<Spec>, &Meta)| Meta { shape: spec.local.clone(), ..meta.clone() };
@@ -418,9 +415,9 @@ fn sums(row: &Candidate) -> bool {
 
 /// Notes what a rank has made, if it is of the shapes promised.
 fn collect(
-    results: &mut [Vec<Array>],
+    results: &mut [Vec<Numbers>],
     rank: usize,
-    values: &Locals,
+    values: &Arrays,
     out: &[Meta],
 ) -> std::result::Result<(), String> {
     if values.len() != out.len() {
@@ -430,7 +427,7 @@ fn collect(
         if value.dims() != &meta.shape[..] {
             return Err(format!("rank {rank}: shape {:?} instead of {}", value.dims(), meta.shape));
         }
-        result.push(Array::of(value).map_err(|error| error.to_string())?);
+        result.push(Numbers::of(value).map_err(|error| error.to_string())?);
     }
     Ok(())
 }

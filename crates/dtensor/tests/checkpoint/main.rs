@@ -10,7 +10,7 @@ use dtensor::nn::{Linear, Module, Parameter, forward};
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
 use dtensor::{
-    Aside, Backward, BackwardOptions, Grads, Here, Local, Locals, Meta, Metas, Op, Placement, Rule, Saves,
+    Array, Arrays, Aside, Backward, BackwardOptions, Grads, Here, Meta, Metas, Op, Placement, Rule, Saves,
     apply, grad, num_threads, on_device, with_num_threads,
 };
 
@@ -56,7 +56,7 @@ impl Count {
 
 /// Keeps a handle of every value that goes through [`Seen`], so that it is known who else does.
 #[derive(Clone, Debug, Default)]
-struct Witness(Arc<Mutex<Vec<Local>>>);
+struct Witness(Arc<Mutex<Vec<Array>>>);
 
 impl Witness {
     fn see(&self, x: &Tensor) -> Result<Tensor> {
@@ -87,8 +87,8 @@ impl Op for Seen {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)
     }
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        let copy = Local::from_vec(x[0].to_vec::<f64>()?, x[0].dims())?;
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
+        let copy = Array::from_vec(x[0].copy_to_host::<f64>()?, x[0].dims())?;
         self.0.0.0.lock().unwrap().push(copy.clone());
         Ok([copy].into_iter().collect())
     }

@@ -534,7 +534,7 @@ fn each_rank_hears_its_own() {
             // A message counts on both sides.
             match world.rank() {
                 0 => world.group().send(&x, 3, 0)?,
-                3 => drop(world.group().recv(0, 0)?),
+                3 => drop(world.group().recv::<Tensor>(0, 0)?),
                 _ => {}
             }
             Ok(())

@@ -604,7 +604,7 @@ fn a_collective_counts_where_it_begins() -> Result<()> {
     struct Begins;
     #[forward]
     impl Begins {
-        fn forward(&self, x: &Tensor, group: &Group) -> Result<dtensor::comm::Pending> {
+        fn forward(&self, x: &Tensor, group: &Group) -> Result<dtensor::comm::Pending<Tensor>> {
             group.all_reduce_async(x, ReduceOp::Sum)
         }
     }

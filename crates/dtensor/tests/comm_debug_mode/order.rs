@@ -2,7 +2,7 @@
 
 use super::*;
 use dtensor::comm::ReduceOp;
-use dtensor::{Here, Local, Locals, Meta, Metas, Op, Rule, apply_all};
+use dtensor::{Array, Arrays, Here, Meta, Metas, Op, Rule, apply_all};
 
 /// Without the places in the program, and without lines that say nothing of communication.
 fn plain(text: &str) -> Vec<String> {
@@ -111,8 +111,8 @@ impl Op for Look {
         Ok(Rule::replicated(x, out))
     }
 
-    fn kernel(&self, _: &[&Local], _: &Here) -> Result<Locals> {
-        Ok(Locals::new())
+    fn kernel(&self, _: &[&Array], _: &Here) -> Result<Arrays> {
+        Ok(Arrays::new())
     }
 }
 

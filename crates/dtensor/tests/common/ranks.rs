@@ -333,7 +333,7 @@ pub(crate) struct Expected {
 }
 
 impl Expected {
-    fn one(name: &'static str, pending: Pending, result: Array) -> Self {
+    fn one(name: &'static str, pending: Pending<Tensor>, result: Array) -> Self {
         Expected { name, wait: Box::new(|| Ok(vec![pending.wait()?])), results: vec![result] }
     }
 

@@ -2,7 +2,7 @@
 
 use dtensor::nn::{Linear, Parameter};
 use dtensor::{
-    Aside, Backward, BackwardOptions, DType, Error, Grads, Here, Local, Locals, Meta, Metas, Op, Result,
+    Array, Arrays, Aside, Backward, BackwardOptions, DType, Error, Grads, Here, Meta, Metas, Op, Result,
     Rule, Tensor, apply, grad,
 };
 
@@ -76,7 +76,7 @@ impl Op for Wrong {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)
     }
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok([x[0].clone()].into_iter().collect())
     }
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -88,7 +88,7 @@ impl Op for Wrong {
             Wrong::None => vec![],
             Wrong::Unsaved => vec![Some(cx.input(0)?)],
             Wrong::NoRule => {
-                return Err(Error::Autograd { op: "wrong", message: "no gradient rule".into() });
+                return Err(Error::Argument { op: "wrong", message: "no gradient rule".into() });
             }
         }
         .into_iter()
@@ -114,7 +114,7 @@ fn a_wrong_gradient_rule_is_found_where_it_is_wrong() -> Result<()> {
     Ok(())
 }
 
-type Lie = fn(&Local) -> Result<Vec<Local>>;
+type Lie = fn(&Array) -> Result<Vec<Array>>;
 
 /// An operator whose kernel does not keep what its shape rule promised.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -130,7 +130,7 @@ impl Op for Liar {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)
     }
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         Ok((self.0.0)(x[0])?.into_iter().collect())
     }
 }
@@ -139,11 +139,11 @@ impl Op for Liar {
 fn a_kernel_that_breaks_its_promise_is_found_out() -> Result<()> {
     let x = zeros([2]);
     refused(
-        apply(Liar(Aside(|_| Ok(vec![Local::from_vec(vec![0f32; 3], &[3])?]))), &[&x]),
+        apply(Liar(Aside(|_| Ok(vec![Array::from_vec(vec![0f32; 3], &[3])?]))), &[&x]),
         &["liar", "[2]", "[3]"],
     );
     refused(
-        apply(Liar(Aside(|_| Ok(vec![Local::from_vec(vec![0f64; 2], &[2])?]))), &[&x]),
+        apply(Liar(Aside(|_| Ok(vec![Array::from_vec(vec![0f64; 2], &[2])?]))), &[&x]),
         &["liar", "f32", "f64"],
     );
     refused(apply(Liar(Aside(|_| Ok(vec![]))), &[&x]), &["liar", "1", "0"]);

@@ -186,7 +186,7 @@ fn results_larger_than_memory_are_errors() -> Result<()> {
 
 #[test]
 fn a_value_that_does_not_fill_its_shape_is_refused() {
-    assert!(dtensor::Local::from_vec(vec![1f32], &[64, 64]).is_err());
-    assert!(dtensor::Local::from_vec(vec![1f32], &[]).is_ok());
-    assert!(dtensor::Local::from_vec(Vec::<f32>::new(), &[usize::MAX, 2]).is_err());
+    assert!(dtensor::Array::from_vec(vec![1f32], &[64, 64]).is_err());
+    assert!(dtensor::Array::from_vec(vec![1f32], &[]).is_ok());
+    assert!(dtensor::Array::from_vec(Vec::<f32>::new(), &[usize::MAX, 2]).is_err());
 }

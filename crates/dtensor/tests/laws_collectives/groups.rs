@@ -127,8 +127,8 @@ fn a_simulated_world_has_the_shapes_of_a_real_one() -> Result<()> {
     assert!(group.reduce(&x, ReduceOp::Sum, 0)?.is_none());
     let pieces = (0..n).map(|r| real(&[r])).collect::<Result<Vec<_>>>()?;
     assert_eq!(group.scatter(Some(&pieces), me)?.dims(), [me]);
-    refused(group.scatter(None, 0), &["scatter", "simulated"]);
-    refused(group.recv(0, 0), &["recv", "simulated"]);
+    refused(group.scatter::<Tensor>(None, 0), &["scatter", "simulated"]);
+    refused(group.recv::<Tensor>(0, 0), &["recv", "simulated"]);
     group.send(&x, 0, 0)?;
     group.barrier()?;
     assert_eq!(group.all_gather_object(&3u8)?, [3; 5]);

@@ -1,6 +1,8 @@
 //! Every collective gives, bit by bit, what a loop over the ranks' values gives: for every dtype, dim and way to lie in
 //! memory, in every group, whatever else is in flight.
 
+#[path = "../common/peek.rs"]
+mod peek;
 #[path = "../common/ranks.rs"]
 mod ranks;
 #[path = "../common/refused.rs"]

@@ -1,10 +1,10 @@
 //! How values lie, and who holds them.
 
-use std::sync::Arc;
-
 use dtensor::comm::{ReduceOp, WorldKind, launch};
 use dtensor::testing::spmd;
-use dtensor::{Aside, DType, Here, Local, Locals, Meta, Metas, Op, Result, Rule, Tensor, apply};
+use dtensor::{DType, Result, Tensor};
+
+use crate::peek::value;
 
 use crate::ranks::{Array, Inputs, Layout, cat, exchange, reduce, same};
 
@@ -103,32 +103,6 @@ fn values_that_are_worked_on_in_several_parts_come_out_whole() {
         }
         Ok(())
     });
-}
-
-/// Shows the value of a tensor.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Peek(Aside<Arc<std::sync::Mutex<Option<Local>>>>);
-
-impl Op for Peek {
-    fn name(&self) -> &'static str {
-        "peek"
-    }
-    fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok([x[0].clone()].into_iter().collect())
-    }
-    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        Rule::pointwise(x, out)
-    }
-    fn kernel(&self, x: &[&Local], _: &Here<'_>) -> Result<Locals> {
-        *self.0.0.lock().unwrap() = Some(x[0].clone());
-        Ok([x[0].clone()].into_iter().collect())
-    }
-}
-
-fn value(x: &Tensor) -> Result<Local> {
-    let seen = Arc::default();
-    apply(Peek(Aside(Arc::clone(&seen))), &[x])?;
-    Ok(seen.lock().unwrap().take().expect("the kernel has run"))
 }
 
 #[test]

@@ -69,8 +69,8 @@ fn receives_with_one_tag_get_what_was_sent_in_the_order_in_which_they_began() {
             for value in [1.0, 2.0, 3.0] {
                 group.send(&Tensor::full([4], value, DType::F32)?, other, 5)?;
             }
-            let (first, dropped, third) =
-                (group.recv_async(other, 5)?, group.recv_async(other, 5)?, group.recv_async(other, 5)?);
+            let recv = || group.recv_async::<Tensor>(other, 5);
+            let (first, dropped, third) = (recv()?, recv()?, recv()?);
             drop(dropped);
             let (first, third) = if reversed {
                 let third = third.wait()?;
@@ -120,7 +120,7 @@ fn collectives_in_flight_may_be_waited_for_in_any_order() {
             }
             pending
         } else {
-            group.recv(0, 0)?;
+            group.recv::<Tensor>(0, 0)?;
             group.all_reduce_async(&x.mine, ReduceOp::Sum)?
         };
         let began = Instant::now();

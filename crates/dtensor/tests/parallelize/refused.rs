@@ -47,7 +47,9 @@ fn a_collective_that_failed_in_a_style_stays_what_it_is() {
         let mesh = line(&world)?;
         let error =
             parallelize_module(MLPModule::new(true)?, &mesh, plan! { "net1" => Disagreeing }).unwrap_err();
-        let Error::Collective(fault) = &error else { panic!("not a fault: {error}") };
+        let Some(dtensor::comm::Failure::Collective(fault)) = dtensor::comm::Failure::of(&error) else {
+            panic!("not a fault: {error}")
+        };
         assert_eq!(fault.call.collective.name(), "all_reduce");
         Ok(())
     });

@@ -26,8 +26,8 @@ pub use record::{CollectiveRecord, OperationRecord, TensorRecord};
 pub use trace::ModuleInfo;
 
 use super::Phase;
-use crate::comm::listened;
-use crate::dispatch::overheard;
+use crate::comm::{CALLS, Call};
+use crate::dispatch::{Heard, OPERATORS};
 use crate::nn::watched;
 use crate::{Placement, Result, Tensor};
 use trace::Trace;
@@ -161,8 +161,11 @@ impl CommDebugMode {
         let _stop = Stop(&self.state.running);
         let [modules, calls, operators] = [0; 3].map(|_| self.state.clone());
         watched(Rc::new(move |entered| modules.trace.borrow_mut().enter(entered)), || {
-            listened(Rc::new(move |call| calls.trace.borrow_mut().call(call)), || {
-                overheard(Rc::new(move |heard| operators.trace.borrow_mut().operator(heard)), body)
+            CALLS.listen(Rc::new(move |call: &Call| calls.trace.borrow_mut().call(call)), || {
+                OPERATORS.listen(
+                    Rc::new(move |heard: &Heard<'_>| operators.trace.borrow_mut().operator(heard)),
+                    body,
+                )
             })
         })
     }

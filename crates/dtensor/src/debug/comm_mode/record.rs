@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use super::Phase;
 use super::trace::REDISTRIBUTE;
-use crate::comm::ReduceOp;
-use crate::placement::joined;
-use crate::tensor::{DType, Shape};
 use crate::{Placement, Tensor};
+use dtensor_array::ReduceOp;
+use dtensor_array::{DType, Shape};
+use dtensor_layout::joined;
 
 /// One collective that was called.
 ///

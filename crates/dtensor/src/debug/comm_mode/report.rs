@@ -8,8 +8,8 @@ use super::json::Dump;
 use super::level::Level;
 use super::node::Node;
 use super::table::{Table, columns};
-use crate::placement::joined;
 use crate::{Error, Result};
+use dtensor_layout::joined;
 
 /// # Tables and files
 ///

@@ -12,9 +12,8 @@ use crate::autograd::phase;
 use crate::comm::{Call, Collective, Running, running_module};
 use crate::dispatch::Heard;
 use crate::nn::{Entered, LIST, Module};
-use crate::redistribute::Plan;
-use crate::tensor::Shape;
 use crate::{Layout, Tensor};
+use dtensor_array::Shape;
 
 /// What everything runs in.
 pub(super) const GLOBAL: &str = "Global";
@@ -87,7 +86,7 @@ impl Computed {
         running: Option<&'static Running>,
         calls: usize,
     ) -> Self {
-        let way = |x: &Tensor, to: &Layout| match x.layout().map(|from| Plan::between(from, to, x.dtype())) {
+        let way = |x: &Tensor, to: &Layout| match x.layout().map(|from| from.plan_to(to, x.dtype())) {
             Some(Ok(plan)) => plan.trace(),
             _ => String::new(),
         };

@@ -16,8 +16,8 @@ pub use function::MapFunction;
 pub use per_tensor::PerTensor;
 pub use value::{Leaf, Leaves, MapValue, PassThrough, Plain, Tensors};
 
-use crate::comm::{asked_by, on_behalf_of};
 use crate::{DeviceMesh, Placements, Result, Shape};
+use dtensor_array::origin::{asked_by, on_behalf_of};
 
 const OP: &str = "local_map";
 

@@ -1,0 +1,415 @@
+//! [`Array`]: a strided view of shared memory.
+
+use std::sync::Arc;
+
+use crate::elem::Elem;
+use crate::shape::{Strides, is_contiguous};
+use crate::storage::Storage;
+use crate::{DType, Device, Element, Error, Meta, Result, Shape};
+
+/// A strided array: shared, immutable and cheap to clone. Views share their storage.
+///
+/// ```
+/// use dtensor_array::Array;
+/// # fn main() -> dtensor_array::Result<()> {
+/// let x = Array::from_vec(vec![1f32, 2., 3., 4., 5., 6.], &[2, 3])?;
+/// let columns = x.transpose(0, 1)?;
+/// assert_eq!((columns.dims(), columns.is_contiguous()), (&[3, 2][..], false));
+/// assert_eq!(columns.copy_to_host::<f32>()?, [1., 4., 2., 5., 3., 6.]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Array(Arc<View>);
+
+/// Behind one pointer, so that arrays are cheap to clone and to move.
+struct View {
+    shape: Shape,
+    strides: Strides,
+    /// The first element's index in the storage.
+    offset: usize,
+    dtype: DType,
+    storage: Arc<Storage>,
+}
+
+impl Array {
+    /// Creates an array of `shape`, filled in row-major order from `data`.
+    pub fn from_vec<T: Element>(data: Vec<T>, shape: &[usize]) -> Result<Self> {
+        // Kernels trust this: they read as many elements as the shape says, some through pointers.
+        if shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size)) != Some(data.len()) {
+            let message = format!("shape {shape:?} cannot hold {} elements", data.len());
+            return Err(Error::argument("from_vec", message));
+        }
+        let shape = Shape::from(shape);
+        let strides = shape.strides();
+        let storage = Arc::new(Storage::Host(T::store(data)));
+        Ok(Array(Arc::new(View { shape, strides, offset: 0, dtype: <T as Element>::DTYPE, storage })))
+    }
+
+    /// The sizes of the dims.
+    #[inline]
+    pub fn dims(&self) -> &[usize] {
+        &self.0.shape
+    }
+
+    /// The sizes of the dims, as a shape.
+    #[inline]
+    pub fn shape(&self) -> &Shape {
+        &self.0.shape
+    }
+
+    /// The strides, in elements; 0 on a broadcast dim.
+    #[inline]
+    pub fn strides(&self) -> &[usize] {
+        &self.0.strides
+    }
+
+    /// The element type.
+    #[inline]
+    pub fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    /// The device whose memory the elements are in.
+    #[inline]
+    pub fn device(&self) -> Device {
+        self.0.storage.device()
+    }
+
+    /// The number of elements.
+    #[inline]
+    pub fn numel(&self) -> usize {
+        self.0.shape.numel()
+    }
+
+    /// Returns true if the elements are in row-major order without gaps.
+    #[inline]
+    pub fn is_contiguous(&self) -> bool {
+        is_contiguous(&self.0.shape, &self.0.strides)
+    }
+
+    /// Shape, dtype and device.
+    #[inline]
+    pub fn meta(&self) -> Meta {
+        Meta { shape: self.0.shape.clone(), dtype: self.0.dtype, device: self.device() }
+    }
+
+    /// Returns true if both are handles of one array, not only equal in value.
+    #[inline]
+    pub fn is_same(&self, other: &Array) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Returns true if both are views of one storage.
+    #[inline]
+    pub fn shares_storage(&self, other: &Array) -> bool {
+        Arc::ptr_eq(&self.0.storage, &other.0.storage)
+    }
+
+    /// Returns true if no other array can see this storage, so that it may be written to.
+    #[inline]
+    pub fn is_unique(&mut self) -> bool {
+        self.unique_storage().is_some()
+    }
+
+    #[inline]
+    fn unique_storage(&mut self) -> Option<&mut Storage> {
+        let View { shape, storage, .. } = Arc::get_mut(&mut self.0)?;
+        // The last view of a part of a storage does not own the rest, which would stay for good.
+        let numel = shape.numel();
+        Arc::get_mut(storage).filter(|storage| storage.len() == numel)
+    }
+
+    #[inline]
+    fn view(&self, shape: Shape, strides: Strides, offset: usize) -> Self {
+        let View { dtype, storage, .. } = &*self.0;
+        Array(Arc::new(View { shape, strides, offset, dtype: *dtype, storage: storage.clone() }))
+    }
+
+    /// Returns `len` indices of one dim from `start` on, as a view.
+    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
+        let size = self.size_of("narrow", dim)?;
+        if start.checked_add(len).is_none_or(|end| end > size) {
+            let message =
+                format!("{len} indices from {start} on are not inside dim {dim} of {}", self.0.shape);
+            return Err(Error::argument("narrow", message));
+        }
+        let offset = self.0.offset + start * self.0.strides[dim];
+        Ok(self.view(self.0.shape.with_dim(dim, len), self.0.strides.clone(), offset))
+    }
+
+    /// Exchanges two dims, as a view.
+    pub fn transpose(&self, a: usize, b: usize) -> Result<Self> {
+        self.size_of("transpose", a)?;
+        self.size_of("transpose", b)?;
+        let (mut shape, mut strides) = (self.0.shape.clone(), self.0.strides.clone());
+        shape.swap(a, b);
+        strides.swap(a, b);
+        Ok(self.view(shape, strides, self.0.offset))
+    }
+
+    /// Reorders the dims, as a view.
+    pub fn permute(&self, dims: &[usize]) -> Result<Self> {
+        let ndim = self.0.shape.len();
+        if dims.len() != ndim || (0..ndim).any(|dim| !dims.contains(&dim)) {
+            let message = format!("{dims:?} is not an order of the dims of {}", self.0.shape);
+            return Err(Error::argument("permute", message));
+        }
+        let shape = dims.iter().map(|&dim| self.0.shape[dim]).collect();
+        let strides = dims.iter().map(|&dim| self.0.strides[dim]).collect();
+        Ok(self.view(shape, strides, self.0.offset))
+    }
+
+    /// Inserts a dim of size 1 at `dim`, as a view.
+    pub fn unsqueeze(&self, dim: usize) -> Result<Self> {
+        if dim > self.0.shape.len() {
+            return Err(Error::DimOutOfRange {
+                op: "unsqueeze",
+                dim: dim as isize,
+                rank: self.0.shape.len() + 1,
+            });
+        }
+        let mut strides = self.0.strides.clone();
+        strides.insert(dim, self.dims().get(dim).map_or(1, |size| size * self.0.strides[dim]));
+        Ok(self.view(self.0.shape.with_inserted(dim, 1), strides, self.0.offset))
+    }
+
+    /// Removes a dim of size 1, as a view.
+    pub fn squeeze(&self, dim: usize) -> Result<Self> {
+        if self.size_of("squeeze", dim)? != 1 {
+            let message = format!("dim {dim} of {} does not have size 1", self.0.shape);
+            return Err(Error::argument("squeeze", message));
+        }
+        let mut strides = self.0.strides.clone();
+        strides.remove(dim);
+        Ok(self.view(self.0.shape.without_dim(dim), strides, self.0.offset))
+    }
+
+    /// Broadcasts dims of size 1, and new ones at the front, to `shape`, as a view.
+    pub fn expand(&self, shape: &[usize]) -> Result<Self> {
+        let target = Shape::from(shape);
+        if !self.0.shape.broadcasts_to(&target) {
+            let why = "the first shape cannot be broadcast to the second";
+            return Err(Error::ShapeMismatch {
+                op: "expand",
+                why,
+                left: self.0.shape.clone(),
+                right: target,
+            });
+        }
+        let lead = shape.len() - self.0.shape.len();
+        let stride = |(dim, &size): (usize, &usize)| match dim.checked_sub(lead) {
+            Some(own) if self.0.shape[own] == size => self.0.strides[own],
+            _ => 0,
+        };
+        let strides = shape.iter().enumerate().map(stride).collect();
+        Ok(self.view(target, strides, self.0.offset))
+    }
+
+    /// Returns the elements as one dim, contiguous.
+    #[inline]
+    pub fn flatten(&self) -> Result<Self> {
+        self.contiguous()?.reshape(&[self.numel()])
+    }
+
+    /// Returns the same elements, in row-major order, under another shape: a view where the strides allow one, which they
+    /// always do for contiguous arrays, and for any if only dims of size 1 come or go.
+    pub fn reshape(&self, shape: &[usize]) -> Result<Self> {
+        let target = Shape::from(shape);
+        if shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size)) != Some(self.numel()) {
+            let why = "the shapes do not have the same number of elements";
+            return Err(Error::ShapeMismatch {
+                op: "reshape",
+                why,
+                left: self.0.shape.clone(),
+                right: target,
+            });
+        }
+        if self.is_contiguous() {
+            let strides = target.strides();
+            return Ok(self.view(target, strides, self.0.offset));
+        }
+        let mut large = self.0.shape.iter().zip(&self.0.strides).filter(|&(&size, _)| size != 1);
+        if !large.clone().map(|(size, _)| size).eq(shape.iter().filter(|&&size| size != 1)) {
+            return self.contiguous()?.reshape(shape);
+        }
+        let mut stride = |&size: &usize| match size {
+            1 => 1,
+            _ => large.next().map_or(1, |(_, &stride)| stride),
+        };
+        let strides = shape.iter().map(&mut stride).collect();
+        Ok(self.view(target, strides, self.0.offset))
+    }
+
+    /// Returns the elements in row-major order without gaps: this array if they are, else a copy.
+    #[inline]
+    pub fn contiguous(&self) -> Result<Self> {
+        if self.is_contiguous() { Ok(self.clone()) } else { crate::kernels::copy::contiguous(self) }
+    }
+
+    /// Copies the elements to a vector in row-major order. Waits for the device if they are on one.
+    #[inline]
+    pub fn copy_to_host<T: Element>(&self) -> Result<Vec<T>> {
+        let dense = self.contiguous()?;
+        let read = dense.read::<T>()?;
+        Ok(read.data()[..dense.numel()].to_vec())
+    }
+
+    /// Copies the elements as doubles, in row-major order, whatever the dtype. Waits for the device if they are on one.
+    #[inline]
+    pub fn copy_to_host_f64(&self) -> Result<Vec<f64>> {
+        use crate::elem::Num;
+        crate::with_elem!(self.0.dtype, T => {
+            Ok(self.copy_to_host::<T>()?.into_iter().map(|x| x.acc().to_f64()).collect())
+        })
+    }
+
+    #[inline]
+    fn size_of(&self, op: &'static str, dim: usize) -> Result<usize> {
+        let rank = self.0.shape.len();
+        self.0.shape.get(dim).copied().ok_or(Error::DimOutOfRange { op, dim: dim as isize, rank })
+    }
+
+    /// Gives access to the elements. `T` must be the dtype's own type: kernels choose it by the dtype.
+    #[inline]
+    pub(crate) fn read<T: Elem>(&self) -> Result<Read<'_, T>> {
+        let data = self.0.storage.host::<T>().ok_or_else(|| self.other_type())?;
+        // A view of nothing may start anywhere.
+        let data = &data[self.0.offset.min(data.len())..];
+        Ok(Read { data, dims: &self.0.shape, strides: &self.0.strides })
+    }
+
+    #[cold]
+    fn other_type(&self) -> Error {
+        Error::argument("read", format!("the elements are {}", self.0.dtype))
+    }
+
+    /// Gives access to the elements for writing, in row-major order: where they are if no other array can see them, else in a
+    /// copy, which is this array from then on.
+    pub(crate) fn write<T: Element>(&mut self) -> Result<&mut [T]> {
+        let (left, right) = (self.0.dtype, <T as Element>::DTYPE);
+        if left != right {
+            return Err(Error::DTypeMismatch { op: "write", left, right });
+        }
+        if !(self.is_unique() && self.is_contiguous()) {
+            *self = Array::from_vec(self.copy_to_host::<T>()?, &self.0.shape)?;
+        }
+        let storage = self.unique_storage().expect("found or made unique before");
+        Ok(storage.host_mut::<T>().expect("compared the dtypes before"))
+    }
+}
+
+impl std::fmt::Debug for Array {
+    #[inline]
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Array({} {:?})", self.0.dtype, self.0.shape)
+    }
+}
+
+/// A look at an array's elements in main memory.
+pub(crate) struct Read<'a, T> {
+    data: &'a [T],
+    /// The sizes of the dims.
+    pub(crate) dims: &'a [usize],
+    /// The strides, in elements.
+    pub(crate) strides: &'a [usize],
+}
+
+impl<'a, T> Read<'a, T> {
+    /// The storage from the array's first element on: for a contiguous array, its elements, and then whatever follows them in
+    /// the storage.
+    #[inline]
+    pub(crate) fn data(&self) -> &'a [T] {
+        self.data
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn storage_is_unique_until_another_array_can_see_it() {
+        let mut x = Array::from_vec(vec![1f32, 2.0], &[2]).unwrap();
+        assert!(x.is_unique());
+        let clone = x.clone();
+        assert!(!x.is_unique() && x.is_same(&clone));
+        drop(clone);
+        assert!(x.is_unique());
+        let mut view = x.narrow(0, 0, 1).unwrap();
+        assert!(!x.is_unique() && !view.is_unique() && !x.is_same(&view));
+        drop(view);
+        assert!(x.is_unique());
+        // The last view of a larger storage copies its elements, so that the rest of the storage goes.
+        x = x.narrow(0, 0, 1).unwrap();
+        assert!(!x.is_unique());
+    }
+
+    #[test]
+    fn elements_are_changed_in_place_unless_another_array_sees_them() {
+        let address = |x: &Array| x.read::<f32>().unwrap().data().as_ptr();
+        let values = |x: &Array| x.copy_to_host::<f32>().unwrap();
+        let mut x = Array::from_vec(vec![1f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+        let there = address(&x);
+        x.write::<f32>().unwrap()[3] = 5.0;
+        assert_eq!((address(&x), values(&x)), (there, vec![1.0, 2.0, 3.0, 5.0]));
+
+        let held = x.clone();
+        x.write::<f32>().unwrap()[0] = 7.0;
+        assert_eq!((address(&held), values(&held)), (there, vec![1.0, 2.0, 3.0, 5.0]));
+        assert_eq!(values(&x), [7.0, 2.0, 3.0, 5.0]);
+        let there = address(&x);
+        x.write::<f32>().unwrap()[1] = 8.0;
+        assert_eq!(address(&x), there);
+
+        // A transposed view is contiguous afterwards; its base is as it was.
+        let mut turned = x.transpose(0, 1).unwrap();
+        turned.write::<f32>().unwrap()[1] = 9.0;
+        assert_eq!(values(&turned), [7.0, 9.0, 8.0, 5.0]);
+        assert_eq!(values(&x), [7.0, 8.0, 3.0, 5.0]);
+
+        assert!(x.write::<f64>().is_err());
+        for dims in [[0, 3], [3, 0]] {
+            assert!(Array::from_vec(Vec::<f64>::new(), &dims).unwrap().write::<f64>().unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn views_have_the_elements_of_the_definition() {
+        let x = Array::from_vec((0..24).collect::<Vec<i64>>(), &[2, 3, 4]).unwrap();
+        let values = |x: Result<Array>| x.unwrap().copy_to_host::<i64>().unwrap();
+        assert_eq!(values(x.narrow(1, 1, 2).and_then(|x| x.narrow(2, 3, 1))), [7, 11, 19, 23]);
+        let turned = x.permute(&[2, 0, 1]).unwrap();
+        assert_eq!((turned.dims(), turned.strides()), (&[4, 2, 3][..], &[1, 12, 4][..]));
+        assert_eq!(values(turned.transpose(0, 2))[..5], [0, 1, 2, 3, 12]);
+        let column = x.narrow(2, 1, 1).unwrap();
+        assert_eq!(values(column.squeeze(2)), [1, 5, 9, 13, 17, 21]);
+        // Dims of size 1 come and go without a copy, also where the strides have gaps.
+        for shape in [&[2, 3][..], &[1, 2, 3], &[2, 1, 3, 1], &[2, 3, 1]] {
+            let reshaped = column.reshape(shape).unwrap();
+            assert!(reshaped.shares_storage(&x));
+            assert_eq!(reshaped.copy_to_host::<i64>().unwrap(), [1, 5, 9, 13, 17, 21]);
+        }
+        assert_eq!(values(column.reshape(&[6])), [1, 5, 9, 13, 17, 21]);
+        assert!(!column.reshape(&[6]).unwrap().shares_storage(&x));
+        let wide = column.narrow(0, 1, 1).and_then(|x| x.expand(&[2, 3, 2])).unwrap();
+        assert_eq!(wide.copy_to_host::<i64>().unwrap(), [13, 13, 17, 17, 21, 21].repeat(2));
+        assert_eq!(values(x.unsqueeze(0).and_then(|x| x.unsqueeze(4))), (0..24).collect::<Vec<i64>>());
+        let none = Array::from_vec(Vec::<i64>::new(), &[2, 0]).unwrap();
+        assert!(values(none.narrow(0, 2, 0)).is_empty() && none.is_contiguous());
+        assert!(values(none.expand(&[3, 2, 0]).and_then(|x| x.reshape(&[0, 7]))).is_empty());
+    }
+
+    #[test]
+    fn views_that_cannot_be_are_errors() {
+        let x = Array::from_vec(vec![0u8; 6], &[2, 3]).unwrap();
+        assert!(
+            x.narrow(1, 2, 2).is_err() && x.narrow(2, 0, 0).is_err() && x.narrow(0, usize::MAX, 2).is_err()
+        );
+        assert!(x.transpose(0, 2).is_err() && x.permute(&[0, 0]).is_err() && x.permute(&[0]).is_err());
+        assert!(x.unsqueeze(3).is_err() && x.squeeze(0).is_err());
+        assert!(x.expand(&[2, 4]).is_err() && x.expand(&[3]).is_err());
+        assert!(x.reshape(&[4]).is_err() && x.reshape(&[usize::MAX, 2]).is_err());
+        assert!(Array::from_vec(vec![0u8; 6], &[usize::MAX, 2]).is_err());
+    }
+}

@@ -1,0 +1,158 @@
+//! The one error type, for this crate and those above.
+//!
+//! Messages are one line in lower case: the operator, the argument, what was given. They keep the key words of PyTorch's
+//! message where it has one, so that a search for either finds the same advice.
+
+use std::fmt::{self, Display};
+use std::sync::Arc;
+
+use crate::{DType, Device, Shape};
+
+/// The result of everything that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong, and in which operator.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Two shapes that must agree do not.
+    #[error("{op}: {why}: {left} and {right}")]
+    ShapeMismatch {
+        /// The operator.
+        op: &'static str,
+        /// The rule that is broken.
+        why: &'static str,
+        /// The first shape.
+        left: Shape,
+        /// The second shape.
+        right: Shape,
+    },
+
+    /// A dim that the array does not have.
+    #[error(
+        "{op}: dimension out of range (expected to be in range of [-{}, {}], but got {dim})",
+        rank.max(&1), rank.max(&1) - 1
+    )]
+    DimOutOfRange {
+        /// The operator.
+        op: &'static str,
+        /// The dim asked for.
+        dim: isize,
+        /// The number of dims there are.
+        rank: usize,
+    },
+
+    /// An index outside the dim it indexes.
+    #[error("{op}: index {index} is out of bounds for dimension {dim} with size {size}")]
+    IndexOutOfBounds {
+        /// The operator.
+        op: &'static str,
+        /// The index.
+        index: i64,
+        /// The dim indexed.
+        dim: usize,
+        /// Its size.
+        size: usize,
+    },
+
+    /// Operands whose dtypes must agree do not.
+    #[error("{op}: dtypes differ: {left} and {right}; cast one of them with `to_dtype`")]
+    DTypeMismatch {
+        /// The operator.
+        op: &'static str,
+        /// The first dtype.
+        left: DType,
+        /// The second dtype.
+        right: DType,
+    },
+
+    /// An operator that is not defined for a dtype.
+    #[error("{op}: not defined for dtype {dtype}: {why}")]
+    DType {
+        /// The operator.
+        op: &'static str,
+        /// The dtype given.
+        dtype: DType,
+        /// What would be accepted.
+        why: &'static str,
+    },
+
+    /// Any other argument that cannot be used.
+    #[error("{op}: {message}")]
+    Argument {
+        /// The operator or function.
+        op: &'static str,
+        /// What is wrong with which argument.
+        message: String,
+    },
+
+    /// A value asked of something that has none.
+    #[error("{op}: a meta tensor has shape and dtype but no value")]
+    NoValue {
+        /// The operator or function.
+        op: &'static str,
+    },
+
+    /// An allocation failed.
+    #[error("not enough memory for {elements} elements")]
+    OutOfMemory {
+        /// The number of elements.
+        elements: usize,
+    },
+
+    /// An error of a crate above, such as a collective that could not be finished.
+    #[error("{0}")]
+    Other(Other),
+}
+
+/// An error of another crate.
+#[derive(Clone, Debug)]
+pub struct Other(Arc<dyn std::error::Error + Send + Sync>);
+
+impl Other {
+    /// Returns the error, if it is of this type.
+    pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        self.0.downcast_ref()
+    }
+}
+
+impl fmt::Display for Other {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl PartialEq for Other {
+    /// They are equal if they say the same.
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl Error {
+    /// Creates an [`Error::Argument`], the common case of "this argument cannot be used".
+    pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
+        Error::Argument { op, message: message.into() }
+    }
+
+    /// Wraps an error of another crate.
+    pub fn other(error: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Error::Other(Other(Arc::new(error)))
+    }
+
+    /// Turns this into an error of `op` that says what it is about. An error of another crate is more than a message, and stays.
+    pub fn about(self, op: &'static str, what: impl Display) -> Self {
+        if matches!(self, Error::Other(_)) {
+            return self;
+        }
+        let why = self.to_string();
+        let why = why.strip_prefix(op).and_then(|why| why.strip_prefix(": ")).unwrap_or(&why);
+        Error::argument(op, format!("{what}: {why}"))
+    }
+
+    /// Creates the error of operands that are on different devices.
+    pub fn devices(op: &'static str, left: Device, right: Device) -> Self {
+        let message = format!("expected all tensors to be on the same device, but found {left} and {right}");
+        Error::argument(op, message)
+    }
+}

@@ -1,0 +1,358 @@
+//! Where along a dim the largest or smallest element is.
+
+use crate::Shape;
+use crate::{Array, Elem, Num, with_elem};
+use crate::{Element, Result};
+
+use super::simd;
+
+/// Which end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Extremum {
+    /// The largest.
+    Max,
+    /// The smallest.
+    Min,
+}
+
+/// The extreme along `dim` and its index (`i64`). The first of equals; the first NaN if there is one. A part that
+/// is empty along `dim` gives the index −1, with a value that is no better than any.
+pub(crate) fn extremum(f: Extremum, x: &Array, dim: usize, keepdim: bool) -> Result<(Array, Array)> {
+    with_elem!(x.dtype(), T => match f {
+        Extremum::Max => along::<T>(x, dim, keepdim, Above),
+        Extremum::Min => along::<T>(x, dim, keepdim, Below),
+    })
+}
+
+/// An order in which NaN comes before everything.
+trait Order: Copy {
+    /// What everything is no worse than.
+    fn last<A: Num>(self) -> A;
+    /// Whether `a` is strictly better than `b`.
+    fn better<A: Num>(self, a: A, b: A) -> bool;
+}
+
+#[derive(Clone, Copy)]
+struct Above;
+impl Order for Above {
+    #[inline(always)]
+    fn last<A: Num>(self) -> A {
+        A::LOWEST
+    }
+    #[inline(always)]
+    fn better<A: Num>(self, a: A, b: A) -> bool {
+        (a > b) | (a.is_nan() & !b.is_nan())
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Below;
+impl Order for Below {
+    #[inline(always)]
+    fn last<A: Num>(self) -> A {
+        A::HIGHEST
+    }
+    #[inline(always)]
+    fn better<A: Num>(self, a: A, b: A) -> bool {
+        (a < b) | (a.is_nan() & !b.is_nan())
+    }
+}
+
+/// The extreme of a whole from those of its parts, one entry of the first dim of both for each; `indices` are those
+/// in the whole. Entries with a negative index do not count; some entry of each element does.
+pub(crate) fn merge(f: Extremum, values: &Array, indices: &Array) -> Result<(Array, Array)> {
+    with_elem!(values.dtype(), T => match f {
+        Extremum::Max => merge_parts::<T>(values, indices, Above),
+        Extremum::Min => merge_parts::<T>(values, indices, Below),
+    })
+}
+
+fn merge_parts<T: Element>(values: &Array, indices: &Array, order: impl Order) -> Result<(Array, Array)> {
+    let shape = &values.dims()[1..];
+    let (values, indices) = (values.contiguous()?, indices.contiguous()?);
+    let (read, read_indices) = (values.read::<T>()?, indices.read::<i64>()?);
+    let n = shape.iter().product::<usize>();
+    let (mut best, mut places) = (vec![T::from_acc(order.last()); n], vec![-1; n]);
+    let parts = read.data().chunks_exact(n.max(1)).zip(read_indices.data().chunks_exact(n.max(1)));
+    for (values, indices) in parts.take(if n == 0 { 0 } else { values.dims()[0] }) {
+        for (((best, place), &x), &at) in best.iter_mut().zip(&mut places).zip(values).zip(indices) {
+            let (a, b) = (x.acc(), best.acc());
+            let first = *place < 0 || order.better(a, b) || (at < *place && !order.better(b, a));
+            if at >= 0 && first {
+                (*best, *place) = (x, at);
+            }
+        }
+    }
+    Ok((Array::from_vec(best, shape)?, Array::from_vec(places, shape)?))
+}
+
+fn along<T: Element>(x: &Array, dim: usize, keepdim: bool, order: impl Order) -> Result<(Array, Array)> {
+    let sizes = x.dims();
+    // A scalar may be addressed as if it had one dim.
+    let n = sizes.get(dim).copied().unwrap_or(1);
+    let shape = match (sizes.is_empty(), keepdim) {
+        (true, _) => Shape::scalar(),
+        (_, true) => Shape::from(sizes).with_dim(dim, 1),
+        (_, false) => Shape::from(sizes).without_dim(dim),
+    };
+    let outputs = shape.numel();
+    let inner: usize = sizes.iter().skip(dim + 1).product();
+    let (mut values, mut indices) = (vec![T::from_acc(order.last()); outputs], vec![-1; outputs]);
+    if outputs > 0 && n > 0 {
+        let x = x.contiguous()?;
+        let read = x.read::<T>()?;
+        let data = &read.data()[..outputs * n];
+        if inner == 1 {
+            simd::<T, _>(
+                #[inline(always)]
+                || {
+                    for (i, row) in data.chunks_exact(n).enumerate() {
+                        (values[i], indices[i]) = first_best(order, row);
+                    }
+                },
+            );
+        } else {
+            let parts = values.chunks_exact_mut(inner).zip(indices.chunks_exact_mut(inner));
+            let mut scratch = Scratch { best: Vec::new(), narrow: Vec::new(), wide: Vec::new() };
+            for (rows, (values, indices)) in data.chunks_exact(n * inner).zip(parts) {
+                // Indices as narrow as the elements go through the vector unit at the same rate.
+                if u32::try_from(n).is_ok() {
+                    simd::<T, _>(
+                        #[inline(always)]
+                        || columns(order, rows, inner, &mut scratch.best, &mut scratch.narrow, |i| i as u32),
+                    );
+                    widen(&scratch.narrow, indices, |i| i as i64);
+                } else {
+                    simd::<T, _>(
+                        #[inline(always)]
+                        || columns(order, rows, inner, &mut scratch.best, &mut scratch.wide, |i| i as i64),
+                    );
+                    widen(&scratch.wide, indices, |i| i);
+                }
+                widen(&scratch.best, values, T::from_acc);
+            }
+        }
+    }
+    Ok((Array::from_vec(values, &shape)?, Array::from_vec(indices, &shape)?))
+}
+
+/// What [`columns`] works in, kept from one call to the next.
+struct Scratch<A> {
+    best: Vec<A>,
+    narrow: Vec<u32>,
+    wide: Vec<i64>,
+}
+
+fn widen<A: Copy, B>(from: &[A], to: &mut [B], cast: impl Fn(A) -> B) {
+    for (to, &from) in to.iter_mut().zip(from) {
+        *to = cast(from);
+    }
+}
+
+/// Elements looked at together for the best one's place.
+const CHUNK: usize = 64;
+
+/// The best of a row and its place: first the value, in lanes; then where it is.
+#[inline(always)]
+fn first_best<T: Elem, O: Order>(order: O, row: &[T]) -> (T, i64) {
+    let (chunks, rest) = row.as_chunks::<CHUNK>();
+    let mut lanes = [order.last::<T::Acc>(); CHUNK];
+    for chunk in chunks {
+        for i in 0..CHUNK {
+            let x = chunk[i].acc();
+            lanes[i] = if order.better(x, lanes[i]) { x } else { lanes[i] };
+        }
+    }
+    let mut best = order.last::<T::Acc>();
+    if !chunks.is_empty() {
+        for x in lanes {
+            best = if order.better(x, best) { x } else { best };
+        }
+    }
+    for &x in rest {
+        best = if order.better(x.acc(), best) { x.acc() } else { best };
+    }
+    let mut place = row.len();
+    for (c, chunk) in chunks.iter().enumerate() {
+        let mut found = false;
+        for &x in chunk {
+            found |= !order.better(best, x.acc());
+        }
+        if found {
+            place = c * CHUNK;
+            break;
+        }
+    }
+    place = place.min(chunks.len() * CHUNK);
+    while place + 1 < row.len() && order.better(best, row[place].acc()) {
+        place += 1;
+    }
+    (row[place], place as i64)
+}
+
+/// The best of each column of rows `w` wide, and its place.
+#[inline(always)]
+fn columns<T: Elem, O: Order, I: Copy>(
+    order: O,
+    data: &[T],
+    w: usize,
+    best: &mut Vec<T::Acc>,
+    places: &mut Vec<I>,
+    index: impl Fn(usize) -> I,
+) {
+    best.clear();
+    places.clear();
+    best.extend(data[..w].iter().map(|x| x.acc()));
+    places.resize(w, index(0));
+    let (best, places) = (&mut best[..w], &mut places[..w]);
+    for (i, row) in data.chunks_exact(w).enumerate().skip(1) {
+        let here = index(i);
+        for j in 0..w {
+            let x = row[j].acc();
+            let better = order.better(x, best[j]);
+            best[j] = if better { x } else { best[j] };
+            places[j] = if better { here } else { places[j] };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DType;
+    use crate::host::testing::{local, values};
+
+    fn make(dtype: DType, shape: &[usize]) -> Array {
+        let n = shape.iter().product::<usize>();
+        with_elem!(dtype, T => {
+            // Ties everywhere, and no order between neighbours.
+            let data = (0..n).map(|i| T::from_acc(Num::from_f64((i * 31 % 17) as f64))).collect();
+            Array::from_vec::<T>(data, shape)
+        })
+        .unwrap()
+    }
+
+    fn check(x: &Array) {
+        let v = values(x);
+        for dim in 0..x.dims().len() {
+            let (n, inner) = (x.dims()[dim], x.dims()[dim + 1..].iter().product::<usize>());
+            for f in [Extremum::Max, Extremum::Min] {
+                let (best, index) = extremum(f, x, dim, true).unwrap();
+                assert_eq!((best.dims()[dim], index.dtype(), best.dtype()), (1, DType::I64, x.dtype()));
+                assert_eq!(extremum(f, x, dim, false).unwrap().1.dims().len(), x.dims().len() - 1);
+                let (best, index) = (values(&best), values(&index));
+                for (out, start) in (0..v.len()).filter(|at| at / inner % n == 0).enumerate() {
+                    let line: Vec<f64> = (0..n).map(|i| v[start + i * inner]).collect();
+                    let mut at = 0;
+                    for i in 1..n {
+                        let better = if f == Extremum::Max { line[i] > line[at] } else { line[i] < line[at] };
+                        if !line[at].is_nan() && (better || line[i].is_nan()) {
+                            at = i;
+                        }
+                    }
+                    assert_eq!(index[out], at as f64, "{f:?} {x:?} {dim} {line:?}");
+                    assert!(best[out] == line[at] || (best[out].is_nan() && line[at].is_nan()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_of_equals_along_any_dim_of_every_dtype() {
+        for dtype in DType::ALL {
+            for shape in [[1, 1, 1], [2, 3, 5], [4, 70, 2], [1, 2, 64], [3, 1, 200], [130, 2, 3]] {
+                let x = make(dtype, &shape);
+                check(&x);
+                check(&x.permute(&[2, 0, 1]).unwrap());
+                check(&x.narrow(2, shape[2] / 2, 1).unwrap());
+            }
+            check(&make(dtype, &[3, 1]).expand(&[3, 40]).unwrap());
+        }
+    }
+
+    #[test]
+    fn not_a_number_comes_first_and_infinities_are_numbers() {
+        for n in [1, 3, 64, 150] {
+            for at in 0..n {
+                let mut data = vec![1.0f32; 2 * n];
+                data[at] = f32::NAN;
+                data[n - 1] = f32::NAN;
+                check(&Array::from_vec(data.clone(), &[2, n]).unwrap());
+                check(&Array::from_vec(data, &[n, 2]).unwrap());
+            }
+            check(&Array::from_vec(vec![f32::NEG_INFINITY; n], &[n]).unwrap());
+            check(&Array::from_vec(vec![f32::INFINITY; n], &[n]).unwrap());
+            check(&Array::from_vec(vec![i64::MIN; n], &[n]).unwrap());
+        }
+    }
+
+    #[test]
+    fn an_empty_dim_has_no_extreme() {
+        let x = make(DType::F32, &[2, 0]);
+        let (value, index) = extremum(Extremum::Max, &x, 1, false).unwrap();
+        assert_eq!((values(&value), values(&index)), (vec![f64::NEG_INFINITY; 2], vec![-1.0; 2]));
+        let (value, index) = extremum(Extremum::Min, &make(DType::U8, &[0, 2]), 0, true).unwrap();
+        assert_eq!((values(&value), values(&index)), (vec![255.0; 2], vec![-1.0; 2]));
+        assert_eq!(extremum(Extremum::Max, &x, 0, false).unwrap().0.dims(), [0]);
+        let none = make(DType::F32, &[0, 0]);
+        assert_eq!(extremum(Extremum::Min, &none, 1, true).unwrap().1.dims(), [0, 1]);
+        let (value, index) = extremum(Extremum::Min, &make(DType::U8, &[]), 0, false).unwrap();
+        assert_eq!((values(&value), values(&index)), (vec![0.0], vec![0.0]));
+    }
+
+    /// Stacks the results of parts of `x` along `dim`, in any order, with indices in the whole.
+    fn extremes_of_parts(f: Extremum, x: &Array, dim: usize, parts: &[(usize, usize)]) -> (Array, Array) {
+        let (mut all, mut places, mut shape) = (vec![], vec![], vec![parts.len()]);
+        for &(start, len) in parts {
+            let part = x.narrow(dim, start, len).unwrap();
+            let (value, index) = extremum(f, &part, dim, false).unwrap();
+            shape.splice(1.., value.dims().iter().copied());
+            all.extend(values(&value));
+            let index = index.copy_to_host::<i64>().unwrap();
+            places.extend(index.into_iter().map(|i| if i < 0 { i } else { i + start as i64 }));
+        }
+        (local(x.dtype(), &all, &shape), Array::from_vec(places, &shape).unwrap())
+    }
+
+    #[test]
+    fn extremes_of_parts_make_up_that_of_the_whole() {
+        let mut arrays: Vec<Array> = DType::ALL
+            .iter()
+            .flat_map(|&t| [make(t, &[40]), make(t, &[3, 40, 2]), make(t, &[40, 0])])
+            .collect();
+        for at in [&[][..], &[5], &[12, 13], &[39, 30, 2]] {
+            let mut data = vec![f32::NEG_INFINITY; 40];
+            data[..20].fill(f32::INFINITY);
+            at.iter().for_each(|&i| data[i] = f32::NAN);
+            arrays.push(Array::from_vec(data, &[40]).unwrap());
+        }
+        arrays.push(Array::from_vec(vec![f32::NEG_INFINITY; 40], &[40]).unwrap());
+        arrays.push(Array::from_vec(vec![f32::INFINITY; 40], &[40]).unwrap());
+        arrays.push(
+            Array::from_vec(
+                (0..40).map(|i| if i % 2 == 0 { 0.0 } else { -0.0 }).collect::<Vec<f64>>(),
+                &[40],
+            )
+            .unwrap(),
+        );
+        for x in &arrays {
+            let dim = x.dims().iter().position(|&size| size == 40).unwrap();
+            for parts in [
+                &[(0, 40)][..],
+                &[(0, 0), (0, 40)],
+                &[(0, 13), (13, 13), (26, 1), (27, 0), (27, 13)],
+                &[(20, 20), (40, 0), (0, 20)],
+            ] {
+                for f in [Extremum::Max, Extremum::Min] {
+                    let (best, index) = extremes_of_parts(f, x, dim, parts);
+                    let (best, index) = merge(f, &best, &index).unwrap();
+                    let (want, want_index) = extremum(f, x, dim, false).unwrap();
+                    assert_eq!((best.dims(), best.dtype()), (want.dims(), want.dtype()));
+                    assert_eq!(values(&index), values(&want_index), "{f:?} {x:?} {parts:?}");
+                    let same = |(a, b): (f64, f64)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
+                    assert!(values(&best).into_iter().zip(values(&want)).all(same), "{f:?} {x:?} {parts:?}");
+                }
+            }
+        }
+    }
+}

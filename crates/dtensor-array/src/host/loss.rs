@@ -1,0 +1,451 @@
+//! Cross-entropy: from log-probabilities (negative log-likelihood) and, fused, from logits.
+//!
+//! Arrays are `[outer, classes, inner]`, contiguous or not; trailing dims beyond the third count as inner.
+//! Targets, losses and gradients of losses are one per `(outer, inner)` position, in that order. A position
+//! whose target is `ignore_index` has loss, weight and gradient 0 whatever its logits are.
+//!
+//! An array may hold only some of the classes, one after the other; targets and class weights are those of all. What a part
+//! alone does not know of a position, its largest logit and the sum of the exponentials, is given to the functions that need it.
+
+use std::mem::MaybeUninit;
+
+use super::rows::{COLUMNS, Columns, exp_row, max_of, sum_of, sums};
+use super::{copy, fill_array, fill_vec, simd};
+use crate::{Array, Elem, Float, Num, Real, with_float};
+use crate::{Element, Error, Result};
+
+mod parts;
+
+pub(crate) use parts::{cross_entropy_losses, cross_entropy_picked};
+
+/// What the losses are taken against.
+#[derive(Clone, Copy, Debug)]
+pub struct Goal<'a> {
+    /// The class of each position.
+    pub target: &'a Array,
+    /// One factor for each of all classes.
+    pub weight: Option<&'a Array>,
+    /// The first class that the array holds.
+    pub first: usize,
+    /// The number of classes in all.
+    pub classes: usize,
+    /// The target of positions that do not count.
+    pub ignore_index: i64,
+    /// The share of the target that is spread over all classes.
+    pub label_smoothing: f64,
+}
+
+impl Goal<'_> {
+    /// Each position's class, or `None` where it is ignored.
+    fn classes(&self, op: &'static str) -> Result<Vec<Option<usize>>> {
+        let class = |index: i64| match usize::try_from(index) {
+            _ if index == self.ignore_index => Ok(None),
+            Ok(class) if class < self.classes => Ok(Some(class)),
+            _ => Err(Error::IndexOutOfBounds { op, index, dim: 1, size: self.classes }),
+        };
+        self.target.copy_to_host::<i64>()?.into_iter().map(class).collect()
+    }
+
+    /// Whether every target is a class or ignored.
+    pub fn check(&self, op: &'static str) -> Result<()> {
+        self.classes(op).map(drop)
+    }
+
+    /// The class weights, widened.
+    fn widened<T: Element>(&self) -> Result<Option<Vec<T::Acc>>> {
+        let widen = |weight: &Array| Ok(weight.copy_to_host::<T>()?.into_iter().map(T::acc).collect());
+        self.weight.map(widen).transpose()
+    }
+}
+
+/// The sizes `[outer, classes, inner]`.
+fn sizes(dims: &[usize]) -> (usize, usize, usize) {
+    (dims[0], dims[1], dims[2..].iter().product())
+}
+
+/// Where in an array of `classes` classes from `first` on a class is, if it is there.
+#[inline(always)]
+fn place(class: usize, first: usize, classes: usize) -> Option<usize> {
+    class.checked_sub(first).filter(|&at| at < classes)
+}
+
+/// Each position's weight: that of its class, 0 where it is ignored.
+fn weights_of<T: Float>(targets: &[Option<usize>], weight: Option<&[T::Acc]>) -> Vec<T> {
+    let of = |class: usize| weight.map_or(T::Acc::ONE, |weight| weight[class]);
+    targets.iter().map(|target| T::from_acc(target.map_or(T::Acc::ZERO, of))).collect()
+}
+
+/// The loss `−weight · logp` of each position's target class, 0 if the array does not hold it, and that weight.
+pub(crate) fn nll_forward(logp: &Array, goal: &Goal<'_>) -> Result<(Array, Array)> {
+    let (_, classes, inner) = sizes(logp.dims());
+    let targets = goal.classes("nll_loss")?;
+    let logp = logp.contiguous()?;
+    with_float!("nll_loss", logp.dtype(), T => {
+        let weight = goal.widened::<T>()?;
+        let read = logp.read::<T>()?;
+        let data = read.data();
+        let loss = |(position, target): (usize, &Option<usize>)| {
+            let Some(class) = *target else { return T::default() };
+            let Some(at) = place(class, goal.first, classes) else { return T::default() };
+            let (o, i) = (position / inner, position % inner);
+            let logp = data[(o * classes + at) * inner + i].acc();
+            T::from_acc(-weight.as_ref().map_or(logp, |weight| weight[class] * logp))
+        };
+        let losses = targets.iter().enumerate().map(loss).collect();
+        let weights = weights_of::<T>(&targets, weight.as_deref());
+        let shape = [targets.len()];
+        Ok((Array::from_vec::<T>(losses, &shape)?, Array::from_vec(weights, &shape)?))
+    })
+}
+
+/// The gradient of the log-probabilities, `[outer, classes, inner]`: `−scale` at each position's target, where
+/// `scale` is the gradient of its loss times its weight.
+pub(crate) fn nll_backward(scale: &Array, dims: [usize; 3], goal: &Goal<'_>) -> Result<Array> {
+    let [_, classes, inner] = dims;
+    let targets = goal.classes("nll_loss")?;
+    with_float!("nll_loss", scale.dtype(), T => {
+        let scales = scale.copy_to_host::<T>()?;
+        let mut grad = vec![T::default(); dims.iter().product()];
+        for (position, (target, scale)) in targets.iter().zip(scales).enumerate() {
+            if let Some(at) = target.and_then(|class| place(class, goal.first, classes)) {
+                let (o, i) = (position / inner, position % inner);
+                grad[(o * classes + at) * inner + i] = T::from_acc(-scale.acc());
+            }
+        }
+        Array::from_vec(grad, &dims)
+    })
+}
+
+/// What every position of a fused loss needs.
+struct Loss<'a, A> {
+    targets: &'a [Option<usize>],
+    /// How many classes the array holds, and the first of them.
+    classes: usize,
+    first: usize,
+    /// The weights of all classes; none means 1 for all.
+    weight: Option<&'a [A]>,
+    /// The weights of the classes in the array, with the ones written out, where smoothing has to go over them.
+    smooth: Option<&'a [A]>,
+    /// `1 − label smoothing`.
+    keep: A,
+    /// `label smoothing / all classes`.
+    spread: A,
+    /// The sum of the weights of all classes.
+    weight_sum: A,
+}
+
+impl<A: Real> Loss<'_, A> {
+    /// Builds one for an array of so many classes and passes it to `body`, which owns nothing of it.
+    fn with<T: Float<Acc = A> + Element, R>(
+        targets: &[Option<usize>],
+        classes: usize,
+        goal: &Goal<'_>,
+        body: impl FnOnce(&Loss<'_, A>) -> Result<R>,
+    ) -> Result<R> {
+        let weight = goal.widened::<T>()?;
+        let smooth =
+            (goal.label_smoothing != 0.0).then(|| weight.clone().unwrap_or(vec![A::ONE; goal.classes]));
+        let loss = Loss {
+            targets,
+            classes,
+            first: goal.first,
+            weight: weight.as_deref(),
+            smooth: smooth.as_ref().map(|all| &all[goal.first..][..classes]),
+            keep: A::from_f64(1.0 - goal.label_smoothing),
+            spread: A::from_f64(goal.label_smoothing / goal.classes as f64),
+            weight_sum: smooth.as_ref().map_or(A::ZERO, |w| sum_of(w, |w| w)),
+        };
+        body(&loss)
+    }
+
+    /// Where in the array a class is, if it is there.
+    #[inline(always)]
+    fn place(&self, class: usize) -> Option<usize> {
+        place(class, self.first, self.classes)
+    }
+
+    #[inline(always)]
+    fn weight_of(&self, class: usize) -> A {
+        self.weight.map_or(A::ONE, |weight| weight[class])
+    }
+
+    /// The loss of a position whose target class has the logit `x`: everything relative to the largest logit.
+    /// `weighted` is the sum of the logits, each with its class weight.
+    #[inline(always)]
+    fn value(&self, class: usize, x: A, log_sum: A, weighted: A) -> A {
+        let likely = self.keep * self.weight_of(class) * (log_sum - x);
+        if self.smooth.is_some() {
+            likely + self.spread * (self.weight_sum * log_sum - weighted)
+        } else {
+            likely
+        }
+    }
+
+    /// The factor of every probability, what is taken off at the target, and what is taken off of every class
+    /// times its weight.
+    #[inline(always)]
+    fn factors(&self, class: usize, scale: A) -> (A, A, A) {
+        let at_target = scale * self.keep * self.weight_of(class);
+        let everywhere = scale * self.spread;
+        (at_target + everywhere * self.weight_sum, at_target, everywhere)
+    }
+}
+
+/// The cross-entropy of each position from logits, with class weights and label smoothing; each position's
+/// target weight; and each position's largest logit and sum of exponentials relative to it, in the dtype of the arithmetic.
+/// The array must hold all classes.
+pub(crate) fn cross_entropy_forward(logits: &Array, goal: &Goal<'_>) -> Result<[Array; 4]> {
+    with_float!("cross_entropy", logits.dtype(), T => forward::<T>(logits, goal))
+}
+
+fn forward<T: Float<Acc: Element> + Element>(logits: &Array, goal: &Goal<'_>) -> Result<[Array; 4]> {
+    let (outer, classes, inner) = sizes(logits.dims());
+    let targets = goal.classes("cross_entropy")?;
+    let logits = logits.contiguous()?;
+    let read = logits.read::<T>()?;
+    let data = &read.data()[..logits.numel()];
+    let n = targets.len();
+    Loss::with::<T, _>(&targets, classes, goal, |loss| {
+        let (mut maxima, mut totals) = (vec![T::Acc::ZERO; n], vec![T::Acc::ONE; n]);
+        let mut exps = vec![T::Acc::ZERO; classes * inner.min(COLUMNS)];
+        // SAFETY: both functions write the loss of every position.
+        let losses = unsafe {
+            fill_vec::<T>(n, |out| {
+                simd::<T, _>(
+                    #[inline(always)]
+                    || match inner {
+                        1 => forward_rows(loss, data, &mut exps, &mut maxima, &mut totals, out),
+                        _ => {
+                            let sizes = (outer, inner);
+                            forward_columns(loss, data, sizes, &mut exps, &mut maxima, &mut totals, out)
+                        }
+                    },
+                )
+            })?
+        };
+        let weights = weights_of::<T>(&targets, loss.weight);
+        Ok([
+            Array::from_vec(losses, &[n])?,
+            Array::from_vec(weights, &[n])?,
+            Array::from_vec(maxima, &[n])?,
+            Array::from_vec(totals, &[n])?,
+        ])
+    })
+}
+
+#[inline(always)]
+fn forward_rows<T: Float>(
+    loss: &Loss<'_, T::Acc>,
+    data: &[T],
+    exps: &mut [T::Acc],
+    maxima: &mut [T::Acc],
+    totals: &mut [T::Acc],
+    out: &mut [MaybeUninit<T>],
+) {
+    for (row, (&target, out)) in loss.targets.iter().zip(out).enumerate() {
+        let Some(class) = target else {
+            out.write(T::default());
+            continue;
+        };
+        let x = &data[row * loss.classes..][..loss.classes];
+        let max = max_of(x);
+        let sum = exp_row(x, max, exps);
+        let weighted = loss.smooth.map_or(T::Acc::ZERO, |weight| {
+            sums(
+                x,
+                weight,
+                x,
+                #[inline(always)]
+                |x, weight, _| [(x.acc() - max) * weight],
+            )[0]
+        });
+        (maxima[row], totals[row]) = (max, sum);
+        out.write(T::from_acc(loss.value(class, x[class].acc() - max, sum.ln(), weighted)));
+    }
+}
+
+#[inline(always)]
+fn forward_columns<T: Float>(
+    loss: &Loss<'_, T::Acc>,
+    data: &[T],
+    (outer, inner): (usize, usize),
+    exps: &mut [T::Acc],
+    maxima: &mut [T::Acc],
+    totals: &mut [T::Acc],
+    out: &mut [MaybeUninit<T>],
+) {
+    let classes = loss.classes;
+    Columns::each(
+        outer,
+        classes,
+        inner,
+        #[inline(always)]
+        |block| {
+            let max = block.max(data, classes);
+            let sum = block.exp(data, classes, &max, exps);
+            let weighted = loss.smooth.map_or([T::Acc::ZERO; COLUMNS], |weight| {
+                block.sum(
+                    classes,
+                    #[inline(always)]
+                    |j, sums| {
+                        for ((sum, x), &max) in sums.iter_mut().zip(block.row(data, j)).zip(&max) {
+                            *sum = *sum + (x.acc() - max) * weight[j];
+                        }
+                    },
+                )
+            });
+            for c in 0..block.width {
+                let position = block.first + c;
+                let value = loss.targets[position].map_or(T::Acc::ZERO, |class| {
+                    (maxima[position], totals[position]) = (max[c], sum[c]);
+                    let x = block.row(data, class)[c].acc() - max[c];
+                    loss.value(class, x, sum[c].ln(), weighted[c])
+                });
+                out[position].write(T::from_acc(value));
+            }
+        },
+    );
+}
+
+/// The gradient of the logits, from each position's `scale`, the gradient of its loss, and from its largest logit and sum of
+/// exponentials among all classes.
+pub(crate) fn cross_entropy_backward(
+    logits: &Array,
+    [maxima, totals]: [&Array; 2],
+    scale: &Array,
+    goal: &Goal<'_>,
+) -> Result<Array> {
+    with_float!("cross_entropy", logits.dtype(), T => backward::<T>(logits, maxima, totals, scale, goal))
+}
+
+fn backward<T: Float<Acc: Element> + Element>(
+    logits: &Array,
+    maxima: &Array,
+    totals: &Array,
+    scale: &Array,
+    goal: &Goal<'_>,
+) -> Result<Array> {
+    let (outer, classes, inner) = sizes(logits.dims());
+    let targets = goal.classes("cross_entropy")?;
+    let (maxima, totals) = (maxima.copy_to_host::<T::Acc>()?, totals.copy_to_host::<T::Acc>()?);
+    let scale: Vec<T::Acc> = scale.copy_to_host::<T>()?.into_iter().map(T::acc).collect();
+    let logits = logits.contiguous()?;
+    let read = logits.read::<T>()?;
+    let data = &read.data()[..logits.numel()];
+    let mut exps = vec![T::Acc::ZERO; classes * inner.min(COLUMNS)];
+    Loss::with::<T, _>(&targets, classes, goal, |loss| {
+        let known = Known { maxima: &maxima, totals: &totals, scale: &scale };
+        let fill = |out: &mut [_]| {
+            simd::<T, _>(
+                #[inline(always)]
+                || match inner {
+                    1 => backward_rows(loss, data, &known, &mut exps, out),
+                    _ => backward_columns(loss, data, &known, (outer, inner), &mut exps, out),
+                },
+            )
+        };
+        // SAFETY: both functions write rows, or blocks of columns, that cover the array.
+        unsafe { fill_array(logits.dims(), fill) }
+    })
+}
+
+/// What is known of each position on the way back.
+struct Known<'a, A> {
+    maxima: &'a [A],
+    totals: &'a [A],
+    scale: &'a [A],
+}
+
+#[inline(always)]
+fn backward_rows<T: Float>(
+    loss: &Loss<'_, T::Acc>,
+    data: &[T],
+    known: &Known<'_, T::Acc>,
+    exps: &mut [T::Acc],
+    out: &mut [MaybeUninit<T>],
+) {
+    let n = loss.classes;
+    for (row, &target) in loss.targets.iter().enumerate() {
+        let out = &mut out[row * n..][..n];
+        let Some(class) = target else {
+            copy::fill(out, T::default());
+            continue;
+        };
+        let (all, at_target, everywhere) = loss.factors(class, known.scale[row]);
+        let (max, factor) = (known.maxima[row], all / known.totals[row]);
+        let x = &data[row * n..][..n];
+        // In a loop of its own the function vectorises best.
+        for (e, &x) in exps.iter_mut().zip(x) {
+            *e = (x.acc() - max).exp();
+        }
+        match loss.smooth {
+            None => {
+                for (out, &e) in out.iter_mut().zip(&*exps) {
+                    out.write(T::from_acc(e * factor));
+                }
+            }
+            Some(weight) => {
+                for ((out, &e), &weight) in out.iter_mut().zip(&*exps).zip(weight) {
+                    out.write(T::from_acc(e * factor - everywhere * weight));
+                }
+            }
+        }
+        if let Some(at) = loss.place(class) {
+            let off = loss.smooth.map_or(T::Acc::ZERO, |weight| everywhere * weight[at]);
+            out[at].write(T::from_acc(exps[at] * factor - at_target - off));
+        }
+    }
+}
+
+#[inline(always)]
+fn backward_columns<T: Float>(
+    loss: &Loss<'_, T::Acc>,
+    data: &[T],
+    known: &Known<'_, T::Acc>,
+    (outer, inner): (usize, usize),
+    exps: &mut [T::Acc],
+    out: &mut [MaybeUninit<T>],
+) {
+    let classes = loss.classes;
+    Columns::each(
+        outer,
+        classes,
+        inner,
+        #[inline(always)]
+        |block| {
+            let (first, width) = (block.first, block.width);
+            block.exp(data, classes, &known.maxima[first..first + width], exps);
+            let (mut factor, mut off) = ([T::Acc::ZERO; COLUMNS], [T::Acc::ZERO; COLUMNS]);
+            for c in 0..width {
+                if let Some(class) = loss.targets[first + c] {
+                    let (all, _, everywhere) = loss.factors(class, known.scale[first + c]);
+                    (factor[c], off[c]) = (all / known.totals[first + c], everywhere);
+                }
+            }
+            for j in 0..classes {
+                let off_weight = loss.smooth.map_or(T::Acc::ZERO, |weight| weight[j]);
+                let exps = &exps[j * width..][..width];
+                for (((out, &e), &factor), &off) in
+                    block.row_mut(out, j).iter_mut().zip(exps).zip(&factor).zip(&off)
+                {
+                    out.write(T::from_acc(e * factor - off * off_weight));
+                }
+            }
+            for c in 0..width {
+                let Some(class) = loss.targets[first + c] else {
+                    (0..classes).for_each(|j| _ = block.row_mut(out, j)[c].write(T::default()));
+                    continue;
+                };
+                if let Some(at) = loss.place(class) {
+                    let (_, at_target, everywhere) = loss.factors(class, known.scale[first + c]);
+                    let off = loss.smooth.map_or(T::Acc::ZERO, |weight| everywhere * weight[at]);
+                    let value = exps[at * width + c] * factor[c] - at_target - off;
+                    block.row_mut(out, at)[c].write(T::from_acc(value));
+                }
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! One matrix product, in the way that is fastest for its size and strides.
+
+use gemm_common::Parallelism;
+
+use super::super::simd;
+use crate::{Num, Real};
+
+/// Up to this many multiplications, calling gemm takes longer than doing them.
+const TINY: usize = 2048;
+/// Elements of a scratch array.
+const SCRATCH: usize = 1 << 20;
+
+/// A matrix in memory: where it starts, and its strides in elements.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mat<T> {
+    /// The first element.
+    pub(crate) ptr: *const T,
+    /// From a row to the next.
+    pub(crate) rs: usize,
+    /// From a column to the next.
+    pub(crate) cs: usize,
+}
+
+impl<T: Copy> Mat<T> {
+    /// The matrix that starts `elements` further on.
+    #[inline(always)]
+    pub(crate) fn at(self, elements: usize) -> Self {
+        Mat { ptr: self.ptr.wrapping_add(elements), ..self }
+    }
+
+    /// Rows from `row` on.
+    #[inline(always)]
+    pub(crate) fn row(self, row: usize) -> Self {
+        self.at(row * self.rs)
+    }
+
+    /// The transpose.
+    #[inline(always)]
+    pub(crate) fn t(self) -> Self {
+        Mat { ptr: self.ptr, rs: self.cs, cs: self.rs }
+    }
+}
+
+/// `dst = scale × a × b`, or `dst +=` that if `accumulate`. `dst` is `m` by `n`, its rows `dst_rs` apart.
+///
+/// # Safety
+/// `T` is `f32` or `f64`. The elements of `a` (`m` by `k`), of `b` (`k` by `n`) and of `dst` are in memory that may be
+/// read, those of `dst` written too; `dst` overlaps neither operand, and is initialised if `accumulate`.
+#[allow(clippy::too_many_arguments)] // the BLAS signature
+pub(crate) unsafe fn product<T: Real + Default>(
+    [m, n, k]: [usize; 3],
+    dst: *mut T,
+    dst_rs: usize,
+    accumulate: bool,
+    scale: T,
+    a: Mat<T>,
+    b: Mat<T>,
+    parallelism: Parallelism,
+) {
+    // SAFETY: the caller's promise holds for the parts that the calls below are given, and for scratch they own.
+    unsafe {
+        if m * n * k <= TINY && b.cs == 1 {
+            return tiny([m, n, k], dst, dst_rs, accumulate, scale, a, b);
+        }
+        // gemm wants the right operand's rows dense. It rearranges others slowly, so it is given what it wants.
+        if b.cs == 1 || n * k < 16384 || m == 1 || n == 1 {
+            return call_gemm([m, n, k], (dst, dst_rs, 1), accumulate, scale, a, b, parallelism);
+        }
+        if m * (n + k) < n * k {
+            // Cheapest: the transposed product, whose right operand is `a`, then the transpose of the result. Rows
+            // of zeros are added for the sake of whole vectors, and their products dropped.
+            let rows = m.next_multiple_of(16);
+            let mut scratch = Vec::new();
+            let a = if a.rs == 1 && rows == m { a } else { transpose(a, [m, k], rows, &mut scratch).t() };
+            let cols = (SCRATCH / rows).next_multiple_of(64).min(n);
+            let mut result = Vec::<T>::with_capacity(rows * cols);
+            for col in (0..n).step_by(cols) {
+                let (cols, result, b) = (cols.min(n - col), result.as_mut_ptr(), b.at(col * b.cs));
+                call_gemm([rows, cols, k], (result, 1, rows), false, scale, a, b, parallelism);
+                let (result, dst) = (Mat { ptr: result, rs: rows, cs: 1 }, dst.add(col));
+                if accumulate {
+                    transpose_with(result, [cols, m], dst, dst_rs, |dst, x| dst.write(*dst + x));
+                } else {
+                    transpose_with(result, [cols, m], dst, dst_rs, |dst, x| dst.write(x));
+                }
+            }
+        } else {
+            let cols = (SCRATCH / k).next_multiple_of(64).min(n);
+            let mut scratch = Vec::new();
+            for col in (0..n).step_by(cols) {
+                let cols = cols.min(n - col);
+                let b = transpose(b.at(col * b.cs).t(), [cols, k], cols, &mut scratch);
+                call_gemm([m, cols, k], (dst.add(col), dst_rs, 1), accumulate, scale, a, b, parallelism);
+            }
+        }
+    }
+}
+
+/// [`product`] by gemm, to a destination with any strides (of the rows, of the columns).
+///
+/// # Safety
+/// As for [`product`].
+#[inline(always)]
+unsafe fn call_gemm<T: Num>(
+    [m, n, k]: [usize; 3],
+    (dst, dst_rs, dst_cs): (*mut T, usize, usize),
+    accumulate: bool,
+    scale: T,
+    a: Mat<T>,
+    b: Mat<T>,
+    parallelism: Parallelism,
+) {
+    // gemm writes columns. To write rows is to write the columns of the transposed product.
+    if dst_cs < dst_rs {
+        // SAFETY: passed on to the caller.
+        return unsafe {
+            call_gemm([n, m, k], (dst, dst_cs, dst_rs), accumulate, scale, b.t(), a.t(), parallelism)
+        };
+    }
+    let stride = |stride: usize| stride as isize;
+    macro_rules! call {
+        ($gemm:expr, $T:ty) => {
+            $gemm(
+                m,
+                n,
+                k,
+                dst.cast::<$T>(),
+                stride(dst_cs),
+                stride(dst_rs),
+                accumulate,
+                a.ptr.cast(),
+                stride(a.cs),
+                stride(a.rs),
+                b.ptr.cast(),
+                stride(b.cs),
+                stride(b.rs),
+                1.0,
+                scale.to_f64() as $T,
+                false,
+                false,
+                false,
+                parallelism,
+            )
+        };
+    }
+    // SAFETY: passed on to the caller; `T` is one of these two types.
+    unsafe {
+        if size_of::<T>() == size_of::<f32>() {
+            call!(gemm_f32::gemm::f32::get_gemm_fn(), f32);
+        } else {
+            call!(gemm_f64::gemm::f64::get_gemm_fn(), f64);
+        }
+    }
+}
+
+/// [`product`] where calling gemm would take longer than the product does; the rows of `b` are dense.
+///
+/// # Safety
+/// As for [`product`].
+unsafe fn tiny<T: Real + Default>(
+    [m, n, k]: [usize; 3],
+    dst: *mut T,
+    dst_rs: usize,
+    accumulate: bool,
+    scale: T,
+    a: Mat<T>,
+    b: Mat<T>,
+) {
+    #[inline(always)]
+    unsafe fn columns<T: Real + Default, const N: usize>(
+        k: usize,
+        dst: *mut T,
+        accumulate: bool,
+        scale: T,
+        a: Mat<T>,
+        b: Mat<T>,
+    ) {
+        let mut sums = [T::default(); N];
+        // SAFETY: `product`'s caller has made room for `N` columns here.
+        unsafe {
+            for inner in 0..k {
+                let x = *a.ptr.add(inner * a.cs);
+                let row = b.row(inner).ptr.cast::<[T; N]>().read();
+                for i in 0..N {
+                    sums[i] = x.mul_add(row[i], sums[i]);
+                }
+            }
+            let dst = dst.cast::<[T; N]>();
+            let mut out = if accumulate { dst.read() } else { [T::default(); N] };
+            for i in 0..N {
+                out[i] = if accumulate { sums[i].mul_add(scale, out[i]) } else { sums[i] * scale };
+            }
+            dst.write(out);
+        }
+    }
+    simd::<T, _>(
+        #[inline(always)]
+        || {
+            for row in 0..m {
+                let (dst, a) = (dst.wrapping_add(row * dst_rs), a.row(row));
+                let mut col = 0;
+                while col < n {
+                    let (dst, b) = (dst.wrapping_add(col), b.at(col));
+                    // SAFETY: the columns are inside the matrices.
+                    col += unsafe {
+                        match n - col {
+                            16.. => (columns::<T, 16>(k, dst, accumulate, scale, a, b), 16).1,
+                            8.. => (columns::<T, 8>(k, dst, accumulate, scale, a, b), 8).1,
+                            4.. => (columns::<T, 4>(k, dst, accumulate, scale, a, b), 4).1,
+                            _ => (columns::<T, 1>(k, dst, accumulate, scale, a, b), 1).1,
+                        }
+                    };
+                }
+            }
+        },
+    )
+}
+
+/// The transpose of a matrix of some size in `scratch`, its rows dense and filled up with zeros to `width`.
+///
+/// # Safety
+/// The elements of `x` are in memory that may be read.
+pub(crate) unsafe fn transpose<T: Real + Default>(
+    x: Mat<T>,
+    size: [usize; 2],
+    width: usize,
+    scratch: &mut Vec<T>,
+) -> Mat<T> {
+    scratch.clear();
+    scratch.reserve(width * size[1]);
+    if width > size[0] {
+        scratch.resize(width * size[1], T::default());
+    }
+    let dst = scratch.as_mut_ptr();
+    // SAFETY: the scratch has room; the rest is passed on to the caller.
+    unsafe { transpose_with(x, size, dst, width, |dst, x| dst.write(x)) };
+    Mat { ptr: dst, rs: width, cs: 1 }
+}
+
+/// Calls `set` with each place of a `cols` by `rows` matrix and the element of `x` that belongs there.
+///
+/// # Safety
+/// The elements of `x` (`rows` by `cols`) are in memory that may be read; those of `dst`, of `set`'s liking.
+unsafe fn transpose_with<T: Real + Default>(
+    x: Mat<T>,
+    [rows, cols]: [usize; 2],
+    dst: *mut T,
+    dst_rs: usize,
+    set: impl Fn(*mut T, T),
+) {
+    const TILE: usize = 16;
+    simd::<T, _>(
+        #[inline(always)]
+        || {
+            for row in (0..rows).step_by(TILE) {
+                for col in (0..cols).step_by(TILE) {
+                    let x = x.at(row * x.rs + col * x.cs);
+                    let dst = dst.wrapping_add(col * dst_rs + row);
+                    // SAFETY: the tile is inside both matrices.
+                    unsafe {
+                        if x.cs == 1 && rows - row >= TILE && cols - col >= TILE {
+                            // Through a dense tile, so that memory is touched in whole lines only: the strides of
+                            // matrices are often powers of two, whose lines push one another out of the cache.
+                            let mut tile = [[T::default(); TILE]; TILE];
+                            for (i, row) in tile.iter_mut().enumerate() {
+                                *row = x.row(i).ptr.cast::<[T; TILE]>().read();
+                            }
+                            for j in 0..TILE {
+                                let dst = dst.add(j * dst_rs);
+                                for (i, row) in tile.iter().enumerate() {
+                                    set(dst.add(i), row[j]);
+                                }
+                            }
+                        } else {
+                            for j in 0..TILE.min(cols - col) {
+                                for i in 0..TILE.min(rows - row) {
+                                    set(dst.add(j * dst_rs + i), *x.ptr.add(i * x.rs + j * x.cs));
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        },
+    )
+}

@@ -1,0 +1,303 @@
+use ::half::{bf16, f16};
+
+use super::*;
+use crate::Shape;
+use crate::host::copy;
+use crate::host::random::{self, Distribution, Draw};
+use crate::host::testing::values;
+use crate::window::Window;
+use crate::{Float, with_num_threads};
+
+/// Some numbers; small whole ones for the integers, so that every dtype holds them.
+fn sample(dtype: DType, shape: &[usize], seed: u64) -> Array {
+    let distribution = match dtype {
+        DType::I64 => Distribution::Integers { low: -9, high: 10 },
+        _ => Distribution::Uniform { low: -1.0, high: 1.0 },
+    };
+    random::draw(distribution, dtype, &Window::whole(shape), Draw { seed, stream: 0 }).unwrap()
+}
+
+/// `a × b + bias` in double precision, by definition.
+fn naive(a: &Array, b: &Array, bias: Option<&Array>) -> (Vec<usize>, Vec<f64>) {
+    let batch = |x: &Array| Shape::from(&x.dims()[..x.dims().len() - 2]);
+    let batch = batch(a).broadcast("matmul", &batch(b)).unwrap();
+    let (m, k) = (a.dims()[a.dims().len() - 2], a.dims()[a.dims().len() - 1]);
+    let n = b.dims()[b.dims().len() - 1];
+    let expand = |x: &Array, tail: &[usize]| {
+        let shape: Vec<usize> = batch.iter().chain(tail).copied().collect();
+        values(&x.expand(&shape).unwrap())
+    };
+    let (x, y) = (expand(a, &[m, k]), expand(b, &[k, n]));
+    let mut out = match bias {
+        Some(bias) => expand(bias, &[m, n]),
+        None => vec![0.0; batch.numel() * m * n],
+    };
+    for i in 0..batch.numel() {
+        for row in 0..m {
+            for col in 0..n {
+                for inner in 0..k {
+                    out[(i * m + row) * n + col] +=
+                        x[(i * m + row) * k + inner] * y[(i * k + inner) * n + col];
+                }
+            }
+        }
+    }
+    (batch.iter().copied().chain([m, n]).collect(), out)
+}
+
+#[track_caller]
+fn check(a: &Array, b: &Array, bias: Option<&Array>) {
+    let (shape, expected) = naive(a, b, bias);
+    let out = matmul(a, b, bias).unwrap();
+    assert_eq!(out.dims(), shape);
+    assert!(out.is_contiguous());
+    let k = a.dims()[a.dims().len() - 1] as f64;
+    let epsilon = match a.dtype() {
+        DType::I64 => 0.0,
+        DType::F64 => 1e-15,
+        DType::F32 => 1e-6,
+        DType::F16 => 1e-3,
+        _ => 1e-2,
+    };
+    for (i, (x, y)) in values(&out).into_iter().zip(expected).enumerate() {
+        // Inputs are below 1 and sums are rounded to the type once.
+        let unit = if a.dtype() == DType::F64 { 1e-16 } else { 1e-7 };
+        let within = epsilon * (y.abs() + 1.0) + if epsilon == 0.0 { 0.0 } else { unit * k };
+        assert!(
+            (x - y).abs() <= within,
+            "{} {:?}{:?} {:?}{:?}: element {i} is {x}, not {y}",
+            a.dtype(),
+            a.dims(),
+            a.strides(),
+            b.dims(),
+            b.strides()
+        );
+    }
+}
+
+/// Of a batch with any strides, as one product or as many: the sum of those of its matrices.
+#[test]
+fn rows_of_a_whole_batch() {
+    for dtype in DTYPES {
+        // Few rows each and many, none, one dim and four; each operand dense, and with its last two dims turned.
+        for (lead, m, n) in [
+            (&[3, 2][..], 9, 7),
+            (&[3, 40], 5, 4),
+            (&[2, 3, 70], 6, 9),
+            (&[0, 4], 2, 3),
+            (&[3, 0], 2, 3),
+            (&[5], 3, 2),
+            (&[], 3, 2),
+            (&[1, 30], 4, 4),
+        ] {
+            let of = |width: usize, seed: u64| {
+                let shape: Vec<usize> = lead.iter().copied().chain([width]).collect();
+                let dense = sample(dtype, &shape, seed);
+                let Some(last) = shape.len().checked_sub(2) else { return vec![dense] };
+                let turned = dense.transpose(last, last + 1).unwrap().contiguous().unwrap();
+                vec![dense, turned.transpose(last, last + 1).unwrap()]
+            };
+            let rows = |x: &Array, width: usize| {
+                x.contiguous().unwrap().reshape(&[lead.iter().product(), width]).unwrap()
+            };
+            for a in of(m, 1) {
+                for b in of(n, 2) {
+                    let want = matmul(&rows(&a, m).transpose(0, 1).unwrap(), &rows(&b, n), None).unwrap();
+                    let got = folded(&a, &b).unwrap();
+                    assert_eq!((got.dims(), got.dtype(), got.is_contiguous()), (&[m, n][..], dtype, true));
+                    let tolerance = if dtype == DType::F64 { 1e-13 } else { 1e-5 };
+                    for (x, y) in values(&got).into_iter().zip(values(&want)) {
+                        assert!(
+                            (x - y).abs() <= tolerance * (1.0 + y.abs()),
+                            "{dtype} {lead:?}: {x}, not {y}"
+                        );
+                    }
+                }
+            }
+        }
+        // Elements that are the same for the whole batch.
+        let (one, b) = (sample(dtype, &[1, 20, 3], 3), sample(dtype, &[4, 20, 2], 4));
+        let a = one.expand(&[4, 20, 3]).unwrap();
+        let (got, want) = (folded(&a, &b).unwrap(), folded(&a.contiguous().unwrap(), &b).unwrap());
+        for (x, y) in values(&got).into_iter().zip(values(&want)) {
+            assert!((x - y).abs() <= 1e-5 * (1.0 + y.abs()), "{dtype}: {x}, not {y}");
+        }
+    }
+}
+
+const DTYPES: [DType; 5] = [DType::F32, DType::F64, DType::BF16, DType::F16, DType::I64];
+
+#[test]
+fn sizes_and_orientations() {
+    for dtype in DTYPES {
+        for (m, n, k) in [
+            (1, 1, 1),
+            (4, 8, 8),
+            (3, 5, 2),
+            (1, 17, 9),
+            (17, 1, 9),
+            (2, 2, 1),
+            (16, 16, 700),
+            (33, 65, 17),
+            (70, 66, 130),
+            (1, 100, 300),
+            (9, 200, 130),
+            (130, 80, 64),
+            (90, 300, 100),
+        ] {
+            let a = sample(dtype, &[m, k], 1);
+            let b = sample(dtype, &[k, n], 2);
+            let a_t = sample(dtype, &[k, m], 3).transpose(0, 1).unwrap();
+            let b_t = sample(dtype, &[n, k], 4).transpose(0, 1).unwrap();
+            let bias = sample(dtype, &[n], 5);
+            for a in [&a, &a_t] {
+                for b in [&b, &b_t] {
+                    check(a, b, None);
+                    check(a, b, Some(&bias));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn strided_operands() {
+    for dtype in DTYPES {
+        // Heads of attention: [B, S, H, D] seen as [B, H, S, D].
+        let q = sample(dtype, &[2, 7, 3, 5], 1).transpose(1, 2).unwrap();
+        let k = sample(dtype, &[2, 9, 3, 5], 2).transpose(1, 2).unwrap();
+        check(&q, &k.transpose(2, 3).unwrap(), None);
+        let p = sample(dtype, &[2, 3, 7, 9], 3);
+        check(&p, &k, None);
+        // Windows with an offset.
+        let a = sample(dtype, &[8, 9], 4).narrow(0, 2, 5).and_then(|x| x.narrow(1, 3, 6)).unwrap();
+        let b = sample(dtype, &[9, 8], 5).narrow(0, 1, 6).and_then(|x| x.narrow(1, 4, 3)).unwrap();
+        check(&a, &b, None);
+        // Columns far apart.
+        let far = sample(dtype, &[5, 6, 4], 6).narrow(2, 1, 1).and_then(|x| x.squeeze(2)).unwrap();
+        check(&far, &b, None);
+        check(&b.transpose(0, 1).unwrap(), &far.transpose(0, 1).unwrap(), None);
+        // Expanded rows, columns and batches.
+        let row = sample(dtype, &[1, 6], 7).expand(&[5, 6]).unwrap();
+        check(&row, &b, None);
+        let col = sample(dtype, &[6, 1], 8).expand(&[6, 4]).unwrap();
+        check(&a, &col, None);
+        let batches = sample(dtype, &[6, 4], 9).expand(&[3, 6, 4]).unwrap();
+        check(&sample(dtype, &[3, 5, 6], 10), &batches, None);
+        check(&a, &batches, None);
+    }
+}
+
+#[test]
+fn batches() {
+    for dtype in DTYPES {
+        for (a, b) in [
+            (&[4, 3, 5][..], &[5, 2][..]),
+            (&[2, 4, 3, 5], &[5, 2]),
+            (&[3, 5], &[4, 5, 2]),
+            (&[4, 3, 5], &[4, 5, 2]),
+            (&[4, 1, 3, 5], &[2, 5, 2]),
+            (&[2, 1, 3, 5], &[1, 3, 5, 2]),
+            (&[3, 4, 3, 5], &[3, 1, 5, 2]),
+            (&[4, 1, 5], &[5, 2]),
+            (&[1, 1, 3, 5], &[1, 5, 2]),
+        ] {
+            check(&sample(dtype, a, 1), &sample(dtype, b, 2), None);
+        }
+        // Rows that merge though they are apart; rows that do not merge.
+        let a = sample(dtype, &[4, 3, 8], 3).narrow(2, 1, 5).unwrap();
+        check(&a, &sample(dtype, &[5, 2], 4), None);
+        let a = sample(dtype, &[4, 6, 5], 3).narrow(1, 1, 3).unwrap();
+        check(&a, &sample(dtype, &[5, 2], 4), None);
+        let a = sample(dtype, &[3, 4, 5], 3).transpose(0, 1).unwrap();
+        check(&a, &sample(dtype, &[5, 2], 4), None);
+    }
+}
+
+#[test]
+fn biases() {
+    for dtype in DTYPES {
+        let a = sample(dtype, &[2, 3, 4, 5], 1);
+        let b = sample(dtype, &[5, 6], 2);
+        let shapes: [&[usize]; 9] =
+            [&[6], &[1], &[], &[4, 6], &[4, 1], &[3, 1, 1], &[2, 1, 4, 6], &[2, 3, 4, 6], &[2, 3, 1, 6]];
+        for shape in shapes {
+            check(&a, &b, Some(&sample(dtype, shape, 3)));
+        }
+        check(&a, &b, Some(&sample(dtype, &[6, 4], 4).transpose(0, 1).unwrap()));
+        // More rows than are widened at a time, with a bias that differs between them.
+        let a = sample(dtype, &[1030, 2], 5);
+        check(&a, &sample(dtype, &[2, 3], 6), Some(&sample(dtype, &[1030, 1], 7)));
+    }
+}
+
+#[test]
+fn empty() {
+    for dtype in DTYPES {
+        for (a, b) in [
+            (&[0, 3][..], &[3, 2][..]),
+            (&[2, 3], &[3, 0]),
+            (&[2, 0], &[0, 3]),
+            (&[0, 2, 3], &[3, 2]),
+            (&[0, 2, 3], &[0, 3, 2]),
+            (&[1, 2, 3], &[0, 3, 2]),
+            (&[2, 2, 0], &[2, 0, 4]),
+        ] {
+            let (a, b) = (sample(dtype, a, 1), sample(dtype, b, 2));
+            check(&a, &b, None);
+            let n = b.dims()[b.dims().len() - 1];
+            check(&a, &b, Some(&sample(dtype, &[n], 3)));
+        }
+    }
+}
+
+#[test]
+fn not_a_number_passes_through() {
+    fn check<T: Float + Element>() {
+        let nan = T::from_acc(T::Acc::from_f64(f64::NAN));
+        for size in [1, 4, 40] {
+            // A zero times NaN, and times infinity.
+            let zeros = Array::from_vec(vec![T::default(); size * size], &[size, size]).unwrap();
+            for bad in [nan, T::from_acc(T::Acc::HIGHEST)] {
+                let mut data = vec![T::default(); size * size];
+                data[0] = bad;
+                let bad = Array::from_vec(data, &[size, size]).unwrap();
+                let out = values(&matmul(&zeros, &bad, None).unwrap());
+                assert!((0..size).all(|row| out[row * size].is_nan()));
+                let out = values(&matmul(&bad, &zeros, None).unwrap());
+                assert!((0..size).all(|col| out[col].is_nan()));
+            }
+        }
+    }
+    check::<f32>();
+    check::<f64>();
+    check::<bf16>();
+    check::<f16>();
+}
+
+#[test]
+fn half_precision_is_rounded_once() {
+    // 4096 products of 1 × 1 would stop at 2048 in f16 and at 256 in bf16.
+    for dtype in [DType::F16, DType::BF16] {
+        let ones = |shape: &[usize]| copy::full(dtype, shape, 1.0).unwrap();
+        let out = matmul(&ones(&[3, 4096]), &ones(&[4096, 5]), None).unwrap();
+        assert_eq!(values(&out), vec![4096.0; 15]);
+    }
+}
+
+#[test]
+fn integers_wrap_and_bytes_are_refused() {
+    let big = Array::from_vec(vec![i64::MAX, 3], &[1, 2]).unwrap();
+    let out = matmul(&big, &Array::from_vec(vec![2i64, 5], &[2, 1]).unwrap(), None).unwrap();
+    assert_eq!(out.copy_to_host::<i64>().unwrap(), [13]);
+    let bytes = Array::from_vec(vec![1u8], &[1, 1]).unwrap();
+    assert!(matches!(matmul(&bytes, &bytes, None), Err(Error::DType { dtype: DType::U8, .. })));
+}
+
+#[test]
+fn threads_give_the_same_bits() {
+    let (a, b) = (sample(DType::F32, &[130, 150], 1), sample(DType::F32, &[150, 140], 2));
+    let [one, two] = [1, 2].map(|n| with_num_threads(n, || matmul(&a, &b, None).unwrap()));
+    assert_eq!(one.copy_to_host::<f32>().unwrap(), two.copy_to_host::<f32>().unwrap());
+    check(&a, &b, None);
+}

@@ -1,0 +1,94 @@
+//! The kernels for arrays in main memory.
+//!
+//! Loops are plain Rust, compiled for the vector units of the machine through [`simd`].
+
+use std::mem::MaybeUninit;
+
+use crate::{Array, Elem, Element, Error, Result, Vectors};
+
+pub(crate) mod attention;
+pub(crate) mod binary;
+pub(crate) mod cast;
+pub(crate) mod cat;
+pub(crate) mod combine;
+pub(crate) mod copy;
+#[cfg(target_arch = "x86_64")]
+mod exp;
+pub(crate) mod extremum;
+pub(crate) mod fold;
+pub(crate) mod formula;
+pub(crate) mod halves;
+pub(crate) mod index;
+pub(crate) mod layout;
+pub(crate) mod loss;
+pub(crate) mod math;
+pub(crate) mod matmul;
+pub(crate) mod moments;
+pub(crate) mod nest;
+pub(crate) mod norm;
+pub(crate) mod optim;
+pub(crate) mod parallel;
+pub(crate) mod random;
+pub(crate) mod reduce;
+pub(crate) mod rows;
+pub(crate) mod scalar;
+pub(crate) mod scan;
+pub(crate) mod select;
+pub(crate) mod shared;
+pub(crate) mod softmax;
+pub(crate) mod sort;
+#[cfg(test)]
+pub(crate) mod testing;
+pub(crate) mod unary;
+pub(crate) mod unfold;
+pub(crate) mod write;
+
+/// Runs a loop over elements of type `T`, compiled for the vector unit of this machine. The closure itself,
+/// `simd::<T, _>(#[inline(always)] || …)`, and what it calls must be `#[inline(always)]`, or they are compiled for
+/// the least.
+///
+/// Every kind of vector unit is one more copy of the loop, and there are hundreds of loops: so only single precision is
+/// compiled for the widest, and integers for none in particular.
+#[inline(always)]
+pub(crate) fn simd<T: Vectors, R>(body: impl FnOnce() -> R) -> R {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if T::WIDEST
+            && let Some(v4) = pulp::x86::V4::try_new()
+        {
+            return v4.vectorize(body);
+        }
+        if T::ANY
+            && let Some(v3) = pulp::x86::V3::try_new()
+        {
+            return v3.vectorize(body);
+        }
+    }
+    body()
+}
+
+/// A vector of `n` elements that `fill` writes without their being zeroed first.
+///
+/// # Safety
+/// `fill` must write every element of the slice.
+pub(crate) unsafe fn fill_vec<T: Elem>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Result<Vec<T>> {
+    let mut out = Vec::new();
+    out.try_reserve_exact(n).map_err(|_| Error::OutOfMemory { elements: n })?;
+    fill(&mut out.spare_capacity_mut()[..n]);
+    // SAFETY: the capacity is at least `n`, and the caller's `fill` has written the first `n` elements.
+    unsafe { out.set_len(n) };
+    Ok(out)
+}
+
+/// A new array of `shape` that `fill` writes without its being zeroed first.
+///
+/// # Safety
+/// `fill` must write every element of the slice.
+pub(crate) unsafe fn fill_array<T: Element>(
+    shape: &[usize],
+    fill: impl FnOnce(&mut [MaybeUninit<T>]),
+) -> Result<Array> {
+    // SAFETY: passed on to the caller.
+    let data = unsafe { fill_vec(shape.iter().product(), fill)? };
+    Array::from_vec(data, shape)
+}

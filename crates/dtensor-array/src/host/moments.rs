@@ -1,0 +1,335 @@
+//! The variance over any set of dims, at once or from parts.
+
+use std::marker::PhantomData;
+
+use super::cast::cast;
+use super::copy;
+use super::fold::{Fold, Plan};
+use crate::{Array, Float, Num, with_float};
+use crate::{DType, Element, Result};
+
+/// The mean square distance from the mean over `dims` (ascending), with `n - correction` for `n`: 1 makes it
+/// unbiased. Where that leaves nothing to divide by the result is infinite, or NaN for 0 / 0.
+pub(crate) fn variance(x: &Array, dims: &[usize], keepdim: bool, correction: f64) -> Result<Array> {
+    spread(x, dims, keepdim, correction, |variance| variance)
+}
+
+/// The square root of [`variance`], taken before it is rounded: it may fit a dtype that the variance does not.
+pub(crate) fn deviation(x: &Array, dims: &[usize], keepdim: bool, correction: f64) -> Result<Array> {
+    spread(x, dims, keepdim, correction, f64::sqrt)
+}
+
+fn spread(
+    x: &Array,
+    dims: &[usize],
+    keepdim: bool,
+    correction: f64,
+    finish: fn(f64) -> f64,
+) -> Result<Array> {
+    let plan = Plan::new(x, dims)?;
+    let divisor = (plan.count() as f64 - correction).max(0.0);
+    with_float!("var", x.dtype(), T => {
+        let (_, totals) = centred::<T>(&plan)?;
+        let results = totals.into_iter().map(|total| rounded::<T>(finish(total / divisor))).collect();
+        plan.array::<T>(results, &plan.shape(keepdim))
+    })
+}
+
+fn rounded<T: Float>(x: f64) -> T {
+    T::from_acc(Num::from_f64(x))
+}
+
+/// The mean of each output's elements and the sum of their squared distances from it, in the plan's own order.
+fn centred<T: Float + Element>(plan: &Plan) -> Result<(Vec<f64>, Vec<f64>)> {
+    let n = plan.count() as f64;
+    // Distances are taken from the mean rounded to the accumulator. What the rounding lost is known, since
+    // the mean is summed in double, and is taken off again: large means cost no digits.
+    let means: Vec<f64> = plan.run(Mean::<T> { n, elem: PhantomData })?;
+    let near: Vec<T::Acc> = means.iter().map(|&mean| Num::from_f64(mean)).collect();
+    let mut totals: Vec<f64> = plan.run_with(Distances::<T>(PhantomData), &near)?;
+    for ((total, mean), near) in totals.iter_mut().zip(&means).zip(near) {
+        let lost = mean - near.to_f64();
+        // The rounding of the sum itself must not make it negative; NaN stays NaN.
+        *total -= n * lost * lost;
+        *total = if *total < 0.0 { 0.0 } else { *total };
+    }
+    Ok((means, totals))
+}
+
+/// What a part of an array adds to the variance over `dims` of the whole: the number of elements, their mean, and the
+/// sum of squared distances from it, as the first dim of three before what is left of the array's. Of nothing all are
+/// zero. In double precision for every dtype: means of parts are subtracted, and single precision would lose there
+/// what [`variance`] keeps.
+pub(crate) fn moments_part(x: &Array, dims: &[usize], keepdim: bool) -> Result<Array> {
+    let plan = Plan::new(x, dims)?;
+    let left = plan.shape(keepdim);
+    let shape: Vec<usize> = [3].into_iter().chain(left.iter().copied()).collect();
+    with_float!("var", x.dtype(), T => {
+        if plan.count() == 0 {
+            return copy::full(DType::F64, &shape, 0.0);
+        }
+        let (means, totals) = centred::<T>(&plan)?;
+        let mut all = vec![plan.count() as f64; means.len()];
+        for moment in [means, totals] {
+            all.extend(plan.array(moment, &left)?.copy_to_host::<f64>()?);
+        }
+        Array::from_vec(all, &shape)
+    })
+}
+
+/// The [`variance`] of a whole, or with `root` the [`deviation`], in `dtype`: from what [`moments_part`] gave of each
+/// part, one entry of the first dim for each, taken in this order.
+pub(crate) fn merge_moments(parts: &Array, correction: f64, root: bool, dtype: DType) -> Result<Array> {
+    let parts = cast(parts, DType::F64)?.contiguous()?;
+    let shape = &parts.dims()[2..];
+    let outputs: usize = shape.iter().product();
+    let read = parts.read::<f64>()?;
+    let data = &read.data()[..parts.numel()];
+    let mut all = vec![Moments { n: 0.0, mean: 0.0, total: 0.0 }; outputs];
+    for part in data.chunks_exact((3 * outputs).max(1)) {
+        let (n, rest) = part.split_at(outputs);
+        let (mean, total) = rest.split_at(outputs);
+        for (i, all) in all.iter_mut().enumerate() {
+            all.add(Moments { n: n[i], mean: mean[i], total: total[i] });
+        }
+    }
+    with_float!("var", dtype, T => {
+        let one = |all: Moments| {
+            let variance = all.variance(correction);
+            rounded::<T>(if root { variance.sqrt() } else { variance })
+        };
+        Array::from_vec::<T>(all.into_iter().map(one).collect(), shape)
+    })
+}
+
+/// Number, mean and sum of squared distances from the mean.
+#[derive(Clone, Copy)]
+struct Moments {
+    n: f64,
+    mean: f64,
+    total: f64,
+}
+
+impl Moments {
+    /// Takes in other elements, by the formula of Chan, Golub and LeVeque.
+    fn add(&mut self, other: Moments) {
+        if self.n == 0.0 || other.n == 0.0 {
+            *self = if other.n == 0.0 { *self } else { other };
+            return;
+        }
+        let n = self.n + other.n;
+        let apart = other.mean - self.mean;
+        self.mean += apart * (other.n / n);
+        self.total += other.total + apart * apart * (self.n * other.n / n);
+        self.n = n;
+    }
+
+    fn variance(self, correction: f64) -> f64 {
+        // Nothing has no variance, whatever it would be divided by.
+        if self.n == 0.0 { f64::NAN } else { self.total / (self.n - correction).max(0.0) }
+    }
+}
+
+/// The mean, in double precision.
+#[derive(Clone, Copy)]
+struct Mean<T> {
+    n: f64,
+    elem: PhantomData<T>,
+}
+
+impl<T: Float> Fold for Mean<T> {
+    type In = T;
+    type Ctx = ();
+    type Acc = f64;
+    type Out = f64;
+    #[inline(always)]
+    fn identity(self) -> f64 {
+        0.0
+    }
+    #[inline(always)]
+    fn lift(self, x: T, (): ()) -> f64 {
+        x.acc().to_f64()
+    }
+    #[inline(always)]
+    fn merge(self, a: f64, b: f64) -> f64 {
+        a + b
+    }
+    #[inline(always)]
+    fn finish(self, acc: f64) -> f64 {
+        acc / self.n
+    }
+}
+
+/// The sum of squared distances from a number per output.
+#[derive(Clone, Copy)]
+struct Distances<T>(PhantomData<T>);
+
+impl<T: Float> Fold for Distances<T> {
+    type In = T;
+    type Ctx = T::Acc;
+    type Acc = T::Acc;
+    type Out = f64;
+    #[inline(always)]
+    fn identity(self) -> T::Acc {
+        Num::ZERO
+    }
+    #[inline(always)]
+    fn lift(self, x: T, near: T::Acc) -> T::Acc {
+        let distance = x.acc() - near;
+        distance * distance
+    }
+    #[inline(always)]
+    fn merge(self, a: T::Acc, b: T::Acc) -> T::Acc {
+        a + b
+    }
+    #[inline(always)]
+    fn finish(self, acc: T::Acc) -> f64 {
+        acc.to_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::testing::values;
+
+    fn naive(group: &[f64], correction: f64) -> f64 {
+        let n = group.len() as f64;
+        let mean = group.iter().sum::<f64>() / n;
+        group.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / (n - correction).max(0.0)
+    }
+
+    fn make<T: crate::Element>(shape: &[usize], base: f64) -> Array {
+        let n = shape.iter().product::<usize>();
+        let at = |i: usize| base + ((i * 37 % 101) as f64 / 50.0 - 1.0);
+        Array::from_vec((0..n).map(|i| T::from_acc(Num::from_f64(at(i)))).collect(), shape).unwrap()
+    }
+
+    fn check(x: &Array, tolerance: f64) {
+        let (m, n) = (x.dims()[0], x.dims()[1]);
+        let v = values(x);
+        let rows: Vec<Vec<f64>> = (0..m).map(|i| v[i * n..(i + 1) * n].to_vec()).collect();
+        let columns: Vec<Vec<f64>> = (0..n).map(|j| (0..m).map(|i| v[i * n + j]).collect()).collect();
+        for (dims, groups) in [(&[1][..], rows), (&[0], columns), (&[0, 1], vec![v])] {
+            for correction in [0.0, 1.0] {
+                let y = values(&variance(x, dims, false, correction).unwrap());
+                assert_eq!(y.len(), groups.len());
+                for (y, group) in y.into_iter().zip(&groups) {
+                    let expected = naive(group, correction);
+                    let same = y.is_nan() && expected.is_nan();
+                    assert!(
+                        same || (y - expected).abs() <= tolerance * expected.max(1e-3),
+                        "{x:?} {y} {expected}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_layout_of_every_float() {
+        for (m, n) in [(1, 1), (2, 1), (1, 9), (7, 13), (130, 65), (300, 4), (3, 5000)] {
+            for (x, tolerance) in [
+                (make::<f32>(&[m, n], 0.0), 1e-5),
+                (make::<f64>(&[m, n], 0.0), 1e-12),
+                (make::<half::bf16>(&[m, n], 0.0), 1e-2),
+                (make::<half::f16>(&[m, n], 0.0), 2e-3),
+            ] {
+                check(&x, tolerance);
+                check(&x.transpose(0, 1).unwrap(), tolerance);
+                check(&x.narrow(1, n / 2, 1).unwrap(), tolerance);
+            }
+        }
+        let y = variance(&make::<f32>(&[2, 3, 4], 0.0), &[0, 2], true, 1.0).unwrap();
+        assert_eq!(y.dims(), [1, 3, 1]);
+    }
+
+    #[test]
+    fn a_large_mean_costs_no_digits() {
+        for base in [1e4, -1e6] {
+            check(&make::<f32>(&[400, 70], base), 1e-5);
+            check(&make::<f64>(&[40, 7], base * 1e3), 1e-6);
+        }
+        let same = Array::from_vec(vec![0.1f32; 1000], &[1000]).unwrap();
+        assert!(values(&variance(&same, &[0], false, 1.0).unwrap())[0] < 1e-15);
+    }
+
+    #[test]
+    fn nothing_to_divide_by_is_not_a_number() {
+        assert!(values(&variance(&make::<f32>(&[0], 0.0), &[0], false, 0.0).unwrap())[0].is_nan());
+        assert!(values(&variance(&make::<f32>(&[1], 0.0), &[0], false, 1.0).unwrap())[0].is_nan());
+        assert_eq!(variance(&make::<f32>(&[0, 3], 0.0), &[1], false, 1.0).unwrap().dims(), [0]);
+        for odd in [f32::NAN, f32::INFINITY] {
+            let x = Array::from_vec(vec![1.0, odd, 2.0], &[3]).unwrap();
+            assert!(values(&variance(&x, &[0], false, 1.0).unwrap())[0].is_nan());
+        }
+        let ints = Array::from_vec(vec![1i64, 2], &[2]).unwrap();
+        assert!(variance(&ints, &[0], false, 1.0).is_err());
+    }
+
+    /// Both figures from parts of `x` that end at `ends` along dim 0, reduced over `dims`.
+    fn merged(x: &Array, dims: &[usize], keepdim: bool, ends: &[usize], correction: f64) -> [Array; 2] {
+        let (mut all, mut shape, mut start) = (vec![], vec![], 0);
+        for &end in ends {
+            let part = x.narrow(0, start, end - start).unwrap();
+            let moments = moments_part(&part, dims, keepdim).unwrap();
+            shape = [&[ends.len()], moments.dims()].concat();
+            all.extend(values(&moments));
+            start = end;
+        }
+        let parts = Array::from_vec(all, &shape).unwrap();
+        [false, true].map(|root| merge_moments(&parts, correction, root, x.dtype()).unwrap())
+    }
+
+    fn check_merged(x: &Array, tolerance: f64) {
+        let n = x.dims()[0];
+        let rank = x.dims().len();
+        let all: Vec<usize> = (0..rank).collect();
+        for dims in [&all[..1], &all] {
+            for ends in [&[n][..], &[0, n], &[n / 2, n / 2, n], &[n / 3, n / 2, n, n]] {
+                for (correction, keepdim) in [(0.0, false), (1.0, true), (1.5, false), (-1.0, false)] {
+                    let want = [
+                        variance(x, dims, keepdim, correction).unwrap(),
+                        deviation(x, dims, keepdim, correction).unwrap(),
+                    ];
+                    for (got, want) in merged(x, dims, keepdim, ends, correction).iter().zip(want) {
+                        assert_eq!((got.dims(), got.dtype()), (want.dims(), want.dtype()));
+                        for (a, b) in values(got).into_iter().zip(values(&want)) {
+                            let same = a == b || (a.is_nan() && b.is_nan());
+                            assert!(
+                                same || (a - b).abs() <= tolerance * b.max(1e-3),
+                                "{x:?} {dims:?} {ends:?}: {a} {b}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn moments_of_parts_make_up_the_variance() {
+        for shape in [&[0][..], &[1], &[2], &[7], &[300, 5], &[40, 0], &[1, 3], &[20, 3, 4]] {
+            check_merged(&make::<f32>(shape, 0.0), 1e-6);
+            check_merged(&make::<f64>(shape, 0.0), 1e-13);
+            check_merged(&make::<half::bf16>(shape, 0.0), 1e-2);
+            check_merged(&make::<half::f16>(shape, 0.0), 2e-3);
+        }
+        let turned = make::<f32>(&[4, 3, 30], 0.0).permute(&[2, 0, 1]).unwrap();
+        check_merged(&turned, 1e-6);
+        // Large means, and parts whose means are far apart.
+        check_merged(&make::<f32>(&[400, 7], -1e6), 1e-5);
+        check_merged(&make::<f64>(&[40, 7], 1e9), 1e-6);
+        let steps = (0..300).map(|i| (i / 100) as f32 * 1e3 + (i % 7) as f32).collect();
+        check_merged(&Array::from_vec(steps, &[300]).unwrap(), 1e-6);
+        for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut data = vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+            data[4] = odd;
+            check_merged(&Array::from_vec(data, &[6]).unwrap(), 0.0);
+        }
+        let same = Array::from_vec(vec![0.1f32; 1000], &[1000]).unwrap();
+        assert!(values(&merged(&same, &[0], false, &[300, 1000], 1.0)[0])[0] < 1e-15);
+        let ints = Array::from_vec(vec![1i64, 2], &[2]).unwrap();
+        assert!(moments_part(&ints, &[0], false).is_err());
+    }
+}

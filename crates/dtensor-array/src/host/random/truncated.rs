@@ -1,0 +1,349 @@
+//! Normally distributed numbers between two bounds.
+//!
+//! Each is made of one uniform number by the inverse of the distribution function, in double precision. Where
+//! that function is too flat or too steep between the bounds for its values to tell numbers apart, the way
+//! from a bound is what is computed.
+
+use std::f64::consts::FRAC_1_SQRT_2;
+
+use super::Source;
+use super::philox::{CHUNK, Draw, FEW};
+use super::real::{Sample, at_least, nearest, neighbour};
+use crate::{Float, Num};
+
+/// Normal numbers between bounds.
+pub(super) struct Truncated {
+    draw: Draw,
+    form: Form,
+    /// The least and the greatest value of the type that is drawn.
+    low: f64,
+    high: f64,
+}
+
+/// How a number is made of a share of those between the bounds. Lengths are in standard deviations; `step` is
+/// one, away from the bound that is nearer to the mean.
+enum Form {
+    /// There is only one.
+    One(f64),
+    /// By how likely a number is to be less than the lower bound, more than the upper one, and between them;
+    /// from whichever end of the distribution is nearer, so that both tails are exact.
+    Quantile { mean: f64, std: f64, below: f64, above: f64, between: f64 },
+    /// So narrow that the logarithm of the density is as good as straight, and falls with this slope.
+    Narrow { bound: f64, step: f64, slope: f64, width: f64 },
+    /// So far out that probabilities are tiny, beginning at `from`: by Mills' ratio there, and the logarithm
+    /// of the share of all from there on that is beyond the other bound.
+    Tail { bound: f64, step: f64, from: f64, ratio: f64, beyond: f64 },
+}
+
+/// Up to this width, the logarithm of the density is nowhere further than width² / 8, about 1e-9, from straight.
+const NARROW: f64 = 1e-4;
+/// Where a tail begins.
+const FAR: f64 = 10.0;
+
+/// The least and the greatest value of `T` from `low` to `high`, if there is one. Infinity is none.
+pub(super) fn bounds<T: Float>(low: f64, high: f64) -> Option<(f64, f64)> {
+    let (least, most) = (at_least::<T>(low), nearest::<T>(high));
+    let least = if least == f64::NEG_INFINITY { neighbour::<T>(least, true) } else { least };
+    let most = if most > high || most == f64::INFINITY { neighbour::<T>(most, false) } else { most };
+    (low <= least && least <= most && most <= high).then_some((least, most))
+}
+
+/// The source for `T`; the bounds must have a value of `T` between them.
+pub(super) fn truncated_source<T: Float>(
+    draw: Draw,
+    mean: f64,
+    std: f64,
+    [low, high]: [f64; 2],
+) -> Option<Truncated> {
+    let (least, most) = bounds::<T>(low, high)?;
+    Some(Truncated { draw, form: Form::of(mean, std, low, high), low: least, high: most })
+}
+
+impl<T: Float<Acc: Sample>> Source<T> for Truncated {
+    const PER_BLOCK: u64 = <T::Acc as Sample>::PER_BLOCK;
+    #[inline(always)]
+    fn chunk(&self, block: u64) -> [T; CHUNK] {
+        T::Acc::inner_uniforms(self.draw, block).map(|u| self.number(u))
+    }
+    #[inline(always)]
+    fn few(&self, block: u64) -> [T; FEW] {
+        T::Acc::few_inner_uniforms(self.draw, block).map(|u| self.number(u))
+    }
+}
+
+impl Truncated {
+    #[inline(always)]
+    fn number<T: Float>(&self, u: f64) -> T {
+        let x = nearest::<T>(self.form.number(u));
+        let x = if x > self.high { self.high } else { x };
+        T::from_acc(T::Acc::from_f64(if x < self.low { self.low } else { x }))
+    }
+}
+
+impl Form {
+    fn of(mean: f64, std: f64, low: f64, high: f64) -> Form {
+        if std == 0.0 {
+            return Form::One(mean);
+        }
+        let (from, to, width) = ((low - mean) / std, (high - mean) / std, (high - low) / std);
+        let (bound, step, near, far) =
+            if from + to < 0.0 { (high, -std, -to, -from) } else { (low, std, from, to) };
+        if width <= NARROW {
+            return Form::Narrow { bound, step, slope: 0.5 * (near + far), width };
+        }
+        if near == f64::INFINITY {
+            return Form::One(bound);
+        }
+        if near >= FAR {
+            let ratio = mills(near);
+            let beyond = (mills(far) / ratio).ln() - width * (near + 0.5 * width);
+            return Form::Tail { bound, step, from: near, ratio, beyond };
+        }
+        let (below, above) = (under(from), under(-to));
+        // As a difference of the smaller two of the numbers that could be subtracted.
+        let between = match () {
+            _ if from > 0.0 => under(-from) - above,
+            _ if to < 0.0 => under(to) - below,
+            _ => 1.0 - below - above,
+        };
+        Form::Quantile { mean, std, below, above, between }
+    }
+
+    /// The number under which a share `u` of those between the bounds lies.
+    fn number(&self, u: f64) -> f64 {
+        match *self {
+            Form::One(x) => x,
+            Form::Quantile { mean, std, below, above, between } => {
+                let under = below + u * between;
+                let over = above + (1.0 - u) * between;
+                mean + std * if under < over { quantile(under) } else { -quantile(over) }
+            }
+            Form::Narrow { bound, step, slope, width } => {
+                let (u, rest) = if step < 0.0 { (1.0 - u, u) } else { (u, 1.0 - u) };
+                let fall = slope * width;
+                // What falls by nothing is even.
+                let way = if fall > f64::EPSILON { -left(u, rest, -fall) / slope } else { u * width };
+                bound + step * way
+            }
+            Form::Tail { bound, step, from, ratio, beyond } => {
+                let (u, rest) = if step < 0.0 { (1.0 - u, u) } else { (u, 1.0 - u) };
+                // The logarithm of how many of those from the bound on are further out still.
+                let further = left(u, rest, beyond);
+                // As if it fell like the density, then by Newton's method on the logarithm, which is nearly straight.
+                let mut way = -2.0 * further / (from + from.hypot((-2.0 * further).sqrt()));
+                for _ in 0..3 {
+                    let here = mills(from + way);
+                    let off = (here / ratio).ln() - way * (from + 0.5 * way) - further;
+                    way += off * here;
+                }
+                bound + step * way
+            }
+        }
+    }
+}
+
+/// The logarithm of what is left of 1 on a share `u` of the way, of which there is a `rest`, down to another
+/// number, whose logarithm is given: exact near both ends.
+fn left(u: f64, rest: f64, log: f64) -> f64 {
+    let change = u * log.exp_m1();
+    if change > -0.5 { change.ln_1p() } else { (rest + u * log.exp()).ln() }
+}
+
+/// Mills' ratio: how likely a standard normal number is to be more than `z`, over the density at `z`. By
+/// Laplace's continued fraction, to the last digits for `z` from [`FAR`] on.
+fn mills(z: f64) -> f64 {
+    1.0 / (1..=16).rev().fold(z, |rest, n| z + f64::from(n) / rest)
+}
+
+/// How likely a standard normal number is to be less than `z`.
+fn under(z: f64) -> f64 {
+    0.5 * libm::erfc(-z * FRAC_1_SQRT_2)
+}
+
+/// A polynomial, its coefficients from the highest power down.
+fn poly<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
+    coefficients.into_iter().fold(0.0, |sum, c| sum.mul_add(x, c))
+}
+
+/// The number that a standard normal number is less than with probability `p`, to about 16 digits: Wichura's algorithm AS 241
+/// ("The percentage points of the normal distribution", 1988), for `p` up to a half and a little beyond.
+fn quantile(p: f64) -> f64 {
+    let q = p - 0.5;
+    if q.abs() <= 0.425 {
+        let r = 0.425 * 0.425 - q * q;
+        let over = poly(
+            r,
+            [
+                2_509.080_928_730_122_7,
+                33_430.575_583_588_13,
+                67_265.770_927_008_7,
+                45_921.953_931_549_87,
+                13_731.693_765_509_46,
+                1_971.590_950_306_551_3,
+                133.141_667_891_784_38,
+                3.387_132_872_796_366_5,
+            ],
+        );
+        let under = poly(
+            r,
+            [
+                5_226.495_278_852_854,
+                28_729.085_735_721_943,
+                39_307.895_800_092_71,
+                21_213.794_301_586_597,
+                5_394.196_021_424_751,
+                687.187_007_492_057_9,
+                42.313_330_701_600_91,
+                1.0,
+            ],
+        );
+        return q * over / under;
+    }
+    if p <= 0.0 {
+        return f64::NEG_INFINITY;
+    }
+    let r = (-p.ln()).sqrt();
+    if r <= 5.0 {
+        let r = r - 1.6;
+        let over = poly(
+            r,
+            [
+                0.000_774_545_014_278_341_4,
+                0.022_723_844_989_269_184,
+                0.241_780_725_177_450_6,
+                1.270_458_252_452_368_4,
+                3.647_848_324_763_204_5,
+                5.769_497_221_460_691,
+                4.630_337_846_156_546,
+                1.423_437_110_749_683_5,
+            ],
+        );
+        let under = poly(
+            r,
+            [
+                1.050_750_071_644_416_9e-9,
+                0.000_547_593_808_499_534_5,
+                0.015_198_666_563_616_457,
+                0.148_103_976_427_480_08,
+                0.689_767_334_985_1,
+                1.676_384_830_183_803_8,
+                2.053_191_626_637_759,
+                1.0,
+            ],
+        );
+        -over / under
+    } else {
+        let r = r - 5.0;
+        let over = poly(
+            r,
+            [
+                2.010_334_399_292_288_1e-7,
+                2.711_555_568_743_487_6e-5,
+                0.001_242_660_947_388_078_4,
+                0.026_532_189_526_576_124,
+                0.296_560_571_828_504_87,
+                1.784_826_539_917_291_3,
+                5.463_784_911_164_114,
+                6.657_904_643_501_103,
+            ],
+        );
+        let under = poly(
+            r,
+            [
+                2.044_263_103_389_939_7e-15,
+                1.421_511_758_316_446e-7,
+                1.846_318_317_510_054_8e-5,
+                0.000_786_869_131_145_613_3,
+                0.014_875_361_290_850_615,
+                0.136_929_880_922_735_8,
+                0.599_832_206_555_888,
+                1.0,
+            ],
+        );
+        -over / under
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where both can be computed, Mills' ratio is what the distribution function says.
+    #[test]
+    fn mills_ratios() {
+        for z in [FAR, 10.5, 12.0, 17.0, 25.0, 37.0] {
+            let density = (-0.5 * z * z).exp() / std::f64::consts::TAU.sqrt();
+            let expected = under(-z) / density;
+            assert!((mills(z) / expected - 1.0).abs() < 1e-12, "{z}: {} instead of {expected}", mills(z));
+        }
+        // Further out, by the first terms of the asymptotic series.
+        for z in [1e4f64, 1e8, 1e200] {
+            assert!((mills(z) * z - (1.0 - 1.0 / z / z)).abs() < 1e-15, "{z}");
+        }
+        assert_eq!(mills(f64::INFINITY), 0.0);
+    }
+
+    /// Every way to make a number, where two of them can: the same up to what the coarser one can tell apart.
+    #[test]
+    fn forms_agree() {
+        for (low, high) in [(10.0, 10.5), (10.0, 12.0), (10.0, 10.001), (20.0, f64::INFINITY), (-14.0, -11.0)]
+        {
+            let tail = Form::of(0.0, 1.0, low, high);
+            assert!(matches!(tail, Form::Tail { .. }));
+            let (below, above) = (under(low), under(-high));
+            let between = if low > 0.0 { under(-low) - above } else { under(high) - below };
+            let quantile = Form::Quantile { mean: 0.0, std: 1.0, below, above, between };
+            for u in [1e-12, 1e-5, 0.1, 0.25, 0.5, 0.9, 1.0 - 1e-9] {
+                let (a, b) = (tail.number(u), quantile.number(u));
+                // Probabilities are good to some 1e-14 of themselves (erfc loses z² of its last digits),
+                // numbers by Mills' ratio times that.
+                let limit = 1e-12;
+                assert!((a - b).abs() < limit, "{low} {high} {u}: {a} {b}");
+            }
+        }
+        let width = 0.99 * NARROW;
+        for (low, high) in
+            [(0.5, 0.5 + width), (-3.0, -3.0 + width), (-0.5 * width, 0.5 * width), (10.0, 10.0 + width)]
+        {
+            let narrow = Form::of(0.0, 1.0, low, high);
+            assert!(matches!(narrow, Form::Narrow { .. }));
+            let (below, above) = (under(low), under(-high));
+            let between = if low > 0.0 { under(-low) - above } else { under(high) - below };
+            let quantile = Form::Quantile { mean: 0.0, std: 1.0, below, above, between };
+            for u in [1e-5, 0.1, 0.25, 0.5, 0.9, 0.999] {
+                let (a, b) = (narrow.number(u), quantile.number(u));
+                // The density is off by 1e-9 of itself; the other form by some 1e-16 of the probability over the density.
+                assert!((a - b).abs() < 2e-9 * NARROW + 1e-14, "{low} {high} {u}: {a} {b}");
+            }
+        }
+    }
+
+    /// The quantile is where the distribution function, which is exact to the last digits, has the value asked for.
+    #[test]
+    fn quantiles_are_where_the_distribution_function_says() {
+        let mut p = 0.5f64;
+        let mut worst = 0.0f64;
+        while p > 1e-300 {
+            for p in [p, p * 0.83, p * 0.71] {
+                let z = quantile(p);
+                // One step of Newton's method, relative to the slope: how far off the quantile is.
+                let slope = (-0.5 * z * z).exp() / std::f64::consts::TAU.sqrt();
+                let off = (under(z) - p) / slope;
+                worst = worst.max(off.abs() / z.abs().max(1.0));
+            }
+            p *= 0.9;
+        }
+        // The distribution function itself is good to some 1e-16 of z · p / slope, which is about 1.
+        assert!(worst < 1e-14, "{worst}");
+        assert_eq!(quantile(0.0), f64::NEG_INFINITY);
+        assert_eq!(quantile(0.5), 0.0);
+        // Digits from tables.
+        for (p, z) in [
+            (0.025, -1.959_963_984_540_054),
+            (0.001, -3.090_232_306_167_813_5),
+            (1e-10, -6.361_340_902_404_056),
+        ] {
+            assert!((quantile(p) - z).abs() < 1e-14, "{p}: {} instead of {z}", quantile(p));
+        }
+    }
+}

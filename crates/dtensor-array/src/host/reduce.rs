@@ -1,0 +1,409 @@
+//! Sums, means, products, extremes and norms over any set of dims.
+//!
+//! Each gives over nothing what changes nothing when it is merged with others: a rank may have an empty part of an
+//! array. Whether the array as a whole has enough is for the operator's shape rule to say.
+
+use std::marker::PhantomData;
+use std::ops::{Add, Mul};
+
+use super::fold::{Fold, Plan};
+use crate::DType;
+use crate::Result;
+use crate::{Array, Elem, Float, Num, Real, with_elem, with_float};
+
+/// A reduction of several elements to one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reduce {
+    /// The sum; of nothing, 0.
+    Sum,
+    /// The mean; of nothing, NaN.
+    Mean,
+    /// The largest; NaN if there is one. Of nothing, the lowest there is.
+    Max,
+    /// The smallest; NaN if there is one. Of nothing, the highest there is.
+    Min,
+    /// The product; of nothing, 1.
+    Prod,
+}
+
+/// Reduces `dims` (ascending). Sums and products of `u8` are `i64`; otherwise the dtype stays.
+pub(crate) fn reduce(f: Reduce, x: &Array, dims: &[usize], keepdim: bool) -> Result<Array> {
+    let plan = Plan::new(x, dims)?;
+    let shape = plan.shape(keepdim);
+    run(f, x, &plan, &shape)
+}
+
+fn run(f: Reduce, x: &Array, plan: &Plan, shape: &[usize]) -> Result<Array> {
+    let dtype = x.dtype();
+    match f {
+        Reduce::Max => with_elem!(dtype, T => plan.array(plan.run(Largest::<T>::new())?, shape)),
+        Reduce::Min => with_elem!(dtype, T => plan.array(plan.run(Smallest::<T>::new())?, shape)),
+        Reduce::Sum if dtype == DType::U8 => plan.array(plan.run(Total::<u8, i64>::new())?, shape),
+        Reduce::Sum => with_elem!(dtype, T => plan.array(plan.run(Total::<T, T>::new())?, shape)),
+        Reduce::Prod if dtype == DType::U8 => plan.array(plan.run(Product::<u8, i64>::new())?, shape),
+        Reduce::Prod => with_elem!(dtype, T => plan.array(plan.run(Product::<T, T>::new())?, shape)),
+        Reduce::Mean => with_float!("mean", dtype, T => {
+            plan.array(plan.run(Mean::<T>::new(plan.count() as f64))?, shape)
+        }),
+    }
+}
+
+/// The vector norm (Σ|x|^p)^(1/p) over `dims` (ascending): for 0 the number of elements that are not 0, for
+/// ±∞ the largest or smallest magnitude. What may overflow in single precision is summed in double. Over nothing
+/// it is 0, or ∞ for negative `p`.
+pub(crate) fn norm(x: &Array, p: f64, dims: &[usize], keepdim: bool) -> Result<Array> {
+    let plan = Plan::new(x, dims)?;
+    let shape = &plan.shape(keepdim);
+    with_float!("norm", x.dtype(), T => {
+        let results = if p == 0.0 {
+            plan.run(NonZero::<T>::new())
+        } else if p == 1.0 {
+            plan.run(Magnitudes::<T>::new())
+        } else if p == 2.0 {
+            plan.run(Squares::<T>::new())
+        } else if p == f64::INFINITY {
+            plan.run(LargestMagnitude::<T>::new())
+        } else if p == f64::NEG_INFINITY {
+            plan.run(SmallestMagnitude::<T>::new())
+        } else {
+            plan.run(Powers::<T>::new(p))
+        };
+        plan.array(results?, shape)
+    })
+}
+
+/// The norm of a whole from the norms of its parts, one entry of the first dim for each.
+pub(crate) fn merge_norm(parts: &Array, p: f64) -> Result<Array> {
+    // The 0-norm counts: a count is not the magnitude of one element.
+    if p == 0.0 { reduce(Reduce::Sum, parts, &[0], false) } else { norm(parts, p, &[0], false) }
+}
+
+macro_rules! folds {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident<$($t:ident: $bound:path),+> { $($field:ident: $field_ty:ty),* }: $acc:ty => $out:ty,
+        identity $identity:expr, merge $merge:expr,
+        lift |$f:ident, $x:ident| $lift:expr, finish |$g:ident, $a:ident| $finish:expr;
+    )*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy)]
+        struct $name<$($t),+> {
+            $($field: $field_ty,)*
+            elem: PhantomData<($($t,)+)>,
+        }
+        impl<$($t: $bound),+> $name<$($t),+> {
+            fn new($($field: $field_ty),*) -> Self {
+                $name { $($field,)* elem: PhantomData }
+            }
+        }
+        impl<$($t: $bound),+> Fold for $name<$($t),+> {
+            type In = T;
+            type Ctx = ();
+            type Acc = $acc;
+            type Out = $out;
+            #[inline(always)]
+            fn identity(self) -> Self::Acc {
+                $identity
+            }
+            #[inline(always)]
+            fn lift(self, $x: T, (): ()) -> Self::Acc {
+                let $f = self;
+                $lift
+            }
+            #[inline(always)]
+            fn merge(self, a: Self::Acc, b: Self::Acc) -> Self::Acc {
+                $merge(a, b)
+            }
+            #[inline(always)]
+            fn finish(self, $a: Self::Acc) -> Self::Out {
+                let $g = self;
+                $finish
+            }
+        }
+    )*};
+}
+
+folds! {
+    /// The sum, as an element of the same arithmetic.
+    Total<T: Elem, O: Elem<Acc = T::Acc>> {}: T::Acc => O,
+    identity Num::ZERO, merge Add::add, lift |_f, x| x.acc(), finish |_f, a| O::from_acc(a);
+    /// The product, as an element of the same arithmetic.
+    Product<T: Elem, O: Elem<Acc = T::Acc>> {}: T::Acc => O,
+    identity Num::ONE, merge Mul::mul, lift |_f, x| x.acc(), finish |_f, a| O::from_acc(a);
+    /// The sum over a number.
+    Mean<T: Float> { n: f64 }: T::Acc => T,
+    identity Num::ZERO, merge Add::add, lift |_f, x| x.acc(), finish |f, a| T::from_acc(a / Num::from_f64(f.n));
+    Largest<T: Elem> {}: T::Acc => T,
+    identity Num::LOWEST, merge Num::max, lift |_f, x| x.acc(), finish |_f, a| T::from_acc(a);
+    Smallest<T: Elem> {}: T::Acc => T,
+    identity Num::HIGHEST, merge Num::min, lift |_f, x| x.acc(), finish |_f, a| T::from_acc(a);
+    LargestMagnitude<T: Float> {}: T::Acc => T,
+    identity Num::ZERO, merge Num::max, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
+    SmallestMagnitude<T: Float> {}: T::Acc => T,
+    identity Num::HIGHEST, merge Num::min, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
+    /// Σ|x|.
+    Magnitudes<T: Float> {}: T::Acc => T,
+    identity Num::ZERO, merge Add::add, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
+    /// √Σx².
+    Squares<T: Float> {}: f64 => T,
+    identity 0.0, merge Add::add, lift |_f, x| square(x.acc().to_f64()), finish |_f, a| narrow(a.sqrt());
+    /// (Σ|x|^p)^(1/p).
+    Powers<T: Float> { p: f64 }: f64 => T,
+    identity 0.0, merge Add::add,
+    lift |f, x| x.acc().to_f64().abs().powf(f.p), finish |f, a| narrow(a.powf(1.0 / f.p));
+    /// The number of elements that are not 0; NaN is one.
+    NonZero<T: Float> {}: f64 => T,
+    identity 0.0, merge Add::add,
+    lift |_f, x| if x.acc() == Num::ZERO { 0.0 } else { 1.0 }, finish |_f, a| narrow(a);
+}
+
+#[inline(always)]
+fn square(x: f64) -> f64 {
+    x * x
+}
+
+#[inline(always)]
+fn narrow<T: Float>(x: f64) -> T {
+    T::from_acc(Num::from_f64(x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::testing::{small, values};
+
+    /// The elements that go into each output.
+    fn groups(x: &Array, dims: &[usize]) -> Vec<Vec<f64>> {
+        let sizes = x.dims();
+        let kept = |d: &usize| !dims.contains(d);
+        let mut groups = vec![vec![]; (0..sizes.len()).filter(kept).map(|d| sizes[d]).product()];
+        for (flat, value) in values(x).into_iter().enumerate() {
+            let (mut rest, mut index) = (flat, vec![0; sizes.len()]);
+            for d in (0..sizes.len()).rev() {
+                index[d] = rest % sizes[d];
+                rest /= sizes[d];
+            }
+            let at = (0..sizes.len()).filter(kept).fold(0, |at, d| at * sizes[d] + index[d]);
+            groups[at].push(value);
+        }
+        groups
+    }
+
+    fn naive(f: Reduce, group: &[f64]) -> f64 {
+        match f {
+            Reduce::Sum => group.iter().sum(),
+            Reduce::Mean => group.iter().sum::<f64>() / group.len() as f64,
+            Reduce::Max => group.iter().copied().fold(f64::NEG_INFINITY, Num::max),
+            Reduce::Min => group.iter().copied().fold(f64::INFINITY, Num::min),
+            Reduce::Prod => group.iter().product(),
+        }
+    }
+
+    fn of_nothing(f: Reduce, dtype: DType) -> f64 {
+        let (lowest, highest) = match dtype {
+            DType::U8 => (0.0, 255.0),
+            DType::I64 => (i64::MIN as f64, i64::MAX as f64),
+            _ => (f64::NEG_INFINITY, f64::INFINITY),
+        };
+        match f {
+            Reduce::Max => lowest,
+            Reduce::Min => highest,
+            _ => naive(f, &[]),
+        }
+    }
+
+    fn close(a: f64, b: f64, tolerance: f64) -> bool {
+        a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= tolerance * b.abs()
+    }
+
+    const ALL: [Reduce; 5] = [Reduce::Sum, Reduce::Mean, Reduce::Max, Reduce::Min, Reduce::Prod];
+
+    fn check(x: &Array) {
+        let rank = x.dims().len();
+        for set in 0..1usize << rank {
+            let dims: Vec<usize> = (0..rank).filter(|d| set >> d & 1 == 1).collect();
+            let groups = groups(x, &dims);
+            for f in ALL.into_iter().filter(|&f| f != Reduce::Mean || x.dtype().is_float()) {
+                let y = reduce(f, x, &dims, true).unwrap();
+                let ones: Vec<usize> =
+                    (0..rank).map(|d| if dims.contains(&d) { 1 } else { x.dims()[d] }).collect();
+                assert_eq!(y.dims(), ones);
+                let y = reduce(f, x, &dims, false).unwrap();
+                assert_eq!(y.dims().len(), rank - dims.len());
+                let wide = x.dtype() == DType::U8 && matches!(f, Reduce::Sum | Reduce::Prod);
+                assert_eq!(y.dtype(), if wide { DType::I64 } else { x.dtype() });
+                let tolerance = if x.dtype().size() == 2 { 1e-2 } else { 1e-6 };
+                for (y, group) in values(&y).into_iter().zip(&groups) {
+                    let expected = if group.is_empty() { of_nothing(f, x.dtype()) } else { naive(f, group) };
+                    // Half precision has less range than the reference.
+                    if expected.abs() < 6e4 || x.dtype().size() > 2 {
+                        assert!(close(y, expected, tolerance), "{f:?} {x:?} {dims:?}: {y} {expected}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_dims_of_any_layout_of_every_dtype() {
+        for dtype in DType::ALL {
+            for shape in [
+                [1, 1, 1, 1],
+                [2, 3, 4, 5],
+                [3, 1, 2, 7],
+                [1, 70, 1, 3],
+                [2, 9, 3, 1],
+                [2, 2, 2, 90],
+                [0, 2, 3, 2],
+                [2, 0, 3, 2],
+                [2, 3, 2, 0],
+            ] {
+                let x = small(dtype, &shape);
+                check(&x);
+                for order in [[3, 2, 1, 0], [0, 2, 1, 3], [1, 0, 3, 2], [2, 3, 0, 1]] {
+                    check(&x.permute(&order).unwrap());
+                }
+                if shape.iter().all(|&size| size > 0) {
+                    check(&x.narrow(3, shape[3] - 1, 1).unwrap());
+                    check(&x.narrow(1, shape[1] / 2, 1).and_then(|t| t.narrow(3, shape[3] / 2, 1)).unwrap());
+                }
+            }
+            check(&small(dtype, &[]));
+            check(&small(dtype, &[4, 1]).expand(&[3, 4, 6]).unwrap());
+        }
+    }
+
+    #[test]
+    fn long_and_wide_arrays() {
+        for shape in
+            [[1, 10_000], [300, 130], [130, 300], [2000, 3], [5000, 2], [3, 5000], [9, 4097], [2500, 65]]
+        {
+            let data = (0..shape[0] * shape[1]).map(|i| (i as f32 * 0.37).sin() + 0.5).collect();
+            let x = Array::from_vec::<f32>(data, &shape).unwrap();
+            let turned = x.transpose(0, 1).unwrap();
+            for x in [&x, &turned] {
+                for dims in [&[0][..], &[1], &[0, 1]] {
+                    for f in [Reduce::Sum, Reduce::Mean, Reduce::Max, Reduce::Min] {
+                        let y = reduce(f, x, dims, false).unwrap();
+                        for (y, group) in values(&y).into_iter().zip(groups(x, dims)) {
+                            let scale = group.iter().map(|x| x.abs()).sum::<f64>() + 1.0;
+                            assert!((y - naive(f, &group)).abs() < 1e-6 * scale);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sums_of_ten_million_terms_stay_accurate() {
+        for shape in [[10_000_000, 1], [1_000_000, 10], [100, 100_000]] {
+            let x = Array::from_vec(vec![0.1f32; 10_000_000], &shape).unwrap();
+            for dims in [&[0][..], &[1], &[0, 1]] {
+                let expected = 0.1f32 as f64 * dims.iter().map(|&d| shape[d]).product::<usize>() as f64;
+                let y = values(&reduce(Reduce::Sum, &x, dims, false).unwrap());
+                assert!(y.iter().all(|&y| (y / expected - 1.0).abs() < 1e-6), "{shape:?} {dims:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn not_a_number_wins_and_infinities_are_numbers() {
+        for n in [1, 5, 64, 200] {
+            for at in 0..n {
+                let data: Vec<f32> =
+                    (0..3 * n).map(|i| if i % n == at { f32::NAN } else { i as f32 }).collect();
+                let x = Array::from_vec(data, &[3, n]).unwrap();
+                for x in [
+                    &x,
+                    &x.transpose(0, 1).and_then(|t| t.contiguous()).and_then(|t| t.transpose(0, 1)).unwrap(),
+                ] {
+                    for f in ALL {
+                        assert!(values(&reduce(f, x, &[1], false).unwrap()).iter().all(|y| y.is_nan()));
+                    }
+                }
+            }
+        }
+        let x = Array::from_vec(vec![f32::NEG_INFINITY, 1.0, f32::NEG_INFINITY], &[3]).unwrap();
+        assert_eq!(values(&reduce(Reduce::Sum, &x, &[0], false).unwrap()), [f64::NEG_INFINITY]);
+        assert_eq!(values(&reduce(Reduce::Max, &x, &[0], false).unwrap()), [1.0]);
+    }
+
+    #[test]
+    fn what_is_refused() {
+        assert!(reduce(Reduce::Mean, &small(DType::I64, &[3]), &[0], false).is_err());
+        assert!(norm(&small(DType::I64, &[3]), 2.0, &[0], false).is_err());
+        assert!(values(&reduce(Reduce::Mean, &small(DType::F32, &[2, 0]), &[1], false).unwrap())[1].is_nan());
+    }
+
+    #[test]
+    fn norms_are_those_of_the_formula() {
+        let x = small(DType::F32, &[30, 3]);
+        for p in [0.0, 1.0, 2.0, 3.0, 0.5, -1.5, f64::INFINITY, f64::NEG_INFINITY] {
+            for dims in [&[0][..], &[1], &[0, 1]] {
+                for (y, group) in values(&norm(&x, p, dims, false).unwrap()).into_iter().zip(groups(&x, dims))
+                {
+                    let magnitudes = group.iter().map(|x| x.abs());
+                    let expected = if p == 0.0 {
+                        group.iter().filter(|&&x| x != 0.0).count() as f64
+                    } else if p == f64::INFINITY {
+                        magnitudes.fold(0.0, f64::max)
+                    } else if p == f64::NEG_INFINITY {
+                        magnitudes.fold(f64::INFINITY, f64::min)
+                    } else {
+                        magnitudes.map(|x| x.powf(p)).sum::<f64>().powf(1.0 / p)
+                    };
+                    assert!(close(y, expected, 1e-6), "{p} {y} {expected}");
+                }
+            }
+        }
+        let big = Array::from_vec(vec![3e30f32, -4e30], &[2]).unwrap();
+        assert!(close(values(&norm(&big, 2.0, &[0], false).unwrap())[0], 5e30, 1e-6));
+        let nan = Array::from_vec(vec![1.0f32, f32::NAN], &[2]).unwrap();
+        assert!(
+            [1.0, 2.0, 3.0, f64::INFINITY]
+                .iter()
+                .all(|&p| { values(&norm(&nan, p, &[0], false).unwrap())[0].is_nan() })
+        );
+        for dtype in [DType::F64, DType::BF16, DType::F16] {
+            let y = norm(&small(dtype, &[4]), 2.0, &[0], true).unwrap();
+            assert!(y.dtype() == dtype && close(values(&y)[0], 21f64.sqrt(), 1e-2));
+        }
+    }
+
+    #[test]
+    fn norms_of_parts_make_up_the_norm() {
+        let data: Vec<f32> = (0..60).map(|i| (i as f32 * 0.7).sin().max(-0.5) + 0.01).collect();
+        let mut with_zero = data.clone();
+        with_zero[7] = 0.0;
+        let mut with_nan = data.clone();
+        with_nan[50] = f32::NAN;
+        for data in [data, with_zero, with_nan] {
+            let x = Array::from_vec(data, &[20, 3]).unwrap();
+            for p in [0.0, 1.0, 2.0, 3.0, 0.5, -1.5, f64::INFINITY, f64::NEG_INFINITY] {
+                let all = norm(&x, p, &[0], false).unwrap();
+                for ends in [&[20][..], &[0, 20], &[7, 7, 8, 20], &[11, 20, 20]] {
+                    let mut parts = Vec::new();
+                    let mut start = 0;
+                    for &end in ends {
+                        let part = x.narrow(0, start, end - start).unwrap();
+                        parts.extend(norm(&part, p, &[0], false).unwrap().copy_to_host::<f32>().unwrap());
+                        start = end;
+                    }
+                    let parts = Array::from_vec(parts, &[ends.len(), 3]).unwrap();
+                    let merged = merge_norm(&parts, p).unwrap();
+                    assert_eq!(merged.dims(), [3]);
+                    for (got, want) in values(&merged).into_iter().zip(values(&all)) {
+                        assert!(close(got, want, 1e-6), "{p} {ends:?}: {got} {want}");
+                    }
+                }
+            }
+        }
+        for (p, neutral) in
+            [(0.0, 0.0), (1.0, 0.0), (2.0, 0.0), (0.5, 0.0), (f64::INFINITY, 0.0), (-2.0, f64::INFINITY)]
+        {
+            let nothing = norm(&small(DType::BF16, &[2, 0]), p, &[1], false).unwrap();
+            assert_eq!(values(&nothing), [neutral; 2]);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Softmax where no array holds all of the dim: what each part adds, and each part's results from what all have added. What is
+//! summed is kept in the dtype of the arithmetic, with size 1 in the place of the dim.
+
+use std::cell::RefCell;
+
+use super::*;
+
+/// The dims of one number per row.
+fn of_rows(dims: &[usize], dim: usize) -> Vec<usize> {
+    let mut dims = dims.to_vec();
+    if let Some(size) = dims.get_mut(dim) {
+        *size = 1;
+    }
+    dims
+}
+
+/// A number for each row of `[outer, size, inner]`: one after the other where rows lie so, else a block of columns at a time.
+/// Inside [`simd`] only.
+#[inline(always)]
+fn each_row<A: Num>(
+    (outer, size, inner): (usize, usize, usize),
+    mut row: impl FnMut(usize) -> A,
+    mut block: impl FnMut(Columns) -> [A; COLUMNS],
+) -> Vec<A> {
+    let mut out = vec![A::ZERO; outer * inner];
+    if inner == 1 {
+        for (i, out) in out.iter_mut().enumerate() {
+            *out = row(i);
+        }
+        return out;
+    }
+    Columns::each(
+        outer,
+        size,
+        inner,
+        #[inline(always)]
+        |columns| {
+            let numbers = block(columns);
+            out[columns.first..][..columns.width].copy_from_slice(&numbers[..columns.width]);
+        },
+    );
+    out
+}
+
+/// The largest element of each row; −∞ where there is none.
+pub(crate) fn maxima(x: &Array, dim: usize) -> Result<Array> {
+    with_float!("softmax", x.dtype(), T => maxima_of::<T>(x, dim))
+}
+
+fn maxima_of<T: Float<Acc: Element> + Element>(x: &Array, dim: usize) -> Result<Array> {
+    let sizes @ (_, size, _) = split(x.dims(), dim);
+    let shape = of_rows(x.dims(), dim);
+    let x = x.contiguous()?;
+    let read = x.read::<T>()?;
+    let data = &read.data()[..x.numel()];
+    let out = simd::<T, _>(
+        #[inline(always)]
+        || {
+            each_row(
+                sizes,
+                #[inline(always)]
+                |row| max_of(&data[row * size..][..size]),
+                #[inline(always)]
+                |block| block.max(data, size),
+            )
+        },
+    );
+    Array::from_vec(out, &shape)
+}
+
+/// The sum over each row of the exponentials of what elements are above its `maxima`.
+pub(crate) fn exp_sums(x: &Array, maxima: &Array, dim: usize) -> Result<Array> {
+    with_float!("softmax", x.dtype(), T => exp_sums_of::<T>(x, maxima, dim))
+}
+
+fn exp_sums_of<T: Float<Acc: Element> + Element>(x: &Array, maxima: &Array, dim: usize) -> Result<Array> {
+    let sizes @ (_, size, inner) = split(x.dims(), dim);
+    let x = x.contiguous()?;
+    let read = x.read::<T>()?;
+    let data = &read.data()[..x.numel()];
+    let max = maxima.copy_to_host::<T::Acc>()?;
+    let exps = RefCell::new(vec![T::Acc::ZERO; size * inner.min(COLUMNS)]);
+    let out = simd::<T, _>(
+        #[inline(always)]
+        || {
+            each_row(
+                sizes,
+                #[inline(always)]
+                |row| exp_row(&data[row * size..][..size], max[row], &mut exps.borrow_mut()),
+                #[inline(always)]
+                |block| block.exp(data, size, &max[block.first..][..block.width], &mut exps.borrow_mut()),
+            )
+        },
+    );
+    Array::from_vec(out, maxima.dims())
+}
+
+/// The part of [`softmax`], or of its logarithm, that belongs to `x`.
+pub(crate) fn normalised(x: &Array, maxima: &Array, sums: &Array, dim: usize, log: bool) -> Result<Array> {
+    with_float!("softmax", x.dtype(), T => normalised_of::<T>(x, maxima, sums, dim, log))
+}
+
+fn normalised_of<T: Float<Acc: Element> + Element>(
+    x: &Array,
+    maxima: &Array,
+    sums: &Array,
+    dim: usize,
+    log: bool,
+) -> Result<Array> {
+    let (max, sum) = (maxima.copy_to_host::<T::Acc>()?, sums.copy_to_host::<T::Acc>()?);
+    if log {
+        let logs: Vec<T::Acc> = sum.into_iter().map(Real::ln).collect();
+        return finished::<T>(
+            x,
+            x,
+            &max,
+            &logs,
+            dim,
+            #[inline(always)]
+            |x, _, max, log| T::from_acc((x.acc() - max) - log),
+        );
+    }
+    let scales: Vec<T::Acc> = sum.into_iter().map(|sum| T::Acc::ONE / sum).collect();
+    finished::<T>(
+        x,
+        x,
+        &max,
+        &scales,
+        dim,
+        #[inline(always)]
+        |x, _, max, scale| T::from_acc((x.acc() - max).exp() * scale),
+    )
+}
+
+/// What the gradient needs summed over each row.
+pub(crate) fn backward_sums(y: &Array, dy: &Array, dim: usize, log: bool) -> Result<Array> {
+    with_float!("softmax", y.dtype(), T => {
+        if log { backward_totals::<T, true>(y, dy, dim) } else { backward_totals::<T, false>(y, dy, dim) }
+    })
+}
+
+fn backward_totals<T: Float<Acc: Element> + Element, const LOG: bool>(
+    y: &Array,
+    dy: &Array,
+    dim: usize,
+) -> Result<Array> {
+    let sizes @ (_, size, _) = split(y.dims(), dim);
+    let shape = of_rows(y.dims(), dim);
+    let (y, dy) = (y.contiguous()?, dy.contiguous()?);
+    let (y_read, dy_read) = (y.read::<T>()?, dy.read::<T>()?);
+    let (y_data, dy_data) = (&y_read.data()[..y.numel()], &dy_read.data()[..y.numel()]);
+    let out = simd::<T, _>(
+        #[inline(always)]
+        || {
+            each_row(
+                sizes,
+                #[inline(always)]
+                |row| {
+                    let row = row * size..(row + 1) * size;
+                    backward_row_sum::<T, LOG>(&y_data[row.clone()], &dy_data[row])
+                },
+                #[inline(always)]
+                |block| backward_column_sums::<T, LOG>(&block, y_data, dy_data, size),
+            )
+        },
+    );
+    Array::from_vec(out, &shape)
+}
+
+/// The part of the gradient that belongs to `y` and `dy`.
+pub(crate) fn backward_with(y: &Array, dy: &Array, sums: &Array, dim: usize, log: bool) -> Result<Array> {
+    with_float!("softmax", y.dtype(), T => {
+        if log { backward_of::<T, true>(y, dy, sums, dim) } else { backward_of::<T, false>(y, dy, sums, dim) }
+    })
+}
+
+fn backward_of<T: Float<Acc: Element> + Element, const LOG: bool>(
+    y: &Array,
+    dy: &Array,
+    sums: &Array,
+    dim: usize,
+) -> Result<Array> {
+    let sums = sums.copy_to_host::<T::Acc>()?;
+    finished::<T>(
+        y,
+        dy,
+        &sums,
+        &sums,
+        dim,
+        #[inline(always)]
+        |y, dy, sum, _| backward_one::<T, LOG>(y, dy, sum),
+    )
+}
+
+/// `f` of the elements of two arrays and of two numbers of their row.
+fn finished<T: Float + Element>(
+    x: &Array,
+    y: &Array,
+    a: &[T::Acc],
+    b: &[T::Acc],
+    dim: usize,
+    f: impl Fn(T, T, T::Acc, T::Acc) -> T,
+) -> Result<Array> {
+    let (outer, size, inner) = split(x.dims(), dim);
+    let (x, y) = (x.contiguous()?, y.contiguous()?);
+    let (x_read, y_read) = (x.read::<T>()?, y.read::<T>()?);
+    let (xs, ys) = (&x_read.data()[..x.numel()], &y_read.data()[..x.numel()]);
+    let fill = |out: &mut [MaybeUninit<T>]| {
+        simd::<T, _>(
+            #[inline(always)]
+            || {
+                for o in 0..outer {
+                    let (a, b) = (&a[o * inner..][..inner], &b[o * inner..][..inner]);
+                    let rows = o * size * inner..(o + 1) * size * inner;
+                    let (xs, ys, out) = (&xs[rows.clone()], &ys[rows.clone()], &mut out[rows]);
+                    if let ([a], [b]) = (a, b) {
+                        for ((out, &x), &y) in out.iter_mut().zip(xs).zip(ys) {
+                            out.write(f(x, y, *a, *b));
+                        }
+                        continue;
+                    }
+                    for j in 0..size {
+                        let at = j * inner..(j + 1) * inner;
+                        let (xs, ys, out) = (&xs[at.clone()], &ys[at.clone()], &mut out[at]);
+                        for ((((out, &x), &y), &a), &b) in out.iter_mut().zip(xs).zip(ys).zip(a).zip(b) {
+                            out.write(f(x, y, a, b));
+                        }
+                    }
+                }
+            },
+        )
+    };
+    // SAFETY: every row of every outer index is written.
+    unsafe { fill_array(x.dims(), fill) }
+}

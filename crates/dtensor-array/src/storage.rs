@@ -1,0 +1,97 @@
+//! [`Storage`]: the memory that arrays are views of.
+
+// Some items are public only in name: they bound the public `Element`, which no other crate can implement.
+#![allow(unreachable_pub)]
+
+use half::{bf16, f16};
+
+use crate::Device;
+use crate::elem::Elem;
+
+/// Memory that arrays are views of. Kernels select by its variant; a device's memory will be another one.
+#[derive(Debug)]
+pub(crate) enum Storage {
+    /// Main memory.
+    Host(HostStorage),
+}
+
+/// A vector of one of the element types.
+#[derive(Debug)]
+pub enum HostStorage {
+    U8(Vec<u8>),
+    I64(Vec<i64>),
+    F16(Vec<f16>),
+    BF16(Vec<bf16>),
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+}
+
+impl Storage {
+    /// The number of elements.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Storage::Host(host) => match host {
+                HostStorage::U8(data) => data.len(),
+                HostStorage::I64(data) => data.len(),
+                HostStorage::F16(data) => data.len(),
+                HostStorage::BF16(data) => data.len(),
+                HostStorage::F32(data) => data.len(),
+                HostStorage::F64(data) => data.len(),
+            },
+        }
+    }
+
+    #[inline]
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Storage::Host(_) => Device::Cpu,
+        }
+    }
+
+    /// Returns the elements, or nothing if they are of another type.
+    #[inline]
+    pub(crate) fn host<T: Elem>(&self) -> Option<&[T]> {
+        let Storage::Host(host) = self;
+        T::slice(host)
+    }
+
+    /// As [`host`](Storage::host), for writing.
+    #[inline]
+    pub(crate) fn host_mut<T: Elem>(&mut self) -> Option<&mut [T]> {
+        let Storage::Host(host) = self;
+        T::slice_mut(host)
+    }
+}
+
+/// Element types that a [`HostStorage`] can hold.
+pub trait Stored: Sized {
+    fn store(data: Vec<Self>) -> HostStorage;
+    fn slice(storage: &HostStorage) -> Option<&[Self]>;
+    fn slice_mut(storage: &mut HostStorage) -> Option<&mut [Self]>;
+}
+
+macro_rules! stored {
+    ($($rust:ty => $variant:ident),*) => {$(
+        impl Stored for $rust {
+            #[inline]
+            fn store(data: Vec<Self>) -> HostStorage {
+                HostStorage::$variant(data)
+            }
+            #[inline]
+            fn slice(storage: &HostStorage) -> Option<&[Self]> {
+                match storage {
+                    HostStorage::$variant(data) => Some(data),
+                    _ => None,
+                }
+            }
+            #[inline]
+            fn slice_mut(storage: &mut HostStorage) -> Option<&mut [Self]> {
+                match storage {
+                    HostStorage::$variant(data) => Some(data),
+                    _ => None,
+                }
+            }
+        }
+    )*};
+}
+stored!(u8 => U8, i64 => I64, f16 => F16, bf16 => BF16, f32 => F32, f64 => F64);

@@ -1,0 +1,256 @@
+//! How a tensor lies on a mesh: arithmetic, no communication.
+//!
+//! A mesh of `n` dims takes `n` placements, one per mesh dim, read from left to right: the first is applied to the whole
+//! tensor, the second to what the first leaves on a rank, and so on.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use smallvec::SmallVec;
+
+use dtensor_array::ReduceOp;
+
+pub(crate) use Placement::{Partial, Replicate, Shard, StridedShard};
+
+use crate::{Error, Result};
+
+/// What the ranks along one mesh dim hold of a tensor.
+///
+/// ```
+/// use dtensor_array::ReduceOp;
+/// use dtensor_layout::{Partial, Replicate, Shard};
+/// assert_eq!(format!("{} {} {}", Shard(0), Replicate, Partial(ReduceOp::Sum)), "S(0) R P(sum)");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// All of it, each.
+    Replicate,
+    /// A part each, cut along a dim of the tensor; negative dims count from the back.
+    ///
+    /// Of `len` indices, rank `i` of `n` has those from `i * c` to `(i + 1) * c`, where `c` is `len / n` rounded up. So the
+    /// first ranks have equal parts, one may have less, and the last may have none.
+    Shard(isize),
+    /// A value of full size each, which together make the tensor when they are reduced.
+    Partial(ReduceOp),
+    /// As [`Shard`], but the dim is first cut into `split_factor` pieces, and each rank has its part of every piece, one after
+    /// the other. This is what a dim that a mesh dim further right has already cut looks like when it is cut once more.
+    StridedShard {
+        /// The dim of the tensor.
+        dim: isize,
+        /// The number of pieces.
+        split_factor: usize,
+    },
+}
+
+impl Placement {
+    /// A partial sum: [`Partial`] with [`ReduceOp::Sum`].
+    pub const PARTIAL: Placement = Partial(ReduceOp::Sum);
+
+    /// Whether it is [`Shard`], of any dim. [`StridedShard`] is not.
+    #[inline]
+    pub fn is_shard(self) -> bool {
+        matches!(self, Shard(_))
+    }
+
+    /// Whether it is [`Replicate`].
+    #[inline]
+    pub fn is_replicate(self) -> bool {
+        self == Replicate
+    }
+
+    /// Whether it is [`Partial`], whatever the reduction.
+    #[inline]
+    pub fn is_partial(self) -> bool {
+        matches!(self, Partial(_))
+    }
+
+    /// The dim that is cut, if one is. In a [`Spec`](crate::Spec) it is never negative.
+    #[inline]
+    pub fn dim(self) -> Option<isize> {
+        match self {
+            Shard(dim) | StridedShard { dim, .. } => Some(dim),
+            Replicate | Partial(_) => None,
+        }
+    }
+
+    /// The dim that is cut and into how many pieces first, of a placement that has been checked.
+    #[inline]
+    pub fn cut(self) -> Option<(usize, usize)> {
+        match self {
+            Shard(dim) => Some((dim as usize, 1)),
+            StridedShard { dim, split_factor } => Some((dim as usize, split_factor)),
+            Replicate | Partial(_) => None,
+        }
+    }
+
+    /// With the dim counted from the front.
+    fn checked(self, op: &'static str, rank: usize) -> Result<Placement> {
+        let Some(dim) = self.dim() else { return Ok(self) };
+        let from_front = if dim < 0 { dim + rank as isize } else { dim };
+        if from_front < 0 {
+            let message = format!("sharding dim {dim} is less than -{rank}, the negative of the tensor ndim");
+            return Err(Error::argument(op, message));
+        }
+        if from_front >= rank as isize {
+            let message = format!("sharding dim {dim} is equal to or greater than tensor ndim {rank}");
+            return Err(Error::argument(op, message));
+        }
+        Ok(match self {
+            StridedShard { split_factor: 0, .. } => {
+                return Err(Error::argument(op, "the split factor of a strided shard must not be 0"));
+            }
+            StridedShard { split_factor, .. } => StridedShard { dim: from_front, split_factor },
+            _ => Shard(from_front),
+        })
+    }
+}
+
+impl Hash for Placement {
+    /// One word: placements are hashed with every look at a plan.
+    fn hash<H: Hasher>(&self, hasher: &mut H) {
+        hasher.write_u64(match *self {
+            Replicate => 0,
+            Partial(op) => 1 | (op as u64) << 2,
+            Shard(dim) => 2 | (dim as u64) << 2,
+            StridedShard { dim, split_factor } => 3 | (dim as u64) << 2 | (split_factor as u64) << 16,
+        });
+    }
+}
+
+impl fmt::Display for Placement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Replicate => f.write_str("R"),
+            Shard(dim) => write!(f, "S({dim})"),
+            Partial(op) => write!(f, "P({op})"),
+            StridedShard { dim, split_factor } => write!(f, "_S({dim}, {split_factor})"),
+        }
+    }
+}
+
+/// One placement per mesh dim.
+pub type PlacementList = SmallVec<[Placement; 4]>;
+
+/// The argument of everything that lays a tensor on a mesh: one placement per mesh dim, or `()` for [`Replicate`] on all.
+///
+/// ```
+/// use dtensor_layout::{Placements, Replicate, Shard};
+/// for _placements in [Placements::from([Shard(0), Replicate]), vec![Shard(-1)].into(), Shard(1).into(), ().into()] {}
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placements(Option<PlacementList>);
+
+impl Placements {
+    /// The placements for a mesh and a tensor of so many dims, checked.
+    pub fn checked(self, op: &'static str, mesh_dims: usize, rank: usize) -> Result<PlacementList> {
+        self.counted(op, mesh_dims)?;
+        let Some(mut list) = self.0 else { return Ok(SmallVec::from_elem(Replicate, mesh_dims)) };
+        for placement in &mut list {
+            *placement = placement.checked(op, rank)?;
+        }
+        if let Some((first, other)) = clashing(&list) {
+            let message = format!(
+                "mixed Partial reduce types are not supported: {} and {} in {}",
+                Partial(first),
+                Partial(other),
+                shown(&list)
+            );
+            return Err(Error::argument(op, message));
+        }
+        Ok(list)
+    }
+
+    /// That there is one for each dim of a mesh of so many, which can be told before there is a tensor.
+    pub fn counted(&self, op: &'static str, mesh_dims: usize) -> Result<()> {
+        match &self.0 {
+            Some(list) if list.len() != mesh_dims => {
+                let message = format!(
+                    "`placements` must have the same length as `device_mesh.ndim`: {} has {} for a mesh of {mesh_dims} dims",
+                    shown(list),
+                    list.len(),
+                );
+                Err(Error::argument(op, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether one of them cuts a dim.
+    #[inline]
+    pub fn cut(&self) -> bool {
+        self.0.iter().flatten().any(|placement| placement.dim().is_some())
+    }
+}
+
+impl fmt::Display for Placements {
+    #[inline]
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(list) => f.write_str(&shown(list)),
+            None => f.write_str("R everywhere"),
+        }
+    }
+}
+
+/// `[S(0), R]`.
+#[inline]
+pub fn shown(placements: &[Placement]) -> String {
+    let list: Vec<String> = placements.iter().map(Placement::to_string).collect();
+    format!("[{}]", list.join(", "))
+}
+
+/// `S(0)R`.
+#[inline]
+pub fn joined(placements: &[Placement]) -> String {
+    placements.iter().map(Placement::to_string).collect()
+}
+
+/// Two reductions of partial values that do not go together, if there are some.
+#[inline]
+pub(crate) fn clashing(placements: &[Placement]) -> Option<(ReduceOp, ReduceOp)> {
+    let mut partials = placements.iter().filter_map(|p| if let Partial(op) = p { Some(*op) } else { None });
+    let first = partials.next()?;
+    partials.find(|&other| !first.commutes_with(other)).map(|other| (first, other))
+}
+
+impl<const N: usize> From<[Placement; N]> for Placements {
+    #[inline]
+    fn from(list: [Placement; N]) -> Self {
+        Placements(Some(list.into_iter().collect()))
+    }
+}
+
+impl<const N: usize> From<&[Placement; N]> for Placements {
+    #[inline]
+    fn from(list: &[Placement; N]) -> Self {
+        Placements(Some(list.iter().copied().collect()))
+    }
+}
+
+impl From<&[Placement]> for Placements {
+    #[inline]
+    fn from(list: &[Placement]) -> Self {
+        Placements(Some(list.into()))
+    }
+}
+
+impl From<Vec<Placement>> for Placements {
+    #[inline]
+    fn from(list: Vec<Placement>) -> Self {
+        Placements(Some(list.into()))
+    }
+}
+
+impl From<Placement> for Placements {
+    #[inline]
+    fn from(only: Placement) -> Self {
+        Placements(Some(SmallVec::from_elem(only, 1)))
+    }
+}
+
+impl From<()> for Placements {
+    #[inline]
+    fn from((): ()) -> Self {
+        Placements(None)
+    }
+}

@@ -1,0 +1,77 @@
+//! The steps of a redistribution plan, executed.
+
+use dtensor_array::kernels::copy::NOTHING;
+use dtensor_array::kernels::{cat, copy, scalar};
+use dtensor_array::{Array, ReduceOp};
+use dtensor_layout::{Action, Plan, Transfer};
+
+use crate::comm::{Collective, Site};
+use crate::layout::Layout;
+use crate::mesh::DeviceMesh;
+use crate::tensor::Part;
+use crate::{Error, Result};
+
+impl Part {
+    /// Redistributes this rank's shard by a plan that leads to the layout `to`. `grad` says whether a gradient will come back the
+    /// same way, `at` which line asked.
+    pub(crate) fn redistribute(&self, plan: &Plan, to: &Layout, grad: bool, at: &Site) -> Result<Part> {
+        let Part::Array(array) = self else {
+            return Ok(Part::of_meta(to.local_shape().clone(), self.meta().dtype));
+        };
+        let mut array = array.clone();
+        for action in plan.steps().iter().flat_map(|step| step.actions()) {
+            array = act(action, to.mesh(), array, grad, at)?;
+        }
+        Ok(Part::Array(array))
+    }
+}
+
+fn act(action: &Action, mesh: &DeviceMesh, x: Array, grad: bool, at: &Site) -> Result<Array> {
+    match action {
+        Action::Communicate { over, transfer } => {
+            mesh.group_over(over, at.clone())?.communicate(collective(transfer), x, grad, at.clone())
+        }
+        Action::Keep { dim, ranges } => keep(&x, *dim, ranges),
+        Action::Embed { dim, start, len } => Ok(cat::pad_slice(&x, *dim, *start, *len, NOTHING)?),
+        Action::Divide { op, all } => match op {
+            ReduceOp::Sum if !all => Ok(copy::full(x.dtype(), x.dims(), NOTHING)?),
+            ReduceOp::Product if !all => Ok(copy::full(x.dtype(), x.dims(), 1.0)?),
+            _ => Ok(x),
+        },
+        Action::Scale { by } => scale(&x, *by),
+    }
+}
+
+/// A copy of some indices of a dim: a view would keep the whole alive.
+pub(crate) fn keep(x: &Array, dim: usize, ranges: &[std::ops::Range<usize>]) -> Result<Array> {
+    let narrow = |range: &std::ops::Range<usize>| x.narrow(dim, range.start, range.len());
+    Ok(match ranges {
+        [all] if all.len() == x.dims()[dim] => x.clone(),
+        [] => copy::full(x.dtype(), &x.shape().with_dim(dim, 0), 0.0)?,
+        [one] => copy::contiguous(&narrow(one)?)?,
+        several => {
+            let parts = several.iter().map(narrow).collect::<Result<Vec<_>>>()?;
+            cat::cat(&parts.iter().collect::<Vec<_>>(), dim)?
+        }
+    })
+}
+
+fn scale(x: &Array, by: usize) -> Result<Array> {
+    if x.dtype().is_int() {
+        let why = "an average needs a floating-point dtype";
+        return Err(Error::DType { op: "redistribute", dtype: x.dtype(), why });
+    }
+    scalar::affine(x, 1.0 / by as f64, 0.0)
+}
+
+/// The collective that a plan asks for.
+fn collective(transfer: &Transfer) -> Collective {
+    match transfer.clone() {
+        Transfer::AllReduce { op } => Collective::AllReduce { op },
+        Transfer::AllGather { dim, sizes } => Collective::AllGather { dim, sizes },
+        Transfer::ReduceScatter { op, dim, sizes } => Collective::ReduceScatter { op, dim, sizes },
+        Transfer::AllToAll { split_dim, send, cat_dim, receive } => {
+            Collective::AllToAll { split_dim, send, cat_dim, receive }
+        }
+    }
+}

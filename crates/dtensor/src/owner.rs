@@ -1,0 +1,33 @@
+//! [`Owner`]: which rank made a value that can be changed. Ranks that are threads can reach each other's by mistake.
+
+use std::fmt::Display;
+
+use dtensor_comm::{RankId, current_rank};
+
+use crate::{Error, Result};
+
+/// The rank that made something, if it is one of several in this process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Owner(Option<RankId>);
+
+impl Default for Owner {
+    fn default() -> Self {
+        Owner(current_rank())
+    }
+}
+
+impl Owner {
+    /// Returns an error if `what` would be changed by a rank that did not make it: its other ranks would do so too.
+    pub(crate) fn check(self, op: &'static str, what: impl Display) -> Result<()> {
+        match current_rank() {
+            Some(me) if self.0 != Some(me) => {
+                let message = format!(
+                    "{what} is shared between ranks: make it inside `launch`, or `deep_copy` it there, so that each rank has \
+                     its own"
+                );
+                Err(Error::argument(op, message))
+            }
+            _ => Ok(()),
+        }
+    }
+}
