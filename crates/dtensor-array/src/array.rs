@@ -115,7 +115,7 @@ impl Array {
     #[inline]
     fn unique_storage(&mut self) -> Option<&mut Storage> {
         let View { shape, storage, .. } = Arc::get_mut(&mut self.0)?;
-        // The last view of a part of a storage does not own the rest, which would stay for good.
+        // A view of part of a storage is never unique: writing in place would keep the unused rest alive.
         let numel = shape.numel();
         Arc::get_mut(storage).filter(|storage| storage.len() == numel)
     }

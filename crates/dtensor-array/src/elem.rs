@@ -14,7 +14,7 @@ use half::{bf16, f16};
 use crate::host::{halves, math};
 use crate::storage::Stored;
 
-/// An element type of the engine.
+/// An element type.
 pub trait Elem:
     Copy + Default + PartialOrd + std::fmt::Debug + Send + Sync + Vectors + Stored + 'static
 {

@@ -140,7 +140,8 @@ impl Error {
         Error::Other(Other(Arc::new(error)))
     }
 
-    /// Turns this into an error of `op` that says what it is about. An error of another crate is more than a message, and stays.
+    /// Turns this into an error of `op` that says what it is about. An [`Error::Other`] is returned unchanged, so
+    /// that it can still be downcast.
     pub fn about(self, op: &'static str, what: impl Display) -> Self {
         if matches!(self, Error::Other(_)) {
             return self;

@@ -169,7 +169,7 @@ families! {
 
     /// Copies, and arrays made from numbers.
     mod copy use {NOTHING} {
-        /// A copy with the elements row by row.
+        /// Copies `x` to a contiguous array.
         fn contiguous[x](x: &Array) -> Result<Array>;
         /// An array with the same value everywhere.
         fn full[](dtype: DType, shape: &[usize], value: f64) -> Result<Array>;

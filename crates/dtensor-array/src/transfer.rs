@@ -1,4 +1,4 @@
-//! Main memory for transports: what is sent, and room for what is to arrive.
+//! Host buffers for transports: a copy to send ([`HostCopy`]), and memory to receive into ([`HostRoom`]).
 
 use crate::elem::Elem;
 use crate::storage::{HostStorage, Stored};

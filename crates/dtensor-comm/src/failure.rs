@@ -54,7 +54,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// The causes first: a rank that only waited for another one says less.
+/// Lists root causes first, then ranks that failed only because they waited.
 fn launch_message(failures: &[(usize, Error)]) -> String {
     let waited = |error: &Error| matches!(Failure::of(error), Some(Failure::Collective(_)));
     let causes = failures.iter().filter(|(_, error)| !waited(error));

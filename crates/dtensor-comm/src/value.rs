@@ -26,7 +26,7 @@ pub trait Value: Clone + Send + 'static {
         Ok(())
     }
 
-    /// Returns true if a gradient may come back the way that this value goes.
+    /// Returns true if this value requires a gradient.
     fn requires_grad(&self) -> bool {
         false
     }
@@ -35,11 +35,11 @@ pub trait Value: Clone + Send + 'static {
     #[track_caller]
     fn finish(&self, group: &Group, collective: &Collective, at: &Site) -> Finish<Self>;
 
-    /// Puts values side by side as the columns of a matrix, each in so many rows.
+    /// Reshapes each value to `rows` rows and concatenates them along the columns.
     #[track_caller]
     fn join(values: &[&Self], rows: usize) -> Result<Self>;
 
-    /// Splits such a matrix, of the values given, into values of the given shapes.
+    /// Splits such a matrix by `columns` and reshapes the pieces to `shapes`; `given` are the values that were joined.
     #[track_caller]
     fn split(self, columns: &[usize], shapes: &[Shape], given: &[Self]) -> Result<Vec<Self>>;
 }

@@ -1,7 +1,7 @@
 //! Layouts of tensors on meshes of ranks: which rank holds what, and how to get from one layout to another.
 //!
 //! Everything here is a pure function of shapes, placements and costs. This crate knows shapes and dtypes. It holds no data and
-//! calls no collective: it says which ones to call. So all ranks of a mesh come to the same answer without a word, and any
+//! calls no collective: it says which ones to call. So all ranks of a mesh reach the same answer without communicating, and any
 //! framework can use it to plan.
 //!
 //! - [`Mesh`]: ranks in a grid with named dims.

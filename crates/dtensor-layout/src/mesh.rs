@@ -41,9 +41,9 @@ struct Grid {
     ranks: Vec<usize>,
     shape: MeshDims,
     names: Option<Names>,
-    /// The rank that looks.
+    /// This rank.
     rank: usize,
-    /// Where it is; nothing if it is not in the mesh.
+    /// Its coordinate, or `None` outside the mesh.
     coordinate: Option<MeshDims>,
     cost: CostModel,
 }
@@ -115,8 +115,8 @@ impl Mesh {
         Mesh(Arc::new(Grid { cost, ..Grid::clone(&self.0) }))
     }
 
-    /// The mesh whose dims are lists of dims of this one, taken as one each: of the ranks that share this rank's coordinates along
-    /// the dims left out.
+    /// Returns the submesh whose dims are the given groups of dims, each flattened into one, over the ranks that share this rank's
+    /// other coordinates.
     #[inline]
     pub fn take(&self, dims: &[MeshDims], names: Option<Names>) -> Mesh {
         let Grid { shape, rank, cost, .. } = &*self.0;
@@ -211,7 +211,7 @@ impl Mesh {
 }
 
 impl PartialEq for Mesh {
-    /// Of the same ranks, shape and names, seen from the same rank. Costs do not count.
+    /// Compares ranks, shape, names and the rank it is seen from; ignores costs.
     #[inline]
     fn eq(&self, other: &Self) -> bool {
         let (a, b) = (&*self.0, &*other.0);

@@ -1,4 +1,4 @@
-//! [`Overrides`]: sharding rules that stand for those of operators.
+//! [`Overrides`]: sharding rules that replace an operator's own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ pub trait Operator: fmt::Debug {
 /// Gives the rule of an operator on tensors of these shapes, or nothing where it is to be its own.
 type Function = dyn Fn(&dyn Operator, &[Meta], &[Meta]) -> Result<Option<Rule>> + Send + Sync;
 
-/// Rules that stand for those of operators, by the operators' names.
+/// Sharding rules that replace an operator's own, by the operators' names.
 #[derive(Default)]
 pub struct Overrides(Mutex<BTreeMap<String, Override>>);
 

@@ -20,7 +20,7 @@ const LIMIT: usize = 1 << 14;
 /// The most dims that a distributed tensor has.
 const MAX_RANK: usize = 64;
 
-/// Specs, plans and decisions on one mesh. Two specs of one planner are equal if they are the same `Arc`.
+/// Specs, plans and decisions on one mesh. Equal specs are one `Arc` while the planner remembers them.
 #[derive(Debug)]
 pub struct Planner {
     mesh: Mesh,

@@ -1,5 +1,4 @@
-//! Tensors for Rust: one [`Tensor`] type with automatic gradients, ranks that exchange tensors, tensors that lie on a mesh of
-//! ranks, and models that are spread over one.
+//! Distributed tensors for Rust: one [`Tensor`] type with automatic gradients, on one device or on a mesh of ranks.
 //!
 //! ```
 //! use dtensor::prelude::*;
@@ -14,12 +13,18 @@
 //! # }
 //! ```
 //!
-//! The rooms of this house, from the ground up: the local engine (the only one that names Candle), operators
-//! with their shape and sharding rules, kernels and gradients, the one dispatch they all go through, the
-//! graph of gradients, ranks and what they do together ([`comm`]), ranks in a grid ([`DeviceMesh`]), how a
-//! tensor lies on it ([`Layout`]) and moves from one layout to another ([`redistribute`]), modules ([`nn`]),
-//! plans that spread them over a mesh ([`parallel`]) and optimizers ([`optim`]); and, beside them all, those
-//! who look on ([`debug`]).
+//! Put a tensor on a [`DeviceMesh`]: sharded, replicated or partial. Operators and gradients run on the shards and match the
+//! single-device result.
+//!
+//! - [`Tensor`], [`Layout`], [`Placement`]: tensors, and how they are placed; [`distribute_tensor`], [`Tensor::redistribute`].
+//! - [`comm`]: ranks and collectives; ranks are threads ([`comm::launch`]), processes over MPI, or simulated.
+//! - [`nn`], [`optim`], [`models`]: modules, optimizers, small models.
+//! - [`parallel`]: plans and styles that shard a module over a mesh.
+//! - [`debug`]: which collectives ran, from which line and in which module.
+//! - [`testing`]: sharding rules proved by trying, and test bodies that run on every kind of world.
+//!
+//! This crate may not name a kernel's memory or a transport: arrays and kernels are `dtensor-array`'s, ranks `dtensor-comm`'s, and
+//! meshes, placements and plans `dtensor-layout`'s. It re-exports what users need of them.
 #![warn(missing_docs)]
 
 // The derive macro names this crate from outside; inside, it must find it too.

@@ -17,7 +17,7 @@ impl Default for Owner {
 }
 
 impl Owner {
-    /// Returns an error if `what` would be changed by a rank that did not make it: its other ranks would do so too.
+    /// Returns an error if the calling rank did not make `what`: every rank would change the same value.
     pub(crate) fn check(self, op: &'static str, what: impl Display) -> Result<()> {
         match current_rank() {
             Some(me) if self.0 != Some(me) => {

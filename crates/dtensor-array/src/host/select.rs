@@ -210,7 +210,7 @@ mod tests {
         Array::from_vec((0..n).map(|i| (i * i % 3) as u8).collect(), dims).unwrap()
     }
 
-    /// `x` expanded to `shape` and copied, by Candle.
+    /// `x` expanded to `shape` and copied.
     fn expanded(x: &Array, shape: &[usize]) -> Vec<f64> {
         values(&x.expand(shape).and_then(|t| t.contiguous()).unwrap())
     }

@@ -1,6 +1,6 @@
 //! Law: random numbers are those of a single device, bit for bit, whatever the mesh and the placements; and they are random.
 //!
-//! The generator's own known answers are in `engine::kernels::random::philox::tests::known_answers`.
+//! The generator's own known answers are in `host::random::philox::tests::known_answers` of `dtensor-array`.
 
 #[path = "../common/layouts.rs"]
 mod layouts;
