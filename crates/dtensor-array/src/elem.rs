@@ -6,12 +6,13 @@
 // Public only in name: they bound the public `Element`, which nobody outside can implement.
 #![allow(unreachable_pub)]
 
+use std::mem::MaybeUninit;
 use std::num::Wrapping;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use half::{bf16, f16};
 
-use crate::host::{halves, math};
+use crate::host::{halves, math, wide};
 use crate::storage::Stored;
 
 /// An element type.
@@ -24,6 +25,16 @@ pub trait Elem:
     fn acc(self) -> Self::Acc;
     /// Rounds back to the nearest.
     fn from_acc(acc: Self::Acc) -> Self;
+    /// The same elements as [`Elem::Acc`], where that is the same type.
+    #[inline(always)]
+    fn same_as_acc(_data: &[Self]) -> Option<&[Self::Acc]> {
+        None
+    }
+    /// As [`same_as_acc`](Elem::same_as_acc), for elements to be written.
+    #[inline(always)]
+    fn same_as_acc_mut(_data: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self::Acc>]> {
+        None
+    }
 }
 
 /// For which vector units loops over a type are compiled. Every one is another copy of every loop.
@@ -59,6 +70,7 @@ pub trait Float: Elem<Acc: Real> {}
 pub trait Num:
     Vectors
     + Copy
+    + Default
     + PartialOrd
     + Add<Output = Self>
     + Sub<Output = Self>
@@ -83,24 +95,30 @@ pub trait Num:
     fn from_f64(x: f64) -> Self;
     /// As a double.
     fn to_f64(self) -> f64;
-    /// The bits that both have.
-    fn bits_of_both(self, other: Self) -> Self;
-    /// The bits that either has.
-    fn bits_of_either(self, other: Self) -> Self;
+    /// All bits set: leaves a value as it is under [`bit_and`](Self::bit_and).
+    const ALL_BITS: Self;
+    /// The bits that flip the order of two values under [`bit_xor`](Self::bit_xor): the sign, or all of an integer.
+    const ORDER: Self;
+    /// Bitwise and.
+    fn bit_and(self, other: Self) -> Self;
+    /// Bitwise or.
+    fn bit_or(self, other: Self) -> Self;
+    /// Bitwise exclusive or.
+    fn bit_xor(self, other: Self) -> Self;
     /// The larger; NaN if either is NaN. Of zeros it is the positive one, so that the order in which many are compared does
     /// not matter.
     #[inline(always)]
     fn max(self, other: Self) -> Self {
         // Equal numbers have equal bits but for the sign of zero. A comparison with NaN is false, which keeps one on the left.
         let most = if other > self { other } else { self };
-        let most = if other == self { self.bits_of_both(other) } else { most };
+        let most = if other == self { self.bit_and(other) } else { most };
         if other.is_nan() { other } else { most }
     }
     /// The smaller; NaN if either is NaN. Of zeros it is the negative one.
     #[inline(always)]
     fn min(self, other: Self) -> Self {
         let least = if other < self { other } else { self };
-        let least = if other == self { self.bits_of_either(other) } else { least };
+        let least = if other == self { self.bit_or(other) } else { least };
         if other.is_nan() { other } else { least }
     }
 }
@@ -109,16 +127,20 @@ macro_rules! real_functions {
     ($($(#[$doc:meta])* $name:ident => $f32:path, $f64:path;)*) => {
         /// Real arithmetic. The `f32` functions are branch-free, so loops over them vectorise.
         pub trait Real: Num + Neg<Output = Self> {
+            /// The bits that make up the absolute value.
+            const MAGNITUDE: Self;
             /// `self × b + c`, in one rounding where the machine has it.
             fn mul_add(self, b: Self, c: Self) -> Self;
             $($(#[$doc])* fn $name(self) -> Self;)*
         }
         impl Real for f32 {
+            const MAGNITUDE: Self = f32::from_bits(u32::MAX >> 1);
             #[inline(always)]
             fn mul_add(self, b: Self, c: Self) -> Self { f32::mul_add(self, b, c) }
             $(#[inline(always)] fn $name(self) -> Self { $f32(self) })*
         }
         impl Real for f64 {
+            const MAGNITUDE: Self = f64::from_bits(u64::MAX >> 1);
             #[inline(always)]
             fn mul_add(self, b: Self, c: Self) -> Self { f64::mul_add(self, b, c) }
             $(#[inline(always)] fn $name(self) -> Self { $f64(self) })*
@@ -148,12 +170,14 @@ real_functions! {
 }
 
 macro_rules! num {
-    ($t:ty, $zero:expr, $one:expr, $lowest:expr, $highest:expr, $is_nan:expr, $from:expr, $to:expr, $bits:expr, $of_bits:expr) => {
+    ($t:ty, $zero:expr, $one:expr, $lowest:expr, $highest:expr, $is_nan:expr, $from:expr, $to:expr, $bits:expr, $of_bits:expr, $all_bits:expr, $order:expr) => {
         impl Num for $t {
             const ZERO: Self = $zero;
             const ONE: Self = $one;
             const LOWEST: Self = $lowest;
             const HIGHEST: Self = $highest;
+            const ALL_BITS: Self = $all_bits;
+            const ORDER: Self = $order;
             #[inline(always)]
             fn is_nan(self) -> bool {
                 $is_nan(self)
@@ -167,12 +191,16 @@ macro_rules! num {
                 $to(self)
             }
             #[inline(always)]
-            fn bits_of_both(self, other: Self) -> Self {
+            fn bit_and(self, other: Self) -> Self {
                 $of_bits($bits(self) & $bits(other))
             }
             #[inline(always)]
-            fn bits_of_either(self, other: Self) -> Self {
+            fn bit_or(self, other: Self) -> Self {
                 $of_bits($bits(self) | $bits(other))
+            }
+            #[inline(always)]
+            fn bit_xor(self, other: Self) -> Self {
+                $of_bits($bits(self) ^ $bits(other))
             }
         }
     };
@@ -187,7 +215,9 @@ num!(
     |x| x as f32,
     |x| x as f64,
     f32::to_bits,
-    f32::from_bits
+    f32::from_bits,
+    f32::from_bits(u32::MAX),
+    -0.0
 );
 num!(
     f64,
@@ -199,7 +229,9 @@ num!(
     |x| x,
     |x| x,
     f64::to_bits,
-    f64::from_bits
+    f64::from_bits,
+    f64::from_bits(u64::MAX),
+    -0.0
 );
 num!(
     Wrapping<i64>,
@@ -211,11 +243,13 @@ num!(
     |x| Wrapping(x as i64),
     |x: Wrapping<i64>| x.0 as f64,
     |x: Wrapping<i64>| x.0,
-    Wrapping
+    Wrapping,
+    Wrapping(-1),
+    Wrapping(-1)
 );
 
 macro_rules! elem {
-    ($($t:ty, $acc:ty, $to:expr, $from:expr;)*) => {$(
+    ($($t:ty, $acc:ty, $to:expr, $from:expr $(, $same:expr, $same_mut:expr)?;)*) => {$(
         impl Elem for $t {
             type Acc = $acc;
             #[inline(always)]
@@ -226,16 +260,26 @@ macro_rules! elem {
             fn from_acc(acc: $acc) -> Self {
                 $from(acc)
             }
+            $(
+                #[inline(always)]
+                fn same_as_acc(data: &[Self]) -> Option<&[$acc]> {
+                    Some($same(data))
+                }
+                #[inline(always)]
+                fn same_as_acc_mut(data: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<$acc>]> {
+                    Some($same_mut(data))
+                }
+            )?
         }
     )*};
 }
 elem! {
     u8, Wrapping<i64>, |x| Wrapping(x as i64), |x: Wrapping<i64>| x.0 as u8;
-    i64, Wrapping<i64>, Wrapping, |x: Wrapping<i64>| x.0;
+    i64, Wrapping<i64>, Wrapping, |x: Wrapping<i64>| x.0, wide::wrapping, wide::wrapping_mut;
     f16, f32, halves::f16_to_f32, halves::f32_to_f16;
     bf16, f32, halves::bf16_to_f32, halves::f32_to_bf16;
-    f32, f32, |x| x, |x| x;
-    f64, f64, |x| x, |x| x;
+    f32, f32, |x| x, |x| x, |data| data, |data| data;
+    f64, f64, |x| x, |x| x, |data| data, |data| data;
 }
 
 impl Float for f16 {}

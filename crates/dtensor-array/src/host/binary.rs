@@ -108,45 +108,45 @@ fn same_dtype(op: &'static str, a: &Array, b: &Array) -> Result<DType> {
 pub(crate) fn binary(f: Binary, a: &Array, b: &Array) -> Result<Array> {
     let dtype = same_dtype("binary", a, b)?;
     if f == Binary::Div {
-        return with_float!("div", dtype, T => zip::<T, T>(a, b, div));
+        return with_float!("div", dtype, T => zip::<T, T, _>(a, b, div));
     }
     with_elem!(dtype, T => match f {
-        Binary::Add => zip::<T, T>(a, b, add),
-        Binary::Sub => zip::<T, T>(a, b, sub),
-        Binary::Mul => zip::<T, T>(a, b, mul),
-        Binary::Pow => zip::<T, T>(a, b, Power::power),
-        Binary::Maximum => zip::<T, T>(a, b, Num::max),
-        Binary::Minimum => zip::<T, T>(a, b, Num::min),
+        Binary::Add => zip::<T, T, _>(a, b, add),
+        Binary::Sub => zip::<T, T, _>(a, b, sub),
+        Binary::Mul => zip::<T, T, _>(a, b, mul),
+        Binary::Pow => zip::<T, T, _>(a, b, Power::power),
+        Binary::Maximum => zip::<T, T, _>(a, b, Num::max),
+        Binary::Minimum => zip::<T, T, _>(a, b, Num::min),
         Binary::Div => unreachable!("done above"),
     })
 }
 
 #[inline(always)]
-fn eq<A: Num>(a: A, b: A) -> Wrapping<i64> {
-    Wrapping((a == b) as i64)
+fn eq<A: Num>(a: A, b: A) -> u8 {
+    (a == b) as u8
 }
 #[inline(always)]
-fn ne<A: Num>(a: A, b: A) -> Wrapping<i64> {
-    Wrapping((a != b) as i64)
+fn ne<A: Num>(a: A, b: A) -> u8 {
+    (a != b) as u8
 }
 #[inline(always)]
-fn lt<A: Num>(a: A, b: A) -> Wrapping<i64> {
-    Wrapping((a < b) as i64)
+fn lt<A: Num>(a: A, b: A) -> u8 {
+    (a < b) as u8
 }
 #[inline(always)]
-fn le<A: Num>(a: A, b: A) -> Wrapping<i64> {
-    Wrapping((a <= b) as i64)
+fn le<A: Num>(a: A, b: A) -> u8 {
+    (a <= b) as u8
 }
 
 /// 1 where `f` holds of `a` and `b`, broadcast, else 0; always [`DType::U8`].
 pub(crate) fn compare(f: Compare, a: &Array, b: &Array) -> Result<Array> {
     with_elem!(same_dtype("compare", a, b)?, T => match f {
-        Compare::Eq => zip::<T, u8>(a, b, eq),
-        Compare::Ne => zip::<T, u8>(a, b, ne),
-        Compare::Lt => zip::<T, u8>(a, b, lt),
-        Compare::Le => zip::<T, u8>(a, b, le),
-        Compare::Gt => zip::<T, u8>(b, a, lt),
-        Compare::Ge => zip::<T, u8>(b, a, le),
+        Compare::Eq => zip::<T, u8, u8>(a, b, eq),
+        Compare::Ne => zip::<T, u8, u8>(a, b, ne),
+        Compare::Lt => zip::<T, u8, u8>(a, b, lt),
+        Compare::Le => zip::<T, u8, u8>(a, b, le),
+        Compare::Gt => zip::<T, u8, u8>(b, a, lt),
+        Compare::Ge => zip::<T, u8, u8>(b, a, le),
     })
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn between(a: &Array, b: &Array, weight: f64) -> Result<Array> {
     with_float!("between", a.dtype(), T => {
         type Acc = <T as crate::Elem>::Acc;
         let (w, rest) = (Acc::from_f64(weight), Acc::from_f64(1.0 - weight));
-        zip::<T, T>(
+        zip::<T, T, _>(
             a,
             b,
             #[inline(always)]

@@ -8,10 +8,9 @@
 use smallvec::SmallVec;
 
 use super::layout::{Axes, Axis, push_axis};
+use super::wide::Source;
 use super::{copy, fill_vec, simd};
-use crate::Shape;
-use crate::{Array, Elem};
-use crate::{Element, Result};
+use crate::{Array, Elem, Element, Result, Shape, Vectors};
 
 mod loops;
 
@@ -19,13 +18,13 @@ mod loops;
 /// must be `#[inline(always)]`.
 pub(crate) trait Fold: Copy {
     /// The element folded.
-    type In: Elem;
+    type In: Vectors + Copy + Default;
     /// What a fold knows of each output beforehand, such as the mean it measures from; mostly nothing.
     type Ctx: Copy;
     /// What it accumulates in.
     type Acc: Copy;
-    /// The element it gives.
-    type Out: Elem;
+    /// What it gives.
+    type Out: Copy;
     /// The fold of nothing.
     fn identity(self) -> Self::Acc;
     /// The fold of one element.
@@ -114,19 +113,26 @@ impl Plan {
         self.count
     }
 
-    /// Runs a fold that knows nothing beforehand.
-    pub(crate) fn run<F: Fold<Ctx = ()>>(&self, f: F) -> Result<Vec<F::Out>> {
-        self.run_with(f, &vec![(); self.outputs])
+    /// Runs a fold that knows nothing beforehand, over elements of type `T`.
+    pub(crate) fn run<T: Elem<Acc = F::In>, F: Fold<Ctx = ()>>(&self, f: F) -> Result<Vec<F::Out>> {
+        self.run_with::<T, F>(f, &vec![(); self.outputs])
     }
 
-    /// Runs a fold: one context and one result per output, in the plan's own order.
-    pub(crate) fn run_with<F: Fold>(&self, f: F, ctx: &[F::Ctx]) -> Result<Vec<F::Out>> {
+    /// Runs a fold over elements of type `T`: one context and one result per output, in the plan's own order.
+    pub(crate) fn run_with<T: Elem<Acc = F::In>, F: Fold>(
+        &self,
+        f: F,
+        ctx: &[F::Ctx],
+    ) -> Result<Vec<F::Out>> {
+        let read = self.x.read::<T>()?;
+        self.fold(f, Source::new(&read.data()), ctx)
+    }
+
+    fn fold<F: Fold>(&self, f: F, data: Source<F::In>, ctx: &[F::Ctx]) -> Result<Vec<F::Out>> {
         assert_eq!(ctx.len(), self.outputs);
         if self.outputs == 0 || self.count == 0 {
             return Ok(vec![f.finish(f.identity()); self.outputs]);
         }
-        let read = self.x.read::<F::In>()?;
-        let data = read.data();
         // SAFETY: there is one result per kept index, and both loops write each of them: `rows` one per step
         // of its walk, `columns` `run` per step.
         unsafe {

@@ -4,7 +4,7 @@
 
 use std::mem::MaybeUninit;
 
-use crate::{Array, Elem, Element, Error, Result, Vectors};
+use crate::{Array, Element, Error, Result, Vectors};
 
 pub(crate) mod attention;
 pub(crate) mod binary;
@@ -41,6 +41,7 @@ pub(crate) mod sort;
 pub(crate) mod testing;
 pub(crate) mod unary;
 pub(crate) mod unfold;
+pub(crate) mod wide;
 pub(crate) mod write;
 
 /// Runs a loop over elements of type `T`, compiled for the vector unit of this machine. The closure itself,
@@ -71,7 +72,7 @@ pub(crate) fn simd<T: Vectors, R>(body: impl FnOnce() -> R) -> R {
 ///
 /// # Safety
 /// `fill` must write every element of the slice.
-pub(crate) unsafe fn fill_vec<T: Elem>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Result<Vec<T>> {
+pub(crate) unsafe fn fill_vec<T>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Result<Vec<T>> {
     let mut out = Vec::new();
     out.try_reserve_exact(n).map_err(|_| Error::OutOfMemory { elements: n })?;
     fill(&mut out.spare_capacity_mut()[..n]);

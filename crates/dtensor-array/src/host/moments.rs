@@ -5,8 +5,7 @@ use std::marker::PhantomData;
 use super::cast::cast;
 use super::copy;
 use super::fold::{Fold, Plan};
-use crate::{Array, Float, Num, with_float};
-use crate::{DType, Element, Result};
+use crate::{Array, DType, Element, Float, Num, Real, Result, with_float};
 
 /// The mean square distance from the mean over `dims` (ascending), with `n - correction` for `n`: 1 makes it
 /// unbiased. Where that leaves nothing to divide by the result is infinite, or NaN for 0 / 0.
@@ -44,9 +43,9 @@ fn centred<T: Float + Element>(plan: &Plan) -> Result<(Vec<f64>, Vec<f64>)> {
     let n = plan.count() as f64;
     // Distances are taken from the mean rounded to the accumulator. What the rounding lost is known, since
     // the mean is summed in double, and is taken off again: large means cost no digits.
-    let means: Vec<f64> = plan.run(Mean::<T> { n, elem: PhantomData })?;
+    let means: Vec<f64> = plan.run::<T, _>(Mean { n, elem: PhantomData })?;
     let near: Vec<T::Acc> = means.iter().map(|&mean| Num::from_f64(mean)).collect();
-    let mut totals: Vec<f64> = plan.run_with(Distances::<T>(PhantomData), &near)?;
+    let mut totals: Vec<f64> = plan.run_with::<T, _>(Distances(PhantomData), &near)?;
     for ((total, mean), near) in totals.iter_mut().zip(&means).zip(near) {
         let lost = mean - near.to_f64();
         // The rounding of the sum itself must not make it negative; NaN stays NaN.
@@ -132,13 +131,13 @@ impl Moments {
 
 /// The mean, in double precision.
 #[derive(Clone, Copy)]
-struct Mean<T> {
+struct Mean<A> {
     n: f64,
-    elem: PhantomData<T>,
+    elem: PhantomData<A>,
 }
 
-impl<T: Float> Fold for Mean<T> {
-    type In = T;
+impl<A: Real> Fold for Mean<A> {
+    type In = A;
     type Ctx = ();
     type Acc = f64;
     type Out = f64;
@@ -147,8 +146,8 @@ impl<T: Float> Fold for Mean<T> {
         0.0
     }
     #[inline(always)]
-    fn lift(self, x: T, (): ()) -> f64 {
-        x.acc().to_f64()
+    fn lift(self, x: A, (): ()) -> f64 {
+        x.to_f64()
     }
     #[inline(always)]
     fn merge(self, a: f64, b: f64) -> f64 {
@@ -162,28 +161,28 @@ impl<T: Float> Fold for Mean<T> {
 
 /// The sum of squared distances from a number per output.
 #[derive(Clone, Copy)]
-struct Distances<T>(PhantomData<T>);
+struct Distances<A>(PhantomData<A>);
 
-impl<T: Float> Fold for Distances<T> {
-    type In = T;
-    type Ctx = T::Acc;
-    type Acc = T::Acc;
+impl<A: Real> Fold for Distances<A> {
+    type In = A;
+    type Ctx = A;
+    type Acc = A;
     type Out = f64;
     #[inline(always)]
-    fn identity(self) -> T::Acc {
-        Num::ZERO
+    fn identity(self) -> A {
+        A::ZERO
     }
     #[inline(always)]
-    fn lift(self, x: T, near: T::Acc) -> T::Acc {
-        let distance = x.acc() - near;
+    fn lift(self, x: A, near: A) -> A {
+        let distance = x - near;
         distance * distance
     }
     #[inline(always)]
-    fn merge(self, a: T::Acc, b: T::Acc) -> T::Acc {
+    fn merge(self, a: A, b: A) -> A {
         a + b
     }
     #[inline(always)]
-    fn finish(self, acc: T::Acc) -> f64 {
+    fn finish(self, acc: A) -> f64 {
         acc.to_f64()
     }
 }

@@ -7,9 +7,9 @@
 use std::mem::MaybeUninit;
 
 use super::layout::{Axes, Axis, Walk, push_axis};
+use super::wide::Widen;
 use super::{fill_array, simd};
-use crate::{Array, Elem};
-use crate::{Element, Result, Shape};
+use crate::{Array, Elem, Element, Num, Result, Shape, Vectors};
 
 /// From this many elements on, copying an operand row by row costs less than stepping through it.
 const WORTH_A_COPY: usize = 256;
@@ -41,8 +41,8 @@ impl<const N: usize> Nest<N> {
     }
 
     /// For operands that all lie row by row in the shape of the result.
-    fn dense(shape: &[usize]) -> Self {
-        let numel = shape.iter().product();
+    #[inline(always)]
+    fn dense(numel: usize) -> Self {
         let mut axes = Axes::new();
         axes.push(Axis { size: numel, strides: [1; N] });
         Nest { axes, numel }
@@ -118,14 +118,149 @@ pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Shape {
     (0..rank).map(|i| if at(a, i) == 1 { at(b, i) } else { at(a, i) }).collect()
 }
 
+/// Elements of a narrow type that are widened, computed with and rounded together.
+const TILE: usize = 512;
+
+/// A kind of result of loops that give `O`: elements that are `O`, or that `O` is rounded to.
+pub(crate) trait Output<O: Copy + Default>: Element {
+    /// The elements to be written, if they are `O`.
+    fn same(out: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<O>]>;
+    /// Rounds.
+    fn of(x: O) -> Self;
+}
+
+impl<T: Element> Output<T::Acc> for T {
+    #[inline(always)]
+    fn same(out: &mut [MaybeUninit<T>]) -> Option<&mut [MaybeUninit<T::Acc>]> {
+        T::same_as_acc_mut(out)
+    }
+    #[inline(always)]
+    fn of(x: T::Acc) -> T {
+        T::from_acc(x)
+    }
+}
+
+/// What a comparison gives.
+impl Output<u8> for u8 {
+    #[inline(always)]
+    fn same(out: &mut [MaybeUninit<u8>]) -> Option<&mut [MaybeUninit<u8>]> {
+        Some(out)
+    }
+    #[inline(always)]
+    fn of(x: u8) -> u8 {
+        x
+    }
+}
+
+/// A loop over the rows of a nest. It writes every element.
+type Loop<'a, A, O, const N: usize> = &'a dyn Fn(&Nest<N>, [&[A]; N], &mut [MaybeUninit<O>]);
+
+/// Runs a loop over operands that broadcast to `shape`, giving an array of `U`. The loop is a parameter, so that what is around
+/// it is compiled once for all functions.
+///
+/// # Safety
+/// The loop must write every element.
+unsafe fn run<T: Element, U: Output<O>, O: Copy + Default, const N: usize>(
+    shape: &[usize],
+    operands: [&Array; N],
+    run: Loop<'_, T::Acc, O, N>,
+) -> Result<Array> {
+    let mut nest = if operands.iter().all(|x| x.dims() == shape && x.is_contiguous()) {
+        Nest::dense(shape.iter().product())
+    } else {
+        Nest::new(shape, operands.map(|x| (x.dims(), x.strides())))
+    };
+    let gathers = nest.gathers();
+    let mut dense = [const { None }; N];
+    if gathers.contains(&true) {
+        for i in (0..N).filter(|&i| gathers[i]) {
+            dense[i] = Some(operands[i].contiguous()?);
+        }
+    }
+    let operands: [&Array; N] = std::array::from_fn(|i| dense[i].as_ref().unwrap_or(operands[i]));
+    if gathers.contains(&true) {
+        nest = Nest::new(shape, operands.map(|x| (x.dims(), x.strides())));
+    }
+    let mut reads = [const { None }; N];
+    for i in 0..N {
+        reads[i] = Some(operands[i].read::<T>()?);
+    }
+    let data: [&[T]; N] = std::array::from_fn(|i| reads[i].as_ref().map_or(&[][..], |read| read.data()));
+    // SAFETY: the caller's loop writes every element of what it is given: all of the result, or each of its tiles.
+    unsafe {
+        fill_array::<U>(shape, |out| {
+            if let (true, Some(out)) = (T::same_as_acc(&[]).is_some(), U::same(out)) {
+                let data = data.map(|data| T::same_as_acc(data).expect("asked above"));
+                run(&nest, data, out);
+            } else {
+                tiles::<T, U, O, N>(&nest, data, out, run);
+            }
+        })
+    }
+}
+
+/// Runs a loop tile by tile: operands are widened to tiles that lie row by row, the result is rounded from one.
+///
+/// # Safety
+/// The loop must write every element.
+unsafe fn tiles<T: Element, U: Output<O>, O: Copy + Default, const N: usize>(
+    nest: &Nest<N>,
+    data: [&[T]; N],
+    out: &mut [MaybeUninit<U>],
+    run: Loop<'_, T::Acc, O, N>,
+) {
+    let mut wide = [[T::Acc::ZERO; TILE]; N];
+    let mut results = [MaybeUninit::<O>::uninit(); TILE];
+    let (mut done, mut filled) = (0, 0);
+    let flush = |wide: &[[T::Acc; TILE]; N], results: &mut [MaybeUninit<O>], out: &mut [MaybeUninit<U>]| {
+        let n = out.len();
+        run(&Nest::dense(n), std::array::from_fn(|i| &wide[i][..n]), &mut results[..n]);
+        simd::<T, _>(
+            #[inline(always)]
+            || {
+                for (out, x) in out.iter_mut().zip(&*results) {
+                    // SAFETY: the loop has written the first `n` results, and there are `n` elements of `out`.
+                    out.write(U::of(unsafe { x.assume_init() }));
+                }
+            },
+        )
+    };
+    nest.rows(|row, at, steps| {
+        let mut first = 0;
+        while first < row.len() {
+            let n = (row.len() - first).min(TILE - filled);
+            for i in 0..N {
+                let lane = Lane::new(data[i], at[i] + first * steps[i], n, steps[i]);
+                widen(lane, &mut wide[i][filled..filled + n]);
+            }
+            (first, filled) = (first + n, filled + n);
+            if filled == TILE {
+                flush(&wide, &mut results, &mut out[done..done + TILE]);
+                (done, filled) = (done + TILE, 0);
+            }
+        }
+    });
+    flush(&wide, &mut results, &mut out[done..done + filled]);
+}
+
+/// Widens the elements of a lane.
+fn widen<T: Elem>(lane: Lane<T>, out: &mut [T::Acc]) {
+    match lane {
+        Lane::Still(x) => out.fill(x.acc()),
+        Lane::Run(run) => run.widen(0, out),
+        Lane::Steps(..) => {
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = lane.get(i).acc();
+            }
+        }
+    }
+}
+
 /// `f` of every element of `x`, in the type that arithmetic is done in.
 #[inline(always)]
-pub(crate) fn map<T: Element, U: Element>(x: &Array, f: impl Fn(T::Acc) -> U::Acc + Copy) -> Result<Array> {
-    convert(
-        x,
-        #[inline(always)]
-        move |x: T| U::from_acc(f(x.acc())),
-    )
+pub(crate) fn map<T: Element>(x: &Array, f: impl Fn(T::Acc) -> T::Acc + Copy) -> Result<Array> {
+    // SAFETY: `map_rows` writes every element.
+    unsafe { run::<T, T, T::Acc, 1>(x.dims(), [x], &|nest, [x], out| map_rows(nest, x, out, f)) }
 }
 
 /// `f` of every element of `x`.
@@ -138,28 +273,34 @@ pub(crate) fn convert<T: Element, U: Element>(x: &Array, f: impl Fn(T) -> U + Co
         nest = Nest::new(x.dims(), [(x.dims(), x.strides())]);
     }
     let read = x.read::<T>()?;
-    let data = read.data();
-    // SAFETY: the rows of the nest make up the whole result, and each is written from end to end.
-    unsafe {
-        fill_array::<U>(x.dims(), |out| {
-            simd::<T, _>(
+    // SAFETY: `map_rows` writes every element.
+    unsafe { fill_array::<U>(x.dims(), |out| map_rows(&nest, read.data(), out, f)) }
+}
+
+/// Writes `f` of every element: the rows of the nest make up the whole result, and each is written from end to end.
+#[inline(always)]
+fn map_rows<T: Copy + Vectors, U: Copy>(
+    nest: &Nest<1>,
+    data: &[T],
+    out: &mut [MaybeUninit<U>],
+    f: impl Fn(T) -> U + Copy,
+) {
+    simd::<T, _>(
+        #[inline(always)]
+        || {
+            nest.rows(
                 #[inline(always)]
-                || {
-                    nest.rows(
-                        #[inline(always)]
-                        |row, at, steps| {
-                            let x = Lane::new(data, at[0], row.len(), steps[0]);
-                            convert_row(&mut out[row], x, f);
-                        },
-                    )
+                |row, at, steps| {
+                    let x = Lane::new(data, at[0], row.len(), steps[0]);
+                    map_row(&mut out[row], x, f);
                 },
             )
-        })
-    }
+        },
+    )
 }
 
 #[inline(always)]
-fn convert_row<T: Elem, U: Elem>(out: &mut [MaybeUninit<U>], x: Lane<T>, f: impl Fn(T) -> U + Copy) {
+fn map_row<T: Copy, U: Copy>(out: &mut [MaybeUninit<U>], x: Lane<T>, f: impl Fn(T) -> U + Copy) {
     match x {
         Lane::Run(x) => {
             for (out, &x) in out.iter_mut().zip(x) {
@@ -179,10 +320,10 @@ fn convert_row<T: Elem, U: Elem>(out: &mut [MaybeUninit<U>], x: Lane<T>, f: impl
 
 /// `f` of each pair of elements, broadcast, in the types that arithmetic is done in.
 #[inline(always)]
-pub(crate) fn zip<T: Element, U: Element>(
+pub(crate) fn zip<T: Element, U: Output<O>, O: Copy + Default>(
     a: &Array,
     b: &Array,
-    f: impl Fn(T::Acc, T::Acc) -> U::Acc + Copy,
+    f: impl Fn(T::Acc, T::Acc) -> O + Copy,
 ) -> Result<Array> {
     let common;
     let shape = if a.dims() == b.dims() {
@@ -191,67 +332,60 @@ pub(crate) fn zip<T: Element, U: Element>(
         common = broadcast(a.dims(), b.dims());
         &common
     };
-    let mut nest = if shape == a.dims() && a.is_contiguous() && shape == b.dims() && b.is_contiguous() {
-        Nest::dense(shape)
-    } else {
-        Nest::new(shape, [(a.dims(), a.strides()), (b.dims(), b.strides())])
-    };
-    let gathers = nest.gathers();
-    let dense_a = gathers[0].then(|| a.contiguous()).transpose()?;
-    let dense_b = gathers[1].then(|| b.contiguous()).transpose()?;
-    let (a, b) = (dense_a.as_ref().unwrap_or(a), dense_b.as_ref().unwrap_or(b));
-    if gathers.contains(&true) {
-        nest = Nest::new(shape, [(a.dims(), a.strides()), (b.dims(), b.strides())]);
-    }
-    let (a, b) = (a.read::<T>()?, b.read::<T>()?);
-    let (a, b) = (a.data(), b.data());
-    // SAFETY: the rows of the nest make up the whole result, and each is written from end to end.
-    unsafe {
-        fill_array::<U>(shape, |out| {
-            simd::<T, _>(
+    // SAFETY: `zip_rows` writes every element.
+    unsafe { run::<T, U, O, 2>(shape, [a, b], &|nest, operands, out| zip_rows(nest, operands, out, f)) }
+}
+
+/// Writes `f` of every pair: the rows of the nest make up the whole result, and each is written from end to end.
+#[inline(always)]
+fn zip_rows<A: Copy + Vectors, O: Copy>(
+    nest: &Nest<2>,
+    [a, b]: [&[A]; 2],
+    out: &mut [MaybeUninit<O>],
+    f: impl Fn(A, A) -> O + Copy,
+) {
+    simd::<A, _>(
+        #[inline(always)]
+        || {
+            nest.rows(
                 #[inline(always)]
-                || {
-                    nest.rows(
-                        #[inline(always)]
-                        |row, at, steps| {
-                            let len = row.len();
-                            let a = Lane::new(a, at[0], len, steps[0]);
-                            let b = Lane::new(b, at[1], len, steps[1]);
-                            zip_row::<T, U>(&mut out[row], a, b, f);
-                        },
-                    )
+                |row, at, steps| {
+                    let len = row.len();
+                    let a = Lane::new(a, at[0], len, steps[0]);
+                    let b = Lane::new(b, at[1], len, steps[1]);
+                    zip_row(&mut out[row], a, b, f);
                 },
             )
-        })
-    }
+        },
+    )
 }
 
 #[inline(always)]
-fn zip_row<T: Elem, U: Elem>(
-    out: &mut [MaybeUninit<U>],
-    a: Lane<T>,
-    b: Lane<T>,
-    f: impl Fn(T::Acc, T::Acc) -> U::Acc + Copy,
+fn zip_row<A: Copy, O: Copy>(
+    out: &mut [MaybeUninit<O>],
+    a: Lane<A>,
+    b: Lane<A>,
+    f: impl Fn(A, A) -> O + Copy,
 ) {
     match (a, b) {
         (Lane::Run(a), Lane::Run(b)) => {
-            for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
-                out.write(U::from_acc(f(a.acc(), b.acc())));
+            for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
+                out.write(f(a, b));
             }
         }
         (Lane::Run(a), Lane::Still(b)) => {
-            for (out, a) in out.iter_mut().zip(a) {
-                out.write(U::from_acc(f(a.acc(), b.acc())));
+            for (out, &a) in out.iter_mut().zip(a) {
+                out.write(f(a, b));
             }
         }
         (Lane::Still(a), Lane::Run(b)) => {
-            for (out, b) in out.iter_mut().zip(b) {
-                out.write(U::from_acc(f(a.acc(), b.acc())));
+            for (out, &b) in out.iter_mut().zip(b) {
+                out.write(f(a, b));
             }
         }
         _ => {
             for (i, out) in out.iter_mut().enumerate() {
-                out.write(U::from_acc(f(a.get(i).acc(), b.get(i).acc())));
+                out.write(f(a.get(i), b.get(i)));
             }
         }
     }

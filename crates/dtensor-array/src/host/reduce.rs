@@ -6,10 +6,10 @@
 use std::marker::PhantomData;
 use std::ops::{Add, Mul};
 
+use super::cast::cast;
 use super::fold::{Fold, Plan};
-use crate::DType;
-use crate::Result;
-use crate::{Array, Elem, Float, Num, Real, with_elem, with_float};
+use super::nest::map;
+use crate::{Array, DType, Elem, Element, Num, Real, Result, with_elem, with_float};
 
 /// A reduction of several elements to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,40 +36,71 @@ pub(crate) fn reduce(f: Reduce, x: &Array, dims: &[usize], keepdim: bool) -> Res
 fn run(f: Reduce, x: &Array, plan: &Plan, shape: &[usize]) -> Result<Array> {
     let dtype = x.dtype();
     match f {
-        Reduce::Max => with_elem!(dtype, T => plan.array(plan.run(Largest::<T>::new())?, shape)),
-        Reduce::Min => with_elem!(dtype, T => plan.array(plan.run(Smallest::<T>::new())?, shape)),
-        Reduce::Sum if dtype == DType::U8 => plan.array(plan.run(Total::<u8, i64>::new())?, shape),
-        Reduce::Sum => with_elem!(dtype, T => plan.array(plan.run(Total::<T, T>::new())?, shape)),
-        Reduce::Prod if dtype == DType::U8 => plan.array(plan.run(Product::<u8, i64>::new())?, shape),
-        Reduce::Prod => with_elem!(dtype, T => plan.array(plan.run(Product::<T, T>::new())?, shape)),
+        Reduce::Max => {
+            with_elem!(dtype, T => rounded::<T, T>(plan, plan.run::<T, _>(Extreme::largest())?, shape))
+        }
+        Reduce::Min => {
+            with_elem!(dtype, T => rounded::<T, T>(plan, plan.run::<T, _>(Extreme::smallest())?, shape))
+        }
+        Reduce::Sum if dtype == DType::U8 => {
+            rounded::<u8, i64>(plan, plan.run::<u8, _>(Total::sum())?, shape)
+        }
+        Reduce::Sum => with_elem!(dtype, T => rounded::<T, T>(plan, plan.run::<T, _>(Total::sum())?, shape)),
+        Reduce::Prod if dtype == DType::U8 => {
+            rounded::<u8, i64>(plan, plan.run::<u8, _>(Product::new())?, shape)
+        }
+        Reduce::Prod => {
+            with_elem!(dtype, T => rounded::<T, T>(plan, plan.run::<T, _>(Product::new())?, shape))
+        }
         Reduce::Mean => with_float!("mean", dtype, T => {
-            plan.array(plan.run(Mean::<T>::new(plan.count() as f64))?, shape)
+            let n = <T as Elem>::Acc::from_f64(plan.count() as f64);
+            let mut sums = plan.run::<T, _>(Total::sum())?;
+            sums.iter_mut().for_each(|sum| *sum = *sum / n);
+            rounded::<T, T>(plan, sums, shape)
         }),
     }
+}
+
+/// An array of results over elements of type `T`, rounded to `O`.
+fn rounded<T: Elem, O: Element<Acc = T::Acc>>(
+    plan: &Plan,
+    results: Vec<T::Acc>,
+    shape: &[usize],
+) -> Result<Array> {
+    plan.array(results.into_iter().map(O::from_acc).collect(), shape)
 }
 
 /// The vector norm (Σ|x|^p)^(1/p) over `dims` (ascending): for 0 the number of elements that are not 0, for
 /// ±∞ the largest or smallest magnitude. What may overflow in single precision is summed in double. Over nothing
 /// it is 0, or ∞ for negative `p`.
 pub(crate) fn norm(x: &Array, p: f64, dims: &[usize], keepdim: bool) -> Result<Array> {
+    if p.abs() != f64::INFINITY && p != 1.0 && p != 2.0 {
+        return power_norm(x, p, dims, keepdim);
+    }
     let plan = Plan::new(x, dims)?;
     let shape = &plan.shape(keepdim);
     with_float!("norm", x.dtype(), T => {
-        let results = if p == 0.0 {
-            plan.run(NonZero::<T>::new())
-        } else if p == 1.0 {
-            plan.run(Magnitudes::<T>::new())
+        let results = if p == 1.0 {
+            plan.run::<T, _>(Total::of_magnitudes())
         } else if p == 2.0 {
-            plan.run(Squares::<T>::new())
+            plan.run::<T, _>(Squares::new())
         } else if p == f64::INFINITY {
-            plan.run(LargestMagnitude::<T>::new())
-        } else if p == f64::NEG_INFINITY {
-            plan.run(SmallestMagnitude::<T>::new())
+            plan.run::<T, _>(Extreme::largest_magnitude())
         } else {
-            plan.run(Powers::<T>::new(p))
+            plan.run::<T, _>(Extreme::smallest_magnitude())
         };
-        plan.array(results?, shape)
+        rounded::<T, T>(&plan, results?, shape)
     })
+}
+
+/// The norm for a `p` that takes a power of each element, or that counts: these are computed in double precision before they
+/// are added, which costs little beside the powers.
+fn power_norm(x: &Array, p: f64, dims: &[usize], keepdim: bool) -> Result<Array> {
+    let wide = cast(x, DType::F64)?;
+    let terms = map::<f64>(&wide, |x| if p == 0.0 { (x != 0.0) as u8 as f64 } else { x.abs().powf(p) })?;
+    let sums = cast(&reduce(Reduce::Sum, &terms, dims, keepdim)?, DType::F64)?;
+    let norms = if p == 0.0 { sums } else { map::<f64>(&sums, |sum| sum.powf(1.0 / p))? };
+    cast(&norms, x.dtype())
 }
 
 /// The norm of a whole from the norms of its parts, one entry of the first dim for each.
@@ -81,32 +112,33 @@ pub(crate) fn merge_norm(parts: &Array, p: f64) -> Result<Array> {
 macro_rules! folds {
     ($(
         $(#[$doc:meta])*
-        $name:ident<$($t:ident: $bound:path),+> { $($field:ident: $field_ty:ty),* }: $acc:ty => $out:ty,
-        identity $identity:expr, merge $merge:expr,
+        $name:ident<A: $bound:path> { $($field:ident: $field_ty:ty),* }: $acc:ty,
+        identity |$i:ident| $identity:expr, merge $merge:expr,
         lift |$f:ident, $x:ident| $lift:expr, finish |$g:ident, $a:ident| $finish:expr;
     )*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy)]
-        struct $name<$($t),+> {
+        struct $name<A> {
             $($field: $field_ty,)*
-            elem: PhantomData<($($t,)+)>,
+            elem: PhantomData<A>,
         }
-        impl<$($t: $bound),+> $name<$($t),+> {
+        impl<A: $bound> $name<A> {
             fn new($($field: $field_ty),*) -> Self {
                 $name { $($field,)* elem: PhantomData }
             }
         }
-        impl<$($t: $bound),+> Fold for $name<$($t),+> {
-            type In = T;
+        impl<A: $bound> Fold for $name<A> {
+            type In = A;
             type Ctx = ();
             type Acc = $acc;
-            type Out = $out;
+            type Out = A;
             #[inline(always)]
             fn identity(self) -> Self::Acc {
+                let $i = self;
                 $identity
             }
             #[inline(always)]
-            fn lift(self, $x: T, (): ()) -> Self::Acc {
+            fn lift(self, $x: A, (): ()) -> Self::Acc {
                 let $f = self;
                 $lift
             }
@@ -115,7 +147,7 @@ macro_rules! folds {
                 $merge(a, b)
             }
             #[inline(always)]
-            fn finish(self, $a: Self::Acc) -> Self::Out {
+            fn finish(self, $a: Self::Acc) -> A {
                 let $g = self;
                 $finish
             }
@@ -123,48 +155,57 @@ macro_rules! folds {
     )*};
 }
 
+// Every fold is compiled for three types and up to three vector units: what differs by a mask is one fold.
 folds! {
-    /// The sum, as an element of the same arithmetic.
-    Total<T: Elem, O: Elem<Acc = T::Acc>> {}: T::Acc => O,
-    identity Num::ZERO, merge Add::add, lift |_f, x| x.acc(), finish |_f, a| O::from_acc(a);
-    /// The product, as an element of the same arithmetic.
-    Product<T: Elem, O: Elem<Acc = T::Acc>> {}: T::Acc => O,
-    identity Num::ONE, merge Mul::mul, lift |_f, x| x.acc(), finish |_f, a| O::from_acc(a);
-    /// The sum over a number.
-    Mean<T: Float> { n: f64 }: T::Acc => T,
-    identity Num::ZERO, merge Add::add, lift |_f, x| x.acc(), finish |f, a| T::from_acc(a / Num::from_f64(f.n));
-    Largest<T: Elem> {}: T::Acc => T,
-    identity Num::LOWEST, merge Num::max, lift |_f, x| x.acc(), finish |_f, a| T::from_acc(a);
-    Smallest<T: Elem> {}: T::Acc => T,
-    identity Num::HIGHEST, merge Num::min, lift |_f, x| x.acc(), finish |_f, a| T::from_acc(a);
-    LargestMagnitude<T: Float> {}: T::Acc => T,
-    identity Num::ZERO, merge Num::max, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
-    SmallestMagnitude<T: Float> {}: T::Acc => T,
-    identity Num::HIGHEST, merge Num::min, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
-    /// Σ|x|.
-    Magnitudes<T: Float> {}: T::Acc => T,
-    identity Num::ZERO, merge Add::add, lift |_f, x| x.acc().abs(), finish |_f, a| T::from_acc(a);
+    /// Σx, or Σ|x|: the sum of the bits of each element that `keep` has.
+    Total<A: Num> { keep: A }: A,
+    identity |_f| A::ZERO, merge Add::add, lift |f, x| x.bit_and(f.keep), finish |_f, a| a;
+    Product<A: Num> {}: A,
+    identity |_f| A::ONE, merge Mul::mul, lift |_f, x| x, finish |_f, a| a;
+    /// The largest of x or |x|, or the smallest, which is the largest in the order that `flip` gives. `lowest` stands for nothing.
+    Extreme<A: Num> { keep: A, flip: A, lowest: A }: A,
+    identity |f| f.lowest, merge Num::max,
+    lift |f, x| x.bit_and(f.keep).bit_xor(f.flip), finish |f, a| a.bit_xor(f.flip);
     /// √Σx².
-    Squares<T: Float> {}: f64 => T,
-    identity 0.0, merge Add::add, lift |_f, x| square(x.acc().to_f64()), finish |_f, a| narrow(a.sqrt());
-    /// (Σ|x|^p)^(1/p).
-    Powers<T: Float> { p: f64 }: f64 => T,
-    identity 0.0, merge Add::add,
-    lift |f, x| x.acc().to_f64().abs().powf(f.p), finish |f, a| narrow(a.powf(1.0 / f.p));
-    /// The number of elements that are not 0; NaN is one.
-    NonZero<T: Float> {}: f64 => T,
-    identity 0.0, merge Add::add,
-    lift |_f, x| if x.acc() == Num::ZERO { 0.0 } else { 1.0 }, finish |_f, a| narrow(a);
+    Squares<A: Real> {}: f64,
+    identity |_f| 0.0, merge Add::add, lift |_f, x| square(x.to_f64()), finish |_f, a| A::from_f64(a.sqrt());
+}
+
+impl<A: Num> Total<A> {
+    fn sum() -> Self {
+        Total::new(A::ALL_BITS)
+    }
+}
+
+impl<A: Real> Total<A> {
+    fn of_magnitudes() -> Self {
+        Total::new(A::MAGNITUDE)
+    }
+}
+
+impl<A: Num> Extreme<A> {
+    fn largest() -> Self {
+        Extreme::new(A::ALL_BITS, A::ZERO, A::LOWEST)
+    }
+
+    fn smallest() -> Self {
+        Extreme::new(A::ALL_BITS, A::ORDER, A::HIGHEST.bit_xor(A::ORDER))
+    }
+}
+
+impl<A: Real> Extreme<A> {
+    fn largest_magnitude() -> Self {
+        Extreme::new(A::MAGNITUDE, A::ZERO, A::ZERO)
+    }
+
+    fn smallest_magnitude() -> Self {
+        Extreme::new(A::MAGNITUDE, A::ORDER, A::HIGHEST.bit_xor(A::ORDER))
+    }
 }
 
 #[inline(always)]
 fn square(x: f64) -> f64 {
     x * x
-}
-
-#[inline(always)]
-fn narrow<T: Float>(x: f64) -> T {
-    T::from_acc(Num::from_f64(x))
 }
 
 #[cfg(test)]

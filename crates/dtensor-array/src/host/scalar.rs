@@ -14,11 +14,11 @@ pub(crate) fn affine(x: &Array, mul: f64, add: f64) -> Result<Array> {
         let (m, a) = (<T as Elem>::Acc::from_f64(mul), <T as Elem>::Acc::from_f64(add));
         // A step that changes nothing is left out: adding zero would lose the sign of a negative one.
         if add == 0.0 {
-            map::<T, T>(x, move |x| x * m)
+            map::<T>(x, move |x| x * m)
         } else if mul == 1.0 {
-            map::<T, T>(x, move |x| x + a)
+            map::<T>(x, move |x| x + a)
         } else {
-            map::<T, T>(x, move |x| x * m + a)
+            map::<T>(x, move |x| x * m + a)
         }
     })
 }
@@ -38,18 +38,18 @@ pub(crate) fn pow_scalar(x: &Array, e: f64) -> Result<Array> {
     } else if e == -1.0 {
         return unary(Unary::Recip, x);
     } else if e == -2.0 {
-        return with_float!("pow", x.dtype(), T => map::<T, T>(x, formula::recip_square));
+        return with_float!("pow", x.dtype(), T => map::<T>(x, formula::recip_square));
     }
     with_elem!(x.dtype(), T => {
         if e == 0.0 {
-            map::<T, T>(x, formula::one)
+            map::<T>(x, formula::one)
         } else if e == 2.0 {
-            map::<T, T>(x, formula::square)
+            map::<T>(x, formula::square)
         } else if e == 3.0 {
-            map::<T, T>(x, formula::cube)
+            map::<T>(x, formula::cube)
         } else {
             let e = <T as Elem>::Acc::from_f64(e);
-            map::<T, T>(x, move |x| x.power(e))
+            map::<T>(x, move |x| x.power(e))
         }
     })
 }
@@ -63,7 +63,7 @@ fn bounds<A: Num>(lo: Option<f64>, hi: Option<f64>) -> (A, A) {
 pub(crate) fn clamp(x: &Array, lo: Option<f64>, hi: Option<f64>) -> Result<Array> {
     with_elem!(x.dtype(), T => {
         let (lo, hi) = bounds::<<T as Elem>::Acc>(lo, hi);
-        map::<T, T>(x, move |x| {
+        map::<T>(x, move |x| {
             let x = if x < lo { lo } else { x };
             if x > hi { hi } else { x }
         })
@@ -80,7 +80,7 @@ pub(crate) fn clamp_grad(x: &Array, lo: Option<f64>, hi: Option<f64>, dy: &Array
         // An infinity is inside where there is no bound, and on it where the bound is infinite.
         let (no_lo, no_hi) = (lo.is_none(), hi.is_none());
         let (lo, hi) = bounds::<<T as Elem>::Acc>(lo, hi);
-        zip::<T, T>(x, dy, move |x, dy| {
+        zip::<T, T, _>(x, dy, move |x, dy| {
             if (no_lo | (x > lo)) & (no_hi | (x < hi)) { dy } else { <T as Elem>::Acc::ZERO }
         })
     })

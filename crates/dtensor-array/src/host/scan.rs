@@ -20,7 +20,12 @@ pub(crate) fn cumsum(x: &Array, dim: usize, reverse: bool) -> Result<Array> {
     }
 }
 
-fn along<F: Fold<Ctx = (), Out: Element>>(f: F, x: &Array, dim: usize, reverse: bool) -> Result<Array> {
+fn along<F: Fold<Ctx = (), In: Elem, Out: Element>>(
+    f: F,
+    x: &Array,
+    dim: usize,
+    reverse: bool,
+) -> Result<Array> {
     let x = x.contiguous()?;
     let sizes = x.dims();
     // A scalar may be addressed as if it had one dim.

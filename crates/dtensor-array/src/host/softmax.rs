@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 
 use super::rows::{COLUMNS, Columns, exp_row, max_of, split, sum_of, sums};
 use super::{fill_array, simd};
-use crate::{Array, Float, Num, Real, with_float};
+use crate::{Array, Elem, Float, Num, Real, with_float};
 use crate::{Element, Result};
 
 mod parts;

@@ -82,10 +82,10 @@ pub(crate) fn unary(f: Unary, x: &Array) -> Result<Array> {
     use Unary::*;
     if let (dtype @ (DType::I64 | DType::U8), Neg | Abs | Sign | Relu) = (x.dtype(), f) {
         return with_elem!(dtype, T => match f {
-            Neg => map::<T, T>(x, formula::neg_int),
-            Abs => map::<T, T>(x, formula::abs_int),
-            Sign => map::<T, T>(x, formula::sign),
-            _ => map::<T, T>(x, formula::relu),
+            Neg => map::<T>(x, formula::neg_int),
+            Abs => map::<T>(x, formula::abs_int),
+            Sign => map::<T>(x, formula::sign),
+            _ => map::<T>(x, formula::relu),
         });
     }
     #[cfg(target_arch = "x86_64")]
@@ -93,23 +93,23 @@ pub(crate) fn unary(f: Unary, x: &Array) -> Result<Array> {
         return super::exp::exp(v4, x);
     }
     with_float!(f.name(), x.dtype(), T => match f {
-        Neg => map::<T, T>(x, formula::neg),
-        Abs => map::<T, T>(x, Real::abs),
-        Sign => map::<T, T>(x, formula::sign),
-        Sqrt => map::<T, T>(x, Real::sqrt),
-        Rsqrt => map::<T, T>(x, formula::rsqrt),
-        Recip => map::<T, T>(x, formula::recip),
-        Exp => map::<T, T>(x, Real::exp),
-        Ln => map::<T, T>(x, Real::ln),
-        Sin => map::<T, T>(x, Real::sin),
-        Cos => map::<T, T>(x, Real::cos),
-        Tanh => map::<T, T>(x, Real::tanh),
-        Sigmoid => map::<T, T>(x, formula::sigmoid),
-        Relu => map::<T, T>(x, formula::relu),
-        Gelu => map::<T, T>(x, formula::gelu),
-        GeluTanh => map::<T, T>(x, formula::gelu_tanh),
-        Silu => map::<T, T>(x, formula::silu),
-        Erf => map::<T, T>(x, Real::erf),
+        Neg => map::<T>(x, formula::neg),
+        Abs => map::<T>(x, Real::abs),
+        Sign => map::<T>(x, formula::sign),
+        Sqrt => map::<T>(x, Real::sqrt),
+        Rsqrt => map::<T>(x, formula::rsqrt),
+        Recip => map::<T>(x, formula::recip),
+        Exp => map::<T>(x, Real::exp),
+        Ln => map::<T>(x, Real::ln),
+        Sin => map::<T>(x, Real::sin),
+        Cos => map::<T>(x, Real::cos),
+        Tanh => map::<T>(x, Real::tanh),
+        Sigmoid => map::<T>(x, formula::sigmoid),
+        Relu => map::<T>(x, formula::relu),
+        Gelu => map::<T>(x, formula::gelu),
+        GeluTanh => map::<T>(x, formula::gelu_tanh),
+        Silu => map::<T>(x, formula::silu),
+        Erf => map::<T>(x, Real::erf),
     })
 }
 
@@ -122,23 +122,23 @@ pub(crate) fn unary_grad(f: Unary, saved: &Array, dy: &Array) -> Result<Array> {
         return Err(Error::DTypeMismatch { op: f.name(), left, right });
     }
     with_float!(f.name(), left, T => match f {
-        Neg => map::<T, T>(dy, formula::neg),
-        Abs => zip::<T, T>(saved, dy, formula::abs_grad),
-        Sign => map::<T, T>(dy, |_| <T as Elem>::Acc::ZERO),
-        Sqrt => zip::<T, T>(saved, dy, formula::sqrt_grad),
-        Rsqrt => zip::<T, T>(saved, dy, formula::rsqrt_grad),
-        Recip => zip::<T, T>(saved, dy, formula::recip_grad),
-        Exp => zip::<T, T>(saved, dy, formula::exp_grad),
-        Ln => zip::<T, T>(saved, dy, formula::ln_grad),
-        Sin => zip::<T, T>(saved, dy, formula::sin_grad),
-        Cos => zip::<T, T>(saved, dy, formula::cos_grad),
-        Tanh => zip::<T, T>(saved, dy, formula::tanh_grad),
-        Sigmoid => zip::<T, T>(saved, dy, formula::sigmoid_grad),
-        Relu => zip::<T, T>(saved, dy, formula::relu_grad),
-        Gelu => zip::<T, T>(saved, dy, formula::gelu_grad),
-        GeluTanh => zip::<T, T>(saved, dy, formula::gelu_tanh_grad),
-        Silu => zip::<T, T>(saved, dy, formula::silu_grad),
-        Erf => zip::<T, T>(saved, dy, formula::erf_grad),
+        Neg => map::<T>(dy, formula::neg),
+        Abs => zip::<T, T, _>(saved, dy, formula::abs_grad),
+        Sign => map::<T>(dy, |_| <T as Elem>::Acc::ZERO),
+        Sqrt => zip::<T, T, _>(saved, dy, formula::sqrt_grad),
+        Rsqrt => zip::<T, T, _>(saved, dy, formula::rsqrt_grad),
+        Recip => zip::<T, T, _>(saved, dy, formula::recip_grad),
+        Exp => zip::<T, T, _>(saved, dy, formula::exp_grad),
+        Ln => zip::<T, T, _>(saved, dy, formula::ln_grad),
+        Sin => zip::<T, T, _>(saved, dy, formula::sin_grad),
+        Cos => zip::<T, T, _>(saved, dy, formula::cos_grad),
+        Tanh => zip::<T, T, _>(saved, dy, formula::tanh_grad),
+        Sigmoid => zip::<T, T, _>(saved, dy, formula::sigmoid_grad),
+        Relu => zip::<T, T, _>(saved, dy, formula::relu_grad),
+        Gelu => zip::<T, T, _>(saved, dy, formula::gelu_grad),
+        GeluTanh => zip::<T, T, _>(saved, dy, formula::gelu_tanh_grad),
+        Silu => zip::<T, T, _>(saved, dy, formula::silu_grad),
+        Erf => zip::<T, T, _>(saved, dy, formula::erf_grad),
     })
 }
 

@@ -3,6 +3,7 @@
 use std::mem::MaybeUninit;
 
 use super::super::layout::{Axis, Walk};
+use super::super::wide::Source;
 use super::{Fold, Plan};
 
 /// Terms of one level of a cascade before they are passed to the next.
@@ -58,7 +59,7 @@ impl<F: Fold> Cascade<F> {
 pub(super) fn rows<F: Fold>(
     f: F,
     plan: &Plan,
-    data: &[F::In],
+    data: Source<F::In>,
     ctx: &[F::Ctx],
     out: &mut [MaybeUninit<F::Out>],
 ) {
@@ -66,17 +67,19 @@ pub(super) fn rows<F: Fold>(
     // The innermost kept axis is a plain loop: where rows are short there are very many of them.
     let (many, outer) = split_last(&plan.kept);
     let mut index = 0;
+    let mut buffer = buffer(data, run.min(BLOCK));
     for [start] in Walk::new(outer) {
         for i in 0..many.size {
             let at = start + i * many.strides[0];
             let ctx = ctx[index];
             let acc = if plan.folded.is_empty() && run <= BLOCK {
-                block(f, &data[at..at + run], ctx)
+                block(f, data.run(at, run, &mut buffer), ctx)
             } else {
                 let mut cascade = Cascade::new(f);
                 let (mut lanes, mut ends, mut fed) = (no_lanes(f), [f.identity(); LANES], 0);
                 for [offset] in Walk::new(&plan.folded) {
-                    for part in data[at + offset..at + offset + run].chunks(BLOCK) {
+                    for first in (0..run).step_by(BLOCK) {
+                        let part = data.run(at + offset + first, (run - first).min(BLOCK), &mut buffer);
                         let rest = feed(f, &mut lanes, part, ctx);
                         for (end, &x) in ends.iter_mut().zip(rest) {
                             *end = f.merge(*end, f.lift(x, ctx));
@@ -97,6 +100,12 @@ pub(super) fn rows<F: Fold>(
             index += 1;
         }
     }
+}
+
+/// Room for `len` elements, if they have to be widened.
+#[inline(always)]
+fn buffer<A: Copy + Default>(data: Source<A>, len: usize) -> Vec<A> {
+    if data.is_narrow() { vec![A::default(); len] } else { Vec::new() }
 }
 
 /// The innermost axis, and the others. No axis is an axis of one.
@@ -193,7 +202,7 @@ fn merge_lanes<F: Fold>(f: F, [mut a, b, c, d]: Lanes<F::Acc>) -> F::Acc {
 pub(super) fn columns<F: Fold>(
     f: F,
     plan: &Plan,
-    data: &[F::In],
+    data: Source<F::In>,
     ctx: &[F::Ctx],
     out: &mut [MaybeUninit<F::Out>],
 ) {
@@ -208,27 +217,29 @@ pub(super) fn columns<F: Fold>(
     let width = (run * fan).min(COLUMNS);
     let mut acc = vec![f.identity(); width * levels];
     let mut repeated = Vec::new();
+    let mut buffer = buffer(data, width * GROUP);
     for (index, [at]) in Walk::new(&plan.kept).enumerate() {
         for first in (0..run).step_by(COLUMNS) {
             let w = (run - first).min(COLUMNS);
             let place = index * run + first;
             let ctx = &ctx[place..place + w];
-            let data = &data[at + first..];
-            if fan == 1 {
-                accumulate(f, data, outer, wide, ctx, &mut acc, levels);
-            } else {
-                repeated.clear();
+            let at = at + first;
+            repeated.clear();
+            if fan > 1 {
                 for _ in 0..fan {
                     repeated.extend_from_slice(ctx);
                 }
-                accumulate(f, data, outer, wide, &repeated, &mut acc, levels);
-                for part in 1..fan {
-                    for j in 0..w {
-                        acc[j] = f.merge(acc[j], acc[part * w + j]);
-                    }
+            }
+            let fanned = if fan > 1 { &repeated[..] } else { ctx };
+            accumulate(f, data, at, outer, wide, fanned, &mut acc, levels, &mut buffer);
+            for part in 1..fan {
+                for j in 0..w {
+                    acc[j] = f.merge(acc[j], acc[part * w + j]);
                 }
+            }
+            if fan > 1 {
                 for row in wide.size * fan..inner.size {
-                    add_row(f, &mut acc[..w], &data[row * w..], ctx);
+                    add_row(f, &mut acc[..w], data.run(at + row * w, w, &mut buffer), ctx);
                 }
             }
             for (out, &acc) in out[place..place + w].iter_mut().zip(&acc[..w]) {
@@ -240,27 +251,38 @@ pub(super) fn columns<F: Fold>(
 
 /// Folds rows as wide as `ctx` into the first that many elements of `acc`, which holds the cascade's levels.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 fn accumulate<F: Fold>(
     f: F,
-    data: &[F::In],
+    data: Source<F::In>,
+    start: usize,
     outer: &[Axis<1>],
     inner: Axis<1>,
     ctx: &[F::Ctx],
     acc: &mut [F::Acc],
     levels: usize,
+    buffer: &mut [F::In],
 ) {
     let (w, n, [stride]) = (ctx.len(), inner.size, inner.strides);
     acc[..w * levels].fill(f.identity());
     let mut terms = 0;
-    for [at] in Walk::new(outer) {
-        let data = &data[at..];
+    for [offset] in Walk::new(outer) {
+        let at = start + offset;
         let mut i = 0;
         while i < n {
             if i + GROUP <= n {
-                add_group(f, &mut acc[..w], &data[i * stride..], stride, ctx);
+                match data {
+                    Source::Same(data) => add_group(f, &mut acc[..w], &data[at + i * stride..], stride, ctx),
+                    Source::Narrow(data) => {
+                        for (k, row) in buffer[..GROUP * w].chunks_exact_mut(w).enumerate() {
+                            data.widen(at + (i + k) * stride, row);
+                        }
+                        add_group(f, &mut acc[..w], buffer, w, ctx);
+                    }
+                }
                 i += GROUP;
             } else {
-                add_row(f, &mut acc[..w], &data[i * stride..], ctx);
+                add_row(f, &mut acc[..w], data.run(at + i * stride, w, buffer), ctx);
                 i += 1;
             }
             terms += 1;

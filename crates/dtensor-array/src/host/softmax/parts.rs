@@ -1,9 +1,25 @@
 //! Softmax where no array holds all of the dim: what each part adds, and each part's results from what all have added. What is
-//! summed is kept in the dtype of the arithmetic, with size 1 in the place of the dim.
+//! summed is kept in the dtype of the arithmetic, with size 1 in the place of the dim. Half precision is widened before and
+//! rounded after, so that these loops are compiled for two types only.
 
 use std::cell::RefCell;
 
+use super::super::cast::cast;
 use super::*;
+use crate::with_types;
+
+/// `x` in the dtype of the arithmetic.
+fn widened(x: &Array) -> Result<Array> {
+    cast(x, with_float!("softmax", x.dtype(), T => Ok(<<T as Elem>::Acc as Element>::DTYPE))?)
+}
+
+/// Runs `body` with `T` standing for the type of an array that has been [`widened`].
+macro_rules! with_wide {
+    ($x:expr, $T:ident => $body:expr) => {
+        with_types!($x.dtype(), $T => $body, [F32: f32, F64: f64]
+            dtype => unreachable!("{dtype} was widened"))
+    };
+}
 
 /// The dims of one number per row.
 fn of_rows(dims: &[usize], dim: usize) -> Vec<usize> {
@@ -44,7 +60,8 @@ fn each_row<A: Num>(
 
 /// The largest element of each row; −∞ where there is none.
 pub(crate) fn maxima(x: &Array, dim: usize) -> Result<Array> {
-    with_float!("softmax", x.dtype(), T => maxima_of::<T>(x, dim))
+    let x = &widened(x)?;
+    with_wide!(x, T => maxima_of::<T>(x, dim))
 }
 
 fn maxima_of<T: Float<Acc: Element> + Element>(x: &Array, dim: usize) -> Result<Array> {
@@ -70,7 +87,8 @@ fn maxima_of<T: Float<Acc: Element> + Element>(x: &Array, dim: usize) -> Result<
 
 /// The sum over each row of the exponentials of what elements are above its `maxima`.
 pub(crate) fn exp_sums(x: &Array, maxima: &Array, dim: usize) -> Result<Array> {
-    with_float!("softmax", x.dtype(), T => exp_sums_of::<T>(x, maxima, dim))
+    let x = &widened(x)?;
+    with_wide!(x, T => exp_sums_of::<T>(x, maxima, dim))
 }
 
 fn exp_sums_of<T: Float<Acc: Element> + Element>(x: &Array, maxima: &Array, dim: usize) -> Result<Array> {
@@ -97,7 +115,8 @@ fn exp_sums_of<T: Float<Acc: Element> + Element>(x: &Array, maxima: &Array, dim:
 
 /// The part of [`softmax`], or of its logarithm, that belongs to `x`.
 pub(crate) fn normalised(x: &Array, maxima: &Array, sums: &Array, dim: usize, log: bool) -> Result<Array> {
-    with_float!("softmax", x.dtype(), T => normalised_of::<T>(x, maxima, sums, dim, log))
+    let wide = &widened(x)?;
+    cast(&with_wide!(wide, T => normalised_of::<T>(wide, maxima, sums, dim, log))?, x.dtype())
 }
 
 fn normalised_of<T: Float<Acc: Element> + Element>(
@@ -134,7 +153,8 @@ fn normalised_of<T: Float<Acc: Element> + Element>(
 
 /// What the gradient needs summed over each row.
 pub(crate) fn backward_sums(y: &Array, dy: &Array, dim: usize, log: bool) -> Result<Array> {
-    with_float!("softmax", y.dtype(), T => {
+    let (y, dy) = (&widened(y)?, &widened(dy)?);
+    with_wide!(y, T => {
         if log { backward_totals::<T, true>(y, dy, dim) } else { backward_totals::<T, false>(y, dy, dim) }
     })
 }
@@ -169,9 +189,12 @@ fn backward_totals<T: Float<Acc: Element> + Element, const LOG: bool>(
 
 /// The part of the gradient that belongs to `y` and `dy`.
 pub(crate) fn backward_with(y: &Array, dy: &Array, sums: &Array, dim: usize, log: bool) -> Result<Array> {
-    with_float!("softmax", y.dtype(), T => {
+    let dtype = y.dtype();
+    let (y, dy) = (&widened(y)?, &widened(dy)?);
+    let dx = with_wide!(y, T => {
         if log { backward_of::<T, true>(y, dy, sums, dim) } else { backward_of::<T, false>(y, dy, sums, dim) }
-    })
+    })?;
+    cast(&dx, dtype)
 }
 
 fn backward_of<T: Float<Acc: Element> + Element, const LOG: bool>(
