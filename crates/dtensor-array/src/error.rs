@@ -3,7 +3,8 @@
 //! Messages are one line in lower case: the operator, the argument, what was given. They keep the key words of PyTorch's
 //! message where it has one, so that a search for either finds the same advice.
 
-use std::fmt::{self, Display};
+use std::fmt::{self, Debug, Display};
+use std::panic::Location;
 use std::sync::Arc;
 
 use crate::{DType, Device, Shape};
@@ -12,7 +13,9 @@ use crate::{DType, Device, Shape};
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// What went wrong, and in which operator.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+///
+/// `Debug` prints what `Display` prints, so that a `main` that returns an error prints the message.
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Two shapes that must agree do not.
@@ -103,6 +106,52 @@ pub enum Error {
     /// An error of a crate above, such as a collective that could not be finished.
     #[error("{0}")]
     Other(Other),
+
+    /// An error of an operator, with the call that it comes from. [`Error::root`] returns the error itself.
+    #[error("{0}")]
+    Located(Box<Located>),
+}
+
+/// An error and where it comes from. Prints as one line: `matmul: …; operand 0 … (src/main.rs:12, in module Mlp.up)`.
+#[derive(Clone, PartialEq)]
+pub struct Located {
+    /// The error itself.
+    pub error: Error,
+    /// What helps to understand the operands, if anything does.
+    pub note: Option<String>,
+    /// The line that called the operator.
+    pub line: &'static Location<'static>,
+    /// The module whose `forward` called it, as the type of the outermost module known and a path below it.
+    pub module: Option<String>,
+    /// Identifies the outermost module known to the module that called it.
+    #[doc(hidden)]
+    pub module_key: u64,
+}
+
+impl Display for Located {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(&self.error, f)?;
+        if let Some(note) = &self.note {
+            write!(f, "; {note}")?;
+        }
+        write!(f, " ({}:{}", self.line.file(), self.line.line())?;
+        if let Some(module) = &self.module {
+            write!(f, ", in module {module}")?;
+        }
+        f.write_str(")")
+    }
+}
+
+impl Debug for Located {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
+}
+
+impl Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
 }
 
 /// An error of another crate.
@@ -118,7 +167,7 @@ impl Other {
 
 impl fmt::Display for Other {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        Display::fmt(&self.0, f)
     }
 }
 
@@ -146,9 +195,37 @@ impl Error {
         if matches!(self, Error::Other(_)) {
             return self;
         }
+        if let Error::Located(mut located) = self {
+            located.error = located.error.about(op, what);
+            return Error::Located(located);
+        }
         let why = self.to_string();
         let why = why.strip_prefix(op).and_then(|why| why.strip_prefix(": ")).unwrap_or(&why);
         Error::argument(op, format!("{what}: {why}"))
+    }
+
+    /// Returns the error itself, without the call that it comes from.
+    ///
+    /// ```
+    /// use dtensor_array::Error;
+    /// let error = Error::argument("f", "no").at(std::panic::Location::caller(), None);
+    /// assert_eq!(error.root(), &Error::argument("f", "no"));
+    /// ```
+    pub fn root(&self) -> &Error {
+        match self {
+            Error::Located(located) => located.error.root(),
+            error => error,
+        }
+    }
+
+    /// Adds the line of the call that the error comes from, and a note about its operands. An error that has a line keeps it, and so
+    /// does an [`Error::Other`], which names lines itself.
+    #[cold]
+    pub fn at(self, line: &'static Location<'static>, note: Option<String>) -> Self {
+        match self {
+            Error::Other(_) | Error::Located(_) => self,
+            error => Error::Located(Box::new(Located { error, note, line, module: None, module_key: 0 })),
+        }
     }
 
     /// Creates the error of operands that are on different devices.

@@ -47,7 +47,7 @@ mod window;
 pub use array::Array;
 pub use device::Device;
 pub use dtype::{DType, Element};
-pub use error::{Error, Other, Result};
+pub use error::{Error, Located, Other, Result};
 pub use meta::Meta;
 pub use reduce_op::ReduceOp;
 pub use scalar::Scalar;

@@ -41,7 +41,7 @@ pub enum Failure {
 impl Failure {
     /// Returns what went wrong between ranks, if that is what an error is about.
     pub fn of(error: &Error) -> Option<&Failure> {
-        match error {
+        match error.root() {
             Error::Other(other) => other.downcast_ref(),
             _ => None,
         }
@@ -54,15 +54,54 @@ impl From<Failure> for Error {
     }
 }
 
-/// Lists root causes first, then ranks that failed only because they waited.
+/// Lists root causes first, then ranks that failed only because they waited. Ranks with the same error share a line.
 fn launch_message(failures: &[(usize, Error)]) -> String {
     let waited = |error: &Error| matches!(Failure::of(error), Some(Failure::Collective(_)));
     let causes = failures.iter().filter(|(_, error)| !waited(error));
     let others = failures.iter().filter(|(_, error)| waited(error));
-    let lines = causes.chain(others).map(|(rank, error)| match Failure::of(error) {
+    let mut lines: Vec<(Vec<usize>, String)> = Vec::new();
+    for (rank, error) in causes.chain(others) {
+        let line = error.to_string();
         // These name their rank themselves.
-        Some(Failure::Collective(_) | Failure::Panicked { .. }) => error.to_string(),
-        _ => format!("rank {rank}: {error}"),
+        if matches!(Failure::of(error), Some(Failure::Collective(_) | Failure::Panicked { .. })) {
+            lines.push((Vec::new(), line));
+            continue;
+        }
+        match lines.iter_mut().find(|(ranks, other)| !ranks.is_empty() && *other == line) {
+            Some((ranks, _)) => ranks.push(*rank),
+            None => lines.push((vec![*rank], line)),
+        }
+    }
+    let lines = lines.into_iter().map(|(ranks, line)| match &ranks[..] {
+        [] => line,
+        ranks => format!("{}: {line}", rank_list(ranks)),
     });
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Formats ascending ranks: `rank 2`, `ranks 0-3`, `ranks 0-1, 5`.
+fn rank_list(ranks: &[usize]) -> String {
+    let runs = ranks.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [rank] => rank.to_string(),
+        _ => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    let word = if ranks.len() == 1 { "rank" } else { "ranks" };
+    format!("{word} {}", runs.collect::<Vec<_>>().join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_with_the_same_error_share_a_line() {
+        let error = |rank: usize| (rank, Error::argument("f", if rank == 2 { "two" } else { "other" }));
+        assert_eq!(
+            launch_message(&[error(0), error(1), error(2), error(3)]),
+            "ranks 0-1, 3: f: other\nrank 2: f: two"
+        );
+        assert_eq!(launch_message(&[error(2)]), "rank 2: f: two");
+        let panicked = |rank| (rank, Failure::Panicked { rank, message: "oh".into() }.into());
+        assert_eq!(launch_message(&[panicked(0), panicked(1)]), "rank 0 panicked: oh\nrank 1 panicked: oh");
+    }
 }

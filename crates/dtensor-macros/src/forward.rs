@@ -90,16 +90,30 @@ fn split(inner: ImplItemFn) -> Result<(TokenStream, ImplItemFn)> {
         #[track_caller]
         #visibility #outer {
             #[allow(unused_imports)]
-            use ::dtensor::nn::derive::{Seen as _, SeenOutcome as _, Unseen as _, UnseenOutcome as _};
+            use ::dtensor::nn::derive::{
+                Seen as _, SeenError as _, SeenOutcome as _, Unseen as _, UnseenError as _, UnseenOutcome as _,
+            };
             let __inputs;
-            let Some(__call) = ::dtensor::nn::derive::begin(self) else { return self.__forward(#(#names),*) };
+            let Some(__call) = ::dtensor::nn::derive::begin(self) else {
+                return match self.__forward(#(#names),*) {
+                    ::core::result::Result::Err(__error) => ::core::result::Result::Err(
+                        (&mut ::dtensor::nn::derive::Failed(::core::option::Option::Some(__error))).of_module(self)
+                    ),
+                    __done => __done,
+                };
+            };
             let mut __given = ::dtensor::nn::Inputs::new();
             #(
                 let mut #carriers = ::dtensor::nn::derive::Carrier::new(#labels, #names);
                 (&mut #carriers).give(&mut __given);
             )*
             __inputs = __call.before(__given)?;
-            let __output = self.__forward(#((&mut #carriers).take(&__inputs)?),*)?;
+            let __output = match self.__forward(#((&mut #carriers).take(&__inputs)?),*) {
+                ::core::result::Result::Ok(__output) => __output,
+                ::core::result::Result::Err(__error) => return ::core::result::Result::Err(
+                    (&mut ::dtensor::nn::derive::Failed(::core::option::Option::Some(__error))).of_module(self)
+                ),
+            };
             let mut __outcome = ::dtensor::nn::derive::Outcome(::core::option::Option::Some(__output));
             #[allow(clippy::needless_question_mark)]
             {

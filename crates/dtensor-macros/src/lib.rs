@@ -7,8 +7,9 @@ mod module;
 use proc_macro::TokenStream;
 
 /// Implements `dtensor::nn::Module`: every field that is itself a module (a layer, a parameter, a list of either) is a
-/// child under its own name; every other field is plain data.
-#[proc_macro_derive(Module)]
+/// child under its own name. Numbers, strings and the like are plain data. Any other field is a compile error unless it is marked
+/// `#[module(skip)]`: see `dtensor::nn::ModuleField`.
+#[proc_macro_derive(Module, attributes(module))]
 pub fn derive_module(input: TokenStream) -> TokenStream {
     module::derive(syn::parse_macro_input!(input)).unwrap_or_else(syn::Error::into_compile_error).into()
 }

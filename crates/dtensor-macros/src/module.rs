@@ -1,7 +1,8 @@
 //! `#[derive(Module)]`.
 
 use proc_macro2::{TokenStream, TokenTree};
-use quote::{ToTokens, quote};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::spanned::Spanned;
 use syn::{Data, DeriveInput, Error, Fields, Result};
 
 pub(crate) fn derive(input: DeriveInput) -> Result<TokenStream> {
@@ -18,12 +19,18 @@ pub(crate) fn derive(input: DeriveInput) -> Result<TokenStream> {
             return Err(Error::new_spanned(&input.ident, message));
         }
     };
+    let mut visited = Vec::new();
+    for field in fields {
+        if !is_skipped(field)? {
+            visited.push(field);
+        }
+    }
     let name = &input.ident;
     let kind = name.to_string();
-    // Of a type parameter nothing can be found out: what is made of it is a module, or the struct does not compile.
+    // A field whose type mentions a type parameter must be a module.
     let mut input_generics = input.generics.clone();
     for parameter in input.generics.type_params().map(|parameter| &parameter.ident) {
-        if fields
+        if visited
             .iter()
             .any(|field| !is_phantom(&field.ty) && mentions(field.ty.to_token_stream(), parameter))
         {
@@ -32,14 +39,15 @@ pub(crate) fn derive(input: DeriveInput) -> Result<TokenStream> {
         }
     }
     let (generics, types, bounds) = input_generics.split_for_impl();
-    let idents = fields.iter().map(|field| field.ident.as_ref().expect("a named field has a name"));
-    let children = idents.clone().map(|ident| {
+    let idents = visited.iter().map(|field| field.ident.as_ref().expect("a named field has a name"));
+    let children = visited.iter().map(|field| {
+        let ident = field.ident.as_ref().expect("a named field has a name");
         let label = ident.to_string();
         let label = label.trim_start_matches("r#");
-        quote! { (&Field(&self.#ident)).visit_field(#label, walk); }
+        // The span is that of the type: an error about a type that is no module points there.
+        quote_spanned! { field.ty.span() => ::dtensor::nn::ModuleField::visit_field(&self.#ident, #label, walk); }
     });
-    // A type can be asked for only if it lives as long as the program; and of one with parameters it is not
-    // known here whether its `forward` runs hooks.
+    // `Any` needs a type without borrowed data, and whether the `forward` of a generic type runs hooks is not known here.
     let concrete = input.generics.params.is_empty().then(|| {
         quote! {
             fn as_any(&self) -> ::core::option::Option<&dyn ::core::any::Any> {
@@ -56,9 +64,6 @@ pub(crate) fn derive(input: DeriveInput) -> Result<TokenStream> {
     Ok(quote! {
         impl #generics ::dtensor::nn::Module for #name #types #bounds {
             fn visit<'walk>(&'walk self, walk: &mut ::dtensor::nn::Walk<'walk>) {
-                // Which of the two traits applies is decided by whether the field's type is a module.
-                #[allow(unused_imports)]
-                use ::dtensor::nn::derive::{Field, ModuleField as _, PlainField as _};
                 walk.module(#kind, self, |#[allow(unused_variables)] walk| {
                     #(#children)*
                 });
@@ -74,6 +79,18 @@ pub(crate) fn derive(input: DeriveInput) -> Result<TokenStream> {
             #concrete
         }
     })
+}
+
+/// Returns true if the field is marked `#[module(skip)]`.
+fn is_skipped(field: &syn::Field) -> Result<bool> {
+    let mut skipped = false;
+    for attribute in field.attrs.iter().filter(|attribute| attribute.path().is_ident("module")) {
+        attribute.parse_nested_meta(|meta| {
+            skipped = true;
+            if meta.path.is_ident("skip") { Ok(()) } else { Err(meta.error("expected `#[module(skip)]`")) }
+        })?;
+    }
+    Ok(skipped)
 }
 
 fn is_phantom(ty: &syn::Type) -> bool {
@@ -95,8 +112,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_module_is_refused() {
-        let cases: [(DeriveInput, &str); 3] = [
+    fn other_types_than_structs_with_named_fields_are_errors() {
+        let cases: [(DeriveInput, &str); 4] = [
+            (parse_quote! { struct M { #[module(plain)] a: u8 } }, "expected `#[module(skip)]`"),
             (parse_quote! { enum M { A(Linear), B } }, "a module is a struct"),
             (parse_quote! { union M { a: u8, b: i8 } }, "a module is a struct"),
             (parse_quote! { struct M(Linear, Linear); }, "a module has named fields"),

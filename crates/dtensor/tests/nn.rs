@@ -37,7 +37,9 @@ struct Everything {
     nested: Vec<Vec<Parameter>>,
     numbers: Vec<f32>,
     r#type: Parameter,
+    #[module(skip)]
     activation: fn(&Tensor) -> Result<Tensor>,
+    #[module(skip)]
     frozen: Tensor,
 }
 

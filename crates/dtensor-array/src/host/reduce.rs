@@ -54,9 +54,8 @@ fn run(f: Reduce, x: &Array, plan: &Plan, shape: &[usize]) -> Result<Array> {
         }
         Reduce::Mean => with_float!("mean", dtype, T => {
             let n = <T as Elem>::Acc::from_f64(plan.count() as f64);
-            let mut sums = plan.run::<T, _>(Total::sum())?;
-            sums.iter_mut().for_each(|sum| *sum = *sum / n);
-            rounded::<T, T>(plan, sums, shape)
+            let sums = plan.run::<T, _>(Total::sum())?;
+            rounded::<T, T>(plan, sums.into_iter().map(|sum| sum / n).collect(), shape)
         }),
     }
 }

@@ -41,7 +41,7 @@ pub(super) fn run<O: Op>(
 #[cold]
 pub(crate) fn one_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
     let Some(mesh) = inputs.iter().find_map(|x| x.mesh()) else { return Ok(()) };
-    for x in inputs {
+    for (i, x) in inputs.iter().enumerate() {
         match x.mesh() {
             Some(other) if other != mesh => {
                 let message = format!(
@@ -51,9 +51,15 @@ pub(crate) fn one_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
                 return Err(Error::argument(op, message));
             }
             None if x.rank() > 0 && !replicating() => {
-                let message = "got mixed local and distributed tensors: distribute the local ones first, with \
-                               `distribute_tensor` or `Tensor::from_local`, or say `implicit_replication` if they are the same \
-                               on all ranks";
+                let (j, other) =
+                    inputs.iter().enumerate().find(|(_, x)| x.is_distributed()).expect("one is on the mesh");
+                let message = format!(
+                    "got mixed local and distributed tensors: operand {i} is a local tensor of shape {}, operand {j} is \
+                     distributed ({}): distribute operand {i} first, with `distribute_tensor` or `Tensor::from_local`, or use \
+                     `implicit_replication` if it is the same on all ranks",
+                    x.shape(),
+                    other.layout().expect("it is distributed"),
+                );
                 return Err(Error::argument(op, message));
             }
             _ => {}

@@ -111,12 +111,45 @@ fn dispatch<O: Op>(
     at: &'static Location<'static>,
     outputs: &mut Outputs,
 ) -> Result<()> {
-    if autocast_dtype().is_some()
-        && let Some(cast) = autocast::cast(&op, inputs, at)?
-    {
-        return dispatch_cast(op, &cast.iter().collect::<SmallVec<[&Tensor; 4]>>(), at, outputs);
+    let done = match autocast_dtype() {
+        Some(_) => autocast::cast(&op, inputs, at).and_then(|cast| match cast {
+            Some(cast) => dispatch_cast(op, &cast.iter().collect::<SmallVec<[&Tensor; 4]>>(), at, outputs),
+            None => dispatch_cast(op, inputs, at, outputs),
+        }),
+        None => dispatch_cast(op, inputs, at, outputs),
+    };
+    done.map_err(|error| locate(error, inputs, at))
+}
+
+/// Adds to an error of an operator the line that called it, and which operands are shards of distributed tensors.
+#[cold]
+pub(crate) fn locate(error: Error, inputs: &[&Tensor], at: &'static Location<'static>) -> Error {
+    let notes: Vec<String> = inputs.iter().enumerate().filter_map(|(i, x)| local_shard(i, x)).collect();
+    error.at(asked_by(at), (!notes.is_empty()).then(|| notes.join("; ")))
+}
+
+/// Describes a local operand that was computed from the shard of a distributed tensor, if the graph knows of one close by.
+fn local_shard(index: usize, x: &Tensor) -> Option<String> {
+    const STEPS: usize = 8;
+    let Link::Node(node, _) = x.link() else { return None };
+    let mut node = node;
+    for _ in 0..if x.is_distributed() { 0 } else { STEPS } {
+        if node.op.name() == "to_local" {
+            let (full, line) = (&node.inputs[0].shape, node.at);
+            return Some(format!(
+                "operand {index}, {}, comes from this rank's shard of a distributed {full} tensor (`to_local` at {}:{}; a parallel \
+                 style hands out local tensors unless `use_local_output(false)`)",
+                x.shape(),
+                line.file(),
+                line.line()
+            ));
+        }
+        node = node.edges.iter().find_map(|edge| match edge {
+            Link::Node(node, _) => Some(node),
+            _ => None,
+        })?;
     }
-    dispatch_cast(op, inputs, at, outputs)
+    None
 }
 
 /// As [`dispatch`], once the inputs have the dtypes that the operator is run in.

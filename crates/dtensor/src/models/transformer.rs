@@ -61,6 +61,7 @@ pub struct Transformer {
     pub norm: LayerNorm,
     /// Scores tokens. Its weight is that of `tok_embeddings`, if weights are tied.
     pub output: Linear,
+    #[module(skip)]
     args: ModelArgs,
     base: Base,
 }

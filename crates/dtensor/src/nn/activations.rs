@@ -48,6 +48,7 @@ impl Relu {
 #[derive(Clone, Debug, Default, Module)]
 pub struct Gelu {
     /// Exact, or through the hyperbolic tangent.
+    #[module(skip)]
     pub form: crate::Gelu,
     base: Base,
 }

@@ -6,7 +6,7 @@ use std::panic::Location;
 
 use super::argument::{Argument, Inputs, Outputs, Passed, Returned};
 use super::base::Hooks;
-use super::track::{Inside, MODULES};
+use super::track::{Inside, MODULES, name_module};
 use super::{Base, Module};
 use crate::{Error, Result};
 use dtensor_array::origin::{asked_by, on_behalf_of};
@@ -173,5 +173,38 @@ impl<T> UnseenOutcome<T> for &mut Outcome<T> {
                 Err(Error::argument("forward", message))
             }
         }
+    }
+}
+
+/// An error on its way out of a module's `forward`.
+#[derive(Debug)]
+pub struct Failed<E>(pub Option<E>);
+
+/// Found first, when the error is this library's.
+pub trait SeenError<E> {
+    fn of_module<M: Module>(&mut self, module: &M) -> E;
+}
+
+impl SeenError<Error> for Failed<Error> {
+    #[cold]
+    fn of_module<M: Module>(&mut self, module: &M) -> Error {
+        match self.0.take().expect("it holds an error until it is named") {
+            Error::Located(mut located) => {
+                name_module(&mut located, module);
+                Error::Located(located)
+            }
+            error => error,
+        }
+    }
+}
+
+/// Found one reference further, when it is another library's.
+pub trait UnseenError<E> {
+    fn of_module<M: Module>(&mut self, module: &M) -> E;
+}
+
+impl<E> UnseenError<E> for &mut Failed<E> {
+    fn of_module<M: Module>(&mut self, _: &M) -> E {
+        self.0.take().expect("it holds an error until it is taken")
     }
 }

@@ -46,6 +46,7 @@ pub struct Conv1d {
     pub weight: Parameter,
     /// `[outputs]`, if there is one.
     pub bias: Option<Parameter>,
+    #[module(skip)]
     options: Convolution<1>,
     base: Base,
 }
@@ -94,6 +95,7 @@ pub struct Conv2d {
     pub weight: Parameter,
     /// `[outputs]`, if there is one.
     pub bias: Option<Parameter>,
+    #[module(skip)]
     options: Convolution<2>,
     base: Base,
 }

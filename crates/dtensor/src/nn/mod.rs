@@ -43,6 +43,7 @@ mod conv;
 mod copy;
 mod dropout;
 mod embedding;
+mod field;
 pub mod init;
 mod layer;
 mod linear;
@@ -148,6 +149,7 @@ pub use dtensor_macros::Module;
 pub use dtensor_macros::forward;
 pub use embedding::Embedding;
 pub(crate) use embedding::positions;
+pub use field::ModuleField;
 pub use layer::Layer;
 pub use linear::Linear;
 pub(crate) use module::all_children;
@@ -164,8 +166,9 @@ pub use walk::Walk;
 /// What the macros write calls to.
 #[doc(hidden)]
 pub mod derive {
-    pub use super::call::{Call, Carrier, Outcome, Seen, SeenOutcome, Unseen, UnseenOutcome, begin};
-    pub use super::walk::derive::{
-        BaseField, Field, Forwards, ModuleField, OtherField, PlainField, PlainForward, WithForward,
+    pub use super::call::{
+        Call, Carrier, Failed, Outcome, Seen, SeenError, SeenOutcome, Unseen, UnseenError, UnseenOutcome,
+        begin,
     };
+    pub use super::walk::derive::{BaseField, Field, Forwards, OtherField, PlainForward, WithForward};
 }

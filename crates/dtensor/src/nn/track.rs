@@ -6,12 +6,15 @@
 mod identity;
 mod names;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-use dtensor_array::listeners;
+use dtensor_array::{Located, listeners};
 
 use super::Module;
+use super::walk::{Piece, Walk};
 use crate::comm::{Running, running_module, set_running_module};
+use identity::{Identity, spot};
 use names::NAMES;
 
 /// A module that begins to run.
@@ -68,6 +71,36 @@ impl Drop for Inside {
         set_running_module(self.parent);
         NAMES.with_borrow_mut(|names| names.lying.pop());
     }
+}
+
+/// Names the module that an error comes from: by its path below the outermost module whose `forward` the error has left.
+pub(super) fn name_module(located: &mut Located, module: &dyn Module) {
+    let key = |module: &dyn Module| {
+        let kind = module.kind();
+        let mut hasher = DefaultHasher::new();
+        match Identity::of(module, kind) {
+            Some(identity) => identity.key.hash(&mut hasher),
+            None => spot(module, kind).hash(&mut hasher),
+        }
+        hasher.finish()
+    };
+    let outer = key(module);
+    let named = match &located.module {
+        None => module.kind().to_string(),
+        // A `forward` that another one of the same module called.
+        Some(_) if located.module_key == outer => return,
+        Some(inner) => {
+            let inside = Walk::over(module, usize::MAX).into_iter().find_map(|found| match found.piece {
+                Piece::Module { module, .. } if key(module) == located.module_key => Some(found.path),
+                _ => None,
+            });
+            // A module that is no field of this one keeps its own name.
+            let Some(path) = inside else { return };
+            let below = inner.split_once('.').map(|(_, below)| format!(".{below}")).unwrap_or_default();
+            format!("{}.{path}{below}", module.kind())
+        }
+    };
+    (located.module, located.module_key) = (Some(named), outer);
 }
 
 #[cfg(test)]

@@ -97,28 +97,10 @@ leaves!(Parameter, Buffer, Base);
 /// What the derive macro writes calls to.
 #[doc(hidden)]
 pub(super) mod derive {
-    use super::{Base, Module, Walk};
+    use super::Base;
 
     #[derive(Debug)]
     pub struct Field<'a, T: ?Sized>(pub &'a T);
-
-    /// Found first, when the field is a module.
-    pub trait ModuleField<'a> {
-        fn visit_field(&self, name: &str, walk: &mut Walk<'a>);
-    }
-
-    impl<'a, T: Module> ModuleField<'a> for Field<'a, T> {
-        fn visit_field(&self, name: &str, walk: &mut Walk<'a>) {
-            walk.child(name, self.0);
-        }
-    }
-
-    /// Found one reference further, when it is not.
-    pub trait PlainField<'a> {
-        fn visit_field(&self, _: &str, _: &mut Walk<'a>) {}
-    }
-
-    impl<'a, T: ?Sized> PlainField<'a> for &Field<'a, T> {}
 
     /// Found first, when the field is the module's base.
     pub trait BaseField<'a> {

@@ -1,7 +1,10 @@
 //! Other looks at the same elements: shapes and orders of dims; and other dtypes and devices.
 
 use super::{ANY, Arrays, Here, Metas, Op, SELECTING, grads, one, reshaped};
+use std::panic::Location;
+
 use crate::autograd::{Backward, Grads};
+use crate::dispatch::locate;
 use crate::{Error, Result, Tensor, apply};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
@@ -220,7 +223,8 @@ impl Tensor {
 
     #[track_caller]
     fn reshape_as(&self, op: &'static str, shape: impl Into<NewShape>, strict: bool) -> Result<Tensor> {
-        let shape = shape.into().resolve(op, &self.shape())?;
+        let at = Location::caller();
+        let shape = shape.into().resolve(op, &self.shape()).map_err(|error| locate(error, &[self], at))?;
         if &shape[..] == self.dims() {
             return Ok(self.clone());
         }

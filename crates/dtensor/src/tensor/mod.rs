@@ -15,7 +15,10 @@ pub use operand::Operand;
 use dtensor_array::shape::Dim;
 use dtensor_array::{Array, DType, Device, Meta, Shape};
 
+use std::panic::Location;
+
 use crate::autograd::{Leaf, Link};
+use crate::dispatch::locate;
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result};
@@ -233,8 +236,10 @@ impl Tensor {
         }
     }
 
+    #[track_caller]
     pub(crate) fn dim(&self, op: &'static str, dim: impl Into<Dim>) -> Result<usize> {
-        dim.into().resolve(op, self.rank())
+        let at = Location::caller();
+        dim.into().resolve(op, self.rank()).map_err(|error| locate(error, &[self], at))
     }
 
     /// Whether operators on this tensor are recorded for [`backward`](Tensor::backward).

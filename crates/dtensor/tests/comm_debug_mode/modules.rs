@@ -28,6 +28,7 @@ fn a_module_may_run_twice_or_under_two_names_or_not_be_of_the_tree() -> Result<(
         /// The same once more.
         b: Reducing,
         /// Of which the tree knows nothing.
+        #[module(skip)]
         hidden: Hidden,
     }
     struct Hidden(Reducing);
