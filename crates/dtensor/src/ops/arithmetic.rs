@@ -172,6 +172,15 @@ impl Tensor {
     }
 
     /// Divides by a tensor or a number, with broadcasting. Returns an error for integer dtypes: cast first.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::from_slice(&[1f32, 3.], [2])?.div(2.0)?.to_vec::<f32>()?, [0.5, 1.5]);
+    /// assert!(Tensor::from_slice(&[1i64, 3], [2])?.div(2).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn div<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         self.arithmetic(Binary::Div, other.into())
@@ -194,6 +203,14 @@ impl Tensor {
     }
 
     /// Raises each element to the power of a tensor or a number, with broadcasting.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::from_slice(&[2f32, 3.], [2])?.pow(2.0)?.to_vec::<f32>()?, [4., 9.]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn pow<'a>(&self, exponent: impl Into<Operand<'a>>) -> Result<Tensor> {
         match exponent.into() {

@@ -203,7 +203,7 @@ fn check(
     let metas = cast_metas(&Matmul { op }, &inputs);
     let (x, weight, bias) = (&metas[0], &metas[1], metas.get(2));
     let error = |message: String| Err(Error::argument(op, message));
-    super::need_rank(op, "the weight", weight, dims + 2)?;
+    super::need_ndim(op, "the weight", weight, dims + 2)?;
     if !(x.shape.rank() == dims + 1 || x.shape.rank() == dims + 2) {
         return error(format!(
             "expected {}D (unbatched) or {}D (batched) input, but got input of shape {}",

@@ -209,6 +209,15 @@ impl Tensor {
     }
 
     /// Returns the index of the first maximum along one dim. NaN counts as the largest number.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let logits = Tensor::from_slice(&[1f32, 9., 4., 8., 2., 8.], [2, 3])?;
+    /// assert_eq!(logits.argmax(-1, false)?.to_vec::<i64>()?, [1, 0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn argmax(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<Tensor> {
         let dim = Some(self.dim("argmax", dim)?);

@@ -1,7 +1,7 @@
 //! Selecting elements by an index tensor, and the scatters that are the gradients.
 
 use super::{
-    Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, reshaped, same_dtype,
+    Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_ndim, one, reshaped, same_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
 use crate::{Error, Result, Tensor, apply};
@@ -127,7 +127,7 @@ fn local_range(here: &Here<'_>, input: usize, dim: usize) -> Stretch {
 /// Checks the index of `gather` and `scatter_add`.
 fn check_index(op: &'static str, x: &Meta, ids: &Meta, dim: usize) -> Result<()> {
     need_dtype(op, "the index", ids, DType::I64)?;
-    need_rank(op, "the index", ids, x.shape.rank())?;
+    need_ndim(op, "the index", ids, x.shape.rank())?;
     let fits = (0..ids.shape.rank()).all(|d| d == dim || ids.shape[d] <= x.shape[d]);
     if fits || ids.shape.numel() == 0 {
         return Ok(());
@@ -198,7 +198,7 @@ impl Op for ScatterAdd {
         let (target, ids, source) = (&x[0], &x[1], &x[2]);
         check_index(OP, target, ids, self.dim)?;
         same_dtype(OP, &[target.clone(), source.clone()])?;
-        need_rank(OP, "the source", source, target.shape.rank())?;
+        need_ndim(OP, "the source", source, target.shape.rank())?;
         if ids.shape.numel() > 0 && ids.shape.iter().zip(&source.shape[..]).any(|(i, s)| i > s) {
             return Err(Error::ShapeMismatch {
                 op: OP,
@@ -283,7 +283,7 @@ impl Tensor {
         if self.rank() == 0 {
             return Err(Error::argument(OP, "a scalar (0-d tensor) has no dim to select from"));
         }
-        need_rank(OP, "the index", &index.meta(), 1)?;
+        need_ndim(OP, "the index", &index.meta(), 1)?;
         apply(IndexSelect { op: OP, dim, padding: None }, &[self, index])
     }
 
@@ -302,7 +302,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn embedding(&self, weight: &Tensor, padding_index: Option<i64>) -> Result<Tensor> {
-        need_rank("embedding", "the weight", &weight.meta(), 2)?;
+        need_ndim("embedding", "the weight", &weight.meta(), 2)?;
         let padding =
             padding_index.map(|index| padding_row("embedding", weight.dims()[0], index)).transpose()?;
         apply(IndexSelect { op: "embedding", dim: 0, padding }, &[weight, self])

@@ -184,6 +184,15 @@ impl Tensor {
     }
 
     /// Returns all slices along one dim, which is removed.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let rows = Tensor::zeros([2, 3], DType::F32)?.unbind(0)?;
+    /// assert_eq!((rows.len(), rows[0].dims()), (2, &[3][..]));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn unbind(&self, dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
         let dim = self.dim("unbind", dim)?;

@@ -367,6 +367,16 @@ impl Tensor {
 
     /// Computes the negative log-likelihood of class indices under these log-probabilities, with shapes as in
     /// [`cross_entropy`](Tensor::cross_entropy). Returns an error for label smoothing.
+    ///
+    /// ```
+    /// # use dtensor::{CrossEntropy, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let log_probabilities = Tensor::from_slice(&[-1f32, -2., -3., -4.], [2, 2])?;
+    /// let target = Tensor::from_slice(&[0i64, 1], [2])?;
+    /// assert_eq!(log_probabilities.nll_loss(&target, CrossEntropy::default())?.item::<f32>()?, 2.5);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn nll_loss(&self, target: &Tensor, options: CrossEntropy<'_>) -> Result<Tensor> {
         if options.label_smoothing != 0.0 {

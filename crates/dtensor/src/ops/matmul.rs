@@ -130,7 +130,7 @@ impl Op for Linear {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         check_product_dtype("linear", x)?;
         let (input, weight) = (&x[0], &x[1]);
-        super::need_rank("linear", "the weight", weight, 2)?;
+        super::need_ndim("linear", "the weight", weight, 2)?;
         let Some((&k, lead)) = input.shape.split_last() else {
             return Err(Error::argument("linear", "the input must have at least 1 dim"));
         };
@@ -285,16 +285,26 @@ impl Tensor {
 
     #[track_caller]
     fn product_with_ndim(&self, op: &'static str, other: &Tensor, rank: usize) -> Result<Tensor> {
-        super::need_rank(op, "the left operand", &self.meta(), rank)?;
-        super::need_rank(op, "the right operand", &other.meta(), rank)?;
+        super::need_ndim(op, "the left operand", &self.meta(), rank)?;
+        super::need_ndim(op, "the right operand", &other.meta(), rank)?;
         apply(Matmul { op }, &[self, other])
     }
 
     /// Computes this tensor, broadcast, plus the product of two matrices, in one fused kernel.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let (a, b) = (Tensor::ones([2, 3], DType::F32)?, Tensor::ones([3, 2], DType::F32)?);
+    /// let bias = Tensor::from_slice(&[10f32, 20.], [2])?;
+    /// assert_eq!(bias.addmm(&a, &b)?.to_vec2::<f32>()?, [[13., 23.], [13., 23.]]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn addmm(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        super::need_rank("addmm", "mat1", &a.meta(), 2)?;
-        super::need_rank("addmm", "mat2", &b.meta(), 2)?;
+        super::need_ndim("addmm", "mat1", &a.meta(), 2)?;
+        super::need_ndim("addmm", "mat2", &b.meta(), 2)?;
         apply(Matmul { op: "addmm" }, &[a, b, self])
     }
 

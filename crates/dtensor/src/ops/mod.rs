@@ -282,10 +282,10 @@ fn need_dtype(op: &'static str, what: &str, meta: &Meta, dtype: DType) -> Result
     }
 }
 
-fn need_rank(op: &'static str, what: &str, meta: &Meta, rank: usize) -> Result<()> {
-    if meta.shape.rank() == rank {
+fn need_ndim(op: &'static str, what: &str, meta: &Meta, ndim: usize) -> Result<()> {
+    if meta.shape.rank() == ndim {
         Ok(())
     } else {
-        Err(Error::argument(op, format!("{what} must have {rank} dims, but its shape is {}", meta.shape)))
+        Err(Error::argument(op, format!("{what} must have {ndim} dims, but its shape is {}", meta.shape)))
     }
 }

@@ -233,7 +233,7 @@ impl Tensor {
     /// ```
     /// # use dtensor::Tensor;
     /// # fn main() -> dtensor::Result<()> {
-    /// let x = Tensor::from_slice(&[3f32, 3., -3., 3.], [4])?;
+    /// let x = Tensor::from_slice(&[2f32, 2., -2., 2.], [4])?;
     /// assert_eq!(x.rms_norm(1, None, 0.0)?.to_vec::<f32>()?, [1., 1., -1., 1.]);
     /// # Ok(())
     /// # }

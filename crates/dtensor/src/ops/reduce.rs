@@ -344,7 +344,7 @@ impl Op for Norm {
 }
 
 macro_rules! reductions {
-    ($($f:ident: $op:literal, $what:literal, $note:literal, $all:ident, $some:ident, $keep:ident;)*) => {
+    ($($f:ident: $op:literal, $what:literal, $note:literal, $example:literal, $all:ident, $some:ident, $keep:ident;)*) => {
         impl Tensor {$(
             #[doc = concat!("Computes ", $what, " of all elements", $note, ".")]
             #[track_caller]
@@ -353,6 +353,15 @@ macro_rules! reductions {
             }
 
             #[doc = concat!("Computes ", $what, " over one or more dims, which are removed", $note, ".")]
+            ///
+            /// ```
+            /// # use dtensor::Tensor;
+            /// # fn main() -> dtensor::Result<()> {
+            /// let x = Tensor::from_slice(&[1f32, 2., 3., 4.], [2, 2])?;
+            #[doc = concat!("assert_eq!(x.", stringify!($some), "(0)?.to_vec::<f32>()?, ", $example, ");")]
+            /// # Ok(())
+            /// # }
+            /// ```
             #[track_caller]
             pub fn $some(&self, dims: impl Into<Dims>) -> Result<Tensor> {
                 let over = ReducedDims::new($op, self, dims.into(), false)?;
@@ -370,11 +379,11 @@ macro_rules! reductions {
 }
 
 reductions! {
-    Sum: "sum", "the sum", " (`u8` is summed as `i64`)", sum_all, sum, sum_keepdim;
-    Mean: "mean", "the mean", "", mean_all, mean, mean_keepdim;
-    Max: "max", "the maximum", ". NaN propagates; ties share the gradient", max_all, max, max_keepdim;
-    Min: "min", "the minimum", ". NaN propagates; ties share the gradient", min_all, min, min_keepdim;
-    Prod: "prod", "the product", " (`u8` is multiplied as `i64`)", prod_all, prod, prod_keepdim;
+    Sum: "sum", "the sum", " (`u8` is summed as `i64`)", "[4., 6.]", sum_all, sum, sum_keepdim;
+    Mean: "mean", "the mean", "", "[2., 3.]", mean_all, mean, mean_keepdim;
+    Max: "max", "the maximum", ". NaN propagates; ties share the gradient", "[3., 4.]", max_all, max, max_keepdim;
+    Min: "min", "the minimum", ". NaN propagates; ties share the gradient", "[1., 2.]", min_all, min, min_keepdim;
+    Prod: "prod", "the product", " (`u8` is multiplied as `i64`)", "[3., 8.]", prod_all, prod, prod_keepdim;
 }
 
 impl Tensor {

@@ -196,6 +196,14 @@ methods! {
     /// Computes 1 / (1 + e⁻ˣ) of each element.
     sigmoid => Sigmoid;
     /// Computes the maximum of each element and 0; the gradient at 0 is 0.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::from_slice(&[-1f32, 2.], [2])?.relu()?.to_vec::<f32>()?, [0., 2.]);
+    /// # Ok(())
+    /// # }
+    /// ```
     relu => Relu;
     /// Computes x · sigmoid(x) of each element.
     silu => Silu;

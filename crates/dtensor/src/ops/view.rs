@@ -241,7 +241,7 @@ impl Tensor {
         let dims = dims.into().resolve_ordered("permute", self.rank())?;
         if dims.len() != self.rank() {
             let message = format!(
-                "expected all dims of the tensor once, but got {} dims for a tensor with {}",
+                "expected all dims of the tensor once, but got {} dims for a tensor of {} dims",
                 dims.len(),
                 self.rank()
             );
@@ -251,6 +251,14 @@ impl Tensor {
     }
 
     /// Swaps two dims.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::zeros([2, 3, 4], DType::F32)?.transpose(-2, -1)?.dims(), [2, 4, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn transpose(&self, a: impl Into<Dim>, b: impl Into<Dim>) -> Result<Tensor> {
         self.swap_dims("transpose", a.into(), b.into())
@@ -307,6 +315,14 @@ impl Tensor {
     }
 
     /// Inserts a dim of size 1 at `dim`.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::zeros([2, 3], DType::F32)?.unsqueeze(1)?.dims(), [2, 1, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn unsqueeze(&self, dim: impl Into<Dim>) -> Result<Tensor> {
         let dim = dim.into().resolve_insert("unsqueeze", self.rank())?;
@@ -379,6 +395,15 @@ impl Tensor {
     }
 
     /// Converts to another dtype. Floats are rounded to nearest; floats to integers are rounded toward zero.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1.7f32, -1.7], [2])?;
+    /// assert_eq!(x.to_dtype(DType::I64)?.to_vec::<i64>()?, [1, -1]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() { Ok(self.clone()) } else { apply(Cast(dtype), &[self]) }

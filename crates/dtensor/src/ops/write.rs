@@ -4,7 +4,7 @@
 //! copy.
 
 use super::slice::{LocalSlice, Slice};
-use super::{Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, same_dtype};
+use super::{Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_ndim, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::{Error, Result, Tensor, apply};
 use dtensor_array::Array;
@@ -88,7 +88,7 @@ impl Op for IndexCopy {
         const OP: &str = "index_copy";
         let (target, ids, source) = (&x[0], &x[1], &x[2]);
         need_dtype(OP, "the index", ids, DType::I64)?;
-        need_rank(OP, "the index", ids, 1)?;
+        need_ndim(OP, "the index", ids, 1)?;
         same_dtype(OP, &[target.clone(), source.clone()])?;
         if source.shape != target.shape.with_dim(self.dim, ids.shape[0]) {
             return Err(Error::ShapeMismatch {

@@ -21,7 +21,7 @@ use crate::mesh::DeviceMesh;
 use crate::{Error, Result};
 use dtensor_layout::Placement;
 
-/// A multi-dimensional array.
+/// A multi-dimensional array, on one device or sharded over a mesh of ranks.
 ///
 /// A tensor is immutable: no operator changes it, so values that backward needs cannot be overwritten. Clones are
 /// cheap and share the value. Every operator checks its arguments and returns a [`Result`].
@@ -264,6 +264,16 @@ impl Tensor {
     /// Returns a leaf with the same value that requires a gradient if `on` is true, and does not otherwise. The
     /// gradient accumulates in the returned tensor and its clones. On the result of a recorded operator, `true`
     /// changes nothing and `false` returns an error: use [`detach`](Tensor::detach) instead.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let weight = Tensor::ones([3], DType::F32)?.requires_grad_(true)?;
+    /// assert!(weight.is_leaf() && weight.mul(2.0)?.requires_grad());
+    /// assert!(weight.mul(2.0)?.requires_grad_(false).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn requires_grad_(&self, on: bool) -> Result<Tensor> {
         const OP: &str = "requires_grad_";
         match (&self.link, on) {
@@ -290,6 +300,16 @@ impl Tensor {
 
     /// Returns the same value without autograd history: gradients of what is computed from it do not reach this
     /// tensor. Nothing is copied.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::scalar(3f32)?.requires_grad_(true)?;
+    /// x.mul(&x.detach())?.backward()?;
+    /// assert_eq!(x.grad().unwrap().item::<f32>()?, 3.0);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn detach(&self) -> Tensor {
         Tensor { value: self.value.clone(), link: Link::None }
     }
@@ -309,8 +329,8 @@ impl Tensor {
         }
     }
 
-    /// Replaces the accumulated gradient. Returns an error if this is not a leaf that requires a gradient, or if
-    /// the shape, dtype, device or layout of `grad` differs from the leaf's.
+    /// Replaces the accumulated gradient, or clears it with `None`. Returns an error if this is not a leaf that
+    /// requires a gradient, or if the shape, dtype, device or layout of `grad` differs from the leaf's.
     pub fn set_grad(&self, grad: Option<Tensor>) -> Result<()> {
         const OP: &str = "set_grad";
         let Link::Leaf(leaf) = &self.link else {
