@@ -297,7 +297,7 @@ fn what_the_scope_is_for() {
         let strided = StridedShard { dim: 1, split_factor: 2 };
         let strided = logits.redistribute([Replicate, strided])?;
         let target = distribute_tensor(&labels, &mesh, [Replicate, Replicate])?;
-        for (scores, words) in [(&partial, "Shard or Replicate"), (&strided, "one after the other")] {
+        for (scores, words) in [(&partial, "Shard or Replicate"), (&strided, "contiguous range")] {
             assert!(scores.cross_entropy(&target, CrossEntropy::default()).is_ok());
             let (refused, calls) =
                 record(|| loss_parallel(|| scores.cross_entropy(&target, CrossEntropy::default())));

@@ -1,4 +1,4 @@
-//! Functions of two elements, with NumPy's broadcasting.
+//! Binary element-wise operators, with NumPy's broadcasting.
 
 use super::{Arrays, Here, Metas, Op, Precision, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
@@ -10,7 +10,7 @@ use dtensor_array::kernels::binary::{self, Binary};
 use dtensor_array::{Meta, Scalar, Shape};
 use dtensor_layout::Rule;
 
-/// A function applied to pairs of elements.
+/// A binary element-wise operator.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Arithmetic(Binary);
 
@@ -40,7 +40,7 @@ impl Op for Arithmetic {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        // The largest of sums is the sum with the largest, but not where an infinity meets its opposite, or integers wrap.
+        // `add` does not pass `Max` and `Min`: max(a) + b = max(a + b) fails if ∞ meets −∞ or integers wrap.
         use ReduceOp::{Avg, Max, Min};
         let rule = Rule::pointwise(x, out)?;
         match self.0 {
@@ -69,8 +69,10 @@ impl Op for Arithmetic {
         let dy = cx.dy()?;
         let a = || cx.input(0);
         let b = || cx.input(1);
-        // Ties share the gradient; otherwise it goes to whichever was taken.
-        let share = |lost: Tensor| a()?.eq(&b()?)?.where_(&dy.mul(0.5)?, &dy)?.masked_fill(&lost, 0.0);
+        // Ties share the gradient; otherwise the selected input gets all of it.
+        let share = |not_selected: Tensor| {
+            a()?.eq(&b()?)?.where_(&dy.mul(0.5)?, &dy)?.masked_fill(&not_selected, 0.0)
+        };
         let (da, db) = match self.0 {
             Binary::Add => {
                 (cx.when_broadcast(0, || Ok(dy.clone()))?, cx.when_broadcast(1, || Ok(dy.clone()))?)
@@ -87,7 +89,7 @@ impl Op for Arithmetic {
                     dy.mul(&b.mul(&a.pow(&b.sub(1.0)?)?)?)?.masked_fill(&b.eq(0.0)?, 0.0)
                 })?,
                 cx.when_broadcast(1, || {
-                    // 0 to a power is constant in the power, though its logarithm is not finite.
+                    // 0 to a power ≥ 0 has gradient 0 in the exponent, although ln 0 is infinite.
                     let (a, b) = (a()?, b()?);
                     let flat = a.eq(0.0)?.mul(&b.ge(0.0)?)?;
                     dy.mul(&cx.output(0)?.mul(&a.log()?)?)?.masked_fill(&flat, 0.0)
@@ -107,9 +109,9 @@ impl Op for Arithmetic {
 }
 
 impl Tensor {
-    /// A number as a tensor without dims, to stand beside this one in an operator.
+    /// Creates a scalar tensor of this tensor's dtype and device, the other operand of an operator.
     #[track_caller]
-    pub(crate) fn beside(&self, op: &'static str, scalar: Scalar) -> Result<Tensor> {
+    pub(crate) fn scalar_like(&self, op: &'static str, scalar: Scalar) -> Result<Tensor> {
         scalar.for_dtype(op, self.dtype())?;
         let meta = Meta { shape: Shape::scalar(), dtype: self.dtype(), device: self.device() };
         Tensor::full_of(&meta, scalar)
@@ -121,13 +123,13 @@ impl Tensor {
             Operand::Tensor(other) => apply(Arithmetic(f), &[self, other]),
             Operand::Scalar(scalar) => {
                 let op = Arithmetic(f);
-                let other = self.beside(op.name(), scalar)?;
+                let other = self.scalar_like(op.name(), scalar)?;
                 apply(op, &[self, &other])
             }
         }
     }
 
-    /// The sum with a tensor or a number.
+    /// Adds a tensor or a number, with broadcasting.
     ///
     /// ```
     /// use dtensor::{DType, Tensor};
@@ -148,7 +150,7 @@ impl Tensor {
         }
     }
 
-    /// The difference with a tensor or a number.
+    /// Subtracts a tensor or a number, with broadcasting.
     #[track_caller]
     pub fn sub<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         match other.into() {
@@ -160,7 +162,7 @@ impl Tensor {
         }
     }
 
-    /// The product with a tensor or a number.
+    /// Multiplies by a tensor or a number, with broadcasting.
     #[track_caller]
     pub fn mul<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         match other.into() {
@@ -169,29 +171,46 @@ impl Tensor {
         }
     }
 
-    /// The quotient with a tensor or a number. Integers have none: cast them first.
+    /// Divides by a tensor or a number, with broadcasting. Returns an error for integer dtypes: cast first.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::from_slice(&[1f32, 3.], [2])?.div(2.0)?.to_vec::<f32>()?, [0.5, 1.5]);
+    /// assert!(Tensor::from_slice(&[1i64, 3], [2])?.div(2).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn div<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         self.arithmetic(Binary::Div, other.into())
     }
 
-    /// A number minus this tensor.
+    /// Computes a number minus this tensor.
     #[track_caller]
     pub fn rsub(&self, scalar: impl Into<Scalar>) -> Result<Tensor> {
         let scalar = scalar.into();
         if scalar.exceeds_f64(self.dtype()) {
-            return self.beside("rsub", scalar)?.sub(self);
+            return self.scalar_like("rsub", scalar)?.sub(self);
         }
         self.affine("rsub", Scalar::Int(-1), scalar)
     }
 
-    /// A number divided by this tensor.
+    /// Computes a number divided by this tensor.
     #[track_caller]
     pub fn rdiv(&self, scalar: impl Into<Scalar>) -> Result<Tensor> {
-        self.beside("rdiv", scalar.into())?.div(self)
+        self.scalar_like("rdiv", scalar.into())?.div(self)
     }
 
-    /// To the power of a tensor or a number.
+    /// Raises each element to the power of a tensor or a number, with broadcasting.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::from_slice(&[2f32, 3.], [2])?.pow(2.0)?.to_vec::<f32>()?, [4., 9.]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn pow<'a>(&self, exponent: impl Into<Operand<'a>>) -> Result<Tensor> {
         match exponent.into() {
@@ -200,7 +219,7 @@ impl Tensor {
         }
     }
 
-    /// A number to the power of this tensor.
+    /// Computes a number to the power of this tensor.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -211,23 +230,23 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn rpow(&self, base: impl Into<Scalar>) -> Result<Tensor> {
-        self.beside("rpow", base.into())?.pow(self)
+        self.scalar_like("rpow", base.into())?.pow(self)
     }
 
-    /// The larger of each pair; NaN if either is NaN. Where both are equal they share the gradient.
+    /// Returns the element-wise maximum with a tensor or a number. NaN propagates; ties share the gradient.
     #[track_caller]
     pub fn maximum<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         self.arithmetic(Binary::Maximum, other.into())
     }
 
-    /// The smaller of each pair; NaN if either is NaN. Where both are equal they share the gradient.
+    /// Returns the element-wise minimum with a tensor or a number. NaN propagates; ties share the gradient.
     #[track_caller]
     pub fn minimum<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         self.arithmetic(Binary::Minimum, other.into())
     }
 
-    /// Summed over the dims along which `shape` was broadcast to this tensor's shape: the inverse of
-    /// [`expand`](Tensor::expand), in the sense that matters to gradients.
+    /// Sums over the dims along which `shape` was broadcast to this tensor's shape: the gradient of
+    /// [`expand`](Tensor::expand).
     #[track_caller]
     pub fn sum_to(&self, shape: &Shape) -> Result<Tensor> {
         if self.dims() == &shape[..] {

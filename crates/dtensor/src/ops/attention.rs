@@ -1,4 +1,4 @@
-//! Scaled dot-product attention, fused: the matrix of scores is never stored.
+//! Fused scaled dot-product attention, which never stores the attention matrix.
 
 use super::dropout::probability;
 use super::{
@@ -17,21 +17,21 @@ use dtensor_layout::Rule;
 
 const OP: &str = "scaled_dot_product_attention";
 
-/// How [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention) is to be done.
+/// Options of [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attention<'a> {
-    /// Which keys a query may attend to: `u8` (not 0: yes), or a number to add to each score. Broadcasts to
-    /// `[…, queries, keys]`. No gradient flows into it.
+    /// The attention mask, broadcast to `[…, queries, keys]`: `u8` (a query attends to keys that are not 0), or a
+    /// float to add to the logits. It gets no gradient.
     pub mask: Option<&'a Tensor>,
-    /// Query i sees keys 0 to i only.
+    /// If true, query i attends to keys 0 to i only.
     pub causal: bool,
-    /// The probability of dropping a weight; for training only.
+    /// The dropout probability of attention weights, for training only.
     pub dropout: f64,
-    /// What scores are multiplied with; 1/√(size of a key) if not given.
+    /// The factor for the logits; 1/√(head size) if `None`.
     pub scale: Option<f64>,
 }
 
-/// Inputs q, k, v and the mask if there is one; outputs the result and the log-sum-exp of each query's scores.
+/// Inputs: q, k, v and the mask, if any. Outputs: the result, and the log-sum-exp of each query's logits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Sdpa {
     causal: bool,
@@ -42,13 +42,13 @@ struct Sdpa {
 }
 
 impl Sdpa {
-    /// Which heads of the whole this rank has, if dropout has to know.
+    /// Returns the leading dims (batch and heads) of this rank's shard if dropout needs them.
     fn heads(&self, here: &Here<'_>, q: usize) -> Result<Option<Window>> {
-        let dropped = self.dropout.get() > 0.0;
-        dropped.then(|| here.window(q, 0..here.whole(q).shape.rank() - 2)).transpose()
+        let has_dropout = self.dropout.get() > 0.0;
+        has_dropout.then(|| here.window(q, 0..here.whole(q).shape.rank() - 2)).transpose()
     }
 
-    /// For the queries that this rank has of the `q`-th input.
+    /// Returns the kernel's options for this rank's shard of the queries, input `q`.
     fn options<'a>(&self, here: &Here<'_>, q: usize, heads: Option<&'a Window>) -> AttentionOptions<'a> {
         let sequence = here.whole(q).shape.rank() - 2;
         AttentionOptions {
@@ -101,10 +101,10 @@ impl Op for Sdpa {
                 let message = format!("the mask must be of dtype u8 or {}, not {}", q.dtype, mask.dtype);
                 return Err(Error::argument(OP, message));
             }
-            let scores: Shape = q.shape[..last].iter().copied().chain([k.shape[batch]]).collect();
-            if !mask.shape.broadcasts_to(&scores) {
-                let scores = Meta { shape: scores, ..q.clone() };
-                return mismatch("the mask does not broadcast to the scores", mask, &scores);
+            let logits: Shape = q.shape[..last].iter().copied().chain([k.shape[batch]]).collect();
+            if !mask.shape.broadcasts_to(&logits) {
+                let logits = Meta { shape: logits, ..q.clone() };
+                return mismatch("the mask does not broadcast to […, queries, keys]", mask, &logits);
             }
         }
         let lse =
@@ -112,7 +112,8 @@ impl Op for Sdpa {
         Ok([reshaped(q, out), lse].into_iter().collect())
     }
 
-    /// Queries do not know of each other, but a causal mask and dropout go by where they stand.
+    /// Queries are independent and may be sharded, but into ranges: causal masks and dropout depend on their global
+    /// indices.
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let mask = if self.mask { ", … s t!" } else { "" };
         Rule::of(&format!("… s e!, … t! e!, … t! f!{mask} -> … s f!, … s"), x, out)?.contiguous("s")
@@ -177,12 +178,12 @@ impl Op for SdpaGrad {
 }
 
 impl Tensor {
-    /// softmax(q · kᵀ · scale + mask) · v, with this tensor as q: `[…, queries, size]`, k `[…, keys, size]`,
-    /// v `[…, keys, any]`. A query that may attend to no key gives zeros.
+    /// Computes softmax(q · kᵀ · scale + mask) · v with this tensor as q: `[…, queries, size]`, `key` `[…, keys,
+    /// size]`, `value` `[…, keys, value size]`. A query that may attend to no key gives zeros.
     ///
-    /// On a mesh, batches, heads and queries may be sharded; keys and values are brought together. So where
-    /// q, k and v are sharded along their length, each rank computes its own queries, and gradients of keys
-    /// and values are summed: context parallelism, without a scope of its own.
+    /// On a mesh, batch, heads and queries may be sharded; keys and values are gathered along their length. If q, k
+    /// and v are sharded along the sequence, each rank computes its shard of the queries, and the gradients of keys
+    /// and values are summed over the ranks: this is context parallelism.
     ///
     /// ```
     /// use dtensor::{Attention, DType, Tensor};
@@ -203,7 +204,7 @@ impl Tensor {
         if let Some(mask) = options.mask
             && mask.requires_grad()
         {
-            let message = "no gradient flows into the mask: detach it".into();
+            let message = "the mask requires grad, but it gets no gradient: call `detach` on it".into();
             return Err(Error::Argument { op: OP, message });
         }
         let size = self.dims().last().copied().unwrap_or(1).max(1);
@@ -218,7 +219,8 @@ impl Tensor {
         let inputs: Vec<&Tensor> =
             [Some(self), Some(key), Some(value), options.mask].into_iter().flatten().collect();
         if dropout > 0.0 {
-            // What is refused uses up no draw. It concerns the mesh of all inputs, of which some may not lie on it.
+            // Check first, so that an error uses up no draw. The draw is for the inputs' mesh; some inputs may not
+            // be distributed.
             op.shape(&cast_metas(&op, &inputs))?;
             op.draw = Aside(next_draw(inputs.iter().find_map(|x| x.mesh())));
         }

@@ -1,4 +1,4 @@
-//! Zeros and ones, each with a probability of its own.
+//! `bernoulli_each`: random zeros and ones with one probability per element.
 
 use super::{Arrays, Aside, Here, Metas, Op, need_float, one};
 use crate::random::{Draw, lend, next_draw};
@@ -8,8 +8,8 @@ use dtensor_array::Meta;
 use dtensor_array::kernels::random as kernel;
 use dtensor_layout::Rule;
 
-/// 1 with the probability that is the element, else 0. Which it is is a function of the draw, the probability and the element's
-/// index.
+/// Draws 1 with the element as the probability, else 0. The result is a function of the draw, the probability and
+/// the element's global index.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Bernoulli {
     draw: Aside<Draw>,
@@ -39,9 +39,10 @@ impl Op for Bernoulli {
 }
 
 impl Tensor {
-    /// With this tensor's elements as probabilities: 1 with that probability, to the nearest multiple of
-    /// 2⁻³², else 0, of the same dtype, drawn from this thread's generator. No gradient flows through it. For
-    /// one probability see [`bernoulli`](Tensor::bernoulli).
+    /// Draws 1 with probability p and 0 otherwise, for each element p of this tensor. Probabilities are rounded to
+    /// the nearest multiple of 2⁻³². The result has this tensor's dtype, uses this thread's generator and has no
+    /// gradient. Returns an error if an element is not between 0 and 1. For a single probability see
+    /// [`bernoulli`](Tensor::bernoulli).
     ///
     /// ```
     /// use dtensor::Tensor;
@@ -54,15 +55,15 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn bernoulli_each(&self) -> Result<Tensor> {
-        // What is refused uses up no draw.
+        // Check first, so that an error uses up no draw.
         need_float("bernoulli", self.dtype())?;
         apply(Bernoulli { draw: Aside(next_draw(self.mesh())) }, &[self])
     }
 
-    /// As [`bernoulli_each`](Tensor::bernoulli_each), from a given generator.
+    /// Like [`bernoulli_each`](Tensor::bernoulli_each), from the given generator.
     #[track_caller]
     pub fn bernoulli_each_with(&self, generator: &mut Generator) -> Result<Tensor> {
-        let _lent = lend(generator);
+        let _guard = lend(generator);
         self.bernoulli_each()
     }
 }

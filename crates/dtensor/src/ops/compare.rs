@@ -1,4 +1,4 @@
-//! Comparisons: 0 or 1 as `u8`, with broadcasting.
+//! Comparisons with broadcasting: 1 (true) or 0 (false) as `u8`.
 
 use super::{Arrays, Here, Metas, Op, Precision, one, same_dtype};
 use crate::tensor::Operand;
@@ -8,7 +8,7 @@ use dtensor_array::kernels::binary::{self, Compare};
 use dtensor_array::{DType, Meta};
 use dtensor_layout::Rule;
 
-/// A test applied to pairs of elements.
+/// An element-wise comparison.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Comparison(Compare);
 
@@ -57,7 +57,7 @@ macro_rules! methods {
                 match other.into() {
                     Operand::Tensor(other) => apply(op, &[self, other]),
                     Operand::Scalar(scalar) => {
-                        let other = self.beside(op.name(), scalar)?;
+                        let other = self.scalar_like(op.name(), scalar)?;
                         apply(op, &[self, &other])
                     }
                 }
@@ -67,16 +67,25 @@ macro_rules! methods {
 }
 
 methods! {
-    /// Where the elements are equal.
+    /// Returns 1 where the elements are equal, else 0, as `u8`.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1f32, 2., 3.], [3])?;
+    /// assert_eq!(x.eq(2.0)?.to_vec::<u8>()?, [0, 1, 0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     eq => Eq;
-    /// Where the elements differ. NaN differs from itself.
+    /// Returns 1 where the elements differ, else 0, as `u8`. NaN differs from itself.
     ne => Ne;
-    /// Where this is less than the other.
+    /// Returns 1 where this tensor is less than `other`, else 0, as `u8`.
     lt => Lt;
-    /// Where this is less than or equal to the other.
+    /// Returns 1 where this tensor is less than or equal to `other`, else 0, as `u8`.
     le => Le;
-    /// Where this is greater than the other.
+    /// Returns 1 where this tensor is greater than `other`, else 0, as `u8`.
     gt => Gt;
-    /// Where this is greater than or equal to the other.
+    /// Returns 1 where this tensor is greater than or equal to `other`, else 0, as `u8`.
     ge => Ge;
 }

@@ -1,7 +1,7 @@
-//! Convolution: the windows of the input as columns, and one matrix product with the weight.
+//! Convolutions: unfold the windows of the input into columns, then one matrix product with the weight.
 //!
-//! Both are operators with rules and gradients of their own, so that a convolution is right however its inputs lie: batch and
-//! channels may be cut, and where the weight's input channels are, the results are partial sums.
+//! Both steps are operators with their own sharding rules and gradients, so a convolution is correct for any
+//! placements: batch and channels may be sharded, and sharded input channels of the weight give partial results.
 
 use super::matmul::Matmul;
 use super::{Arrays, Here, Metas, Op, Precision, SELECTING, grads, one, reshaped};
@@ -13,7 +13,7 @@ use dtensor_array::kernels::unfold::{self as kernel, Windows};
 use dtensor_array::{Meta, Shape};
 use dtensor_layout::Rule;
 
-/// How a convolution over `N` dims is done.
+/// Options of a convolution over `N` dims.
 ///
 /// ```
 /// use dtensor::{Convolution, DType, Tensor};
@@ -26,13 +26,13 @@ use dtensor_layout::Rule;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Convolution<const N: usize> {
-    /// How far the window moves from one element of the result to the next.
+    /// Step of the window between two elements of the result.
     pub stride: [usize; N],
-    /// The zeros that are taken to be around the input.
+    /// Zero padding around the input.
     pub padding: Padding<N>,
-    /// How far apart the elements of a window are.
+    /// Distance between the elements of a window.
     pub dilation: [usize; N],
-    /// Channels of inputs and outputs fall into so many groups that do not see each other.
+    /// Number of groups of input and output channels. Each group is convolved independently.
     pub groups: usize,
 }
 
@@ -42,7 +42,7 @@ impl<const N: usize> Default for Convolution<N> {
     }
 }
 
-/// The zeros around the input of a [`Convolution`].
+/// Zero padding around the input of a [`Convolution`].
 ///
 /// ```
 /// use dtensor::{Convolution, DType, Padding, Tensor};
@@ -56,9 +56,10 @@ impl<const N: usize> Default for Convolution<N> {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding<const N: usize> {
-    /// So many before and as many after each dim.
+    /// This many zeros before and after each dim.
     Each([usize; N]),
-    /// As many as make the result as large as the input: where that is an odd number, one more after than before.
+    /// Enough zeros that the result is as large as the input. If their number is odd, there is one more after than
+    /// before. Returns an error for strides other than 1.
     Same,
 }
 
@@ -69,17 +70,17 @@ impl<const N: usize> From<[usize; N]> for Padding<N> {
 }
 
 impl<const N: usize> Convolution<N> {
-    /// The windows along each dim, for a kernel of these sizes.
+    /// Returns the windows along each dim for a kernel of these sizes.
     fn windows(&self, op: &'static str, kernel: &[usize]) -> Result<[Windows; N]> {
-        let refuse = |message: String| Err(Error::argument(op, message));
+        let error = |message: String| Err(Error::argument(op, message));
         if self.stride.contains(&0) {
-            return refuse(format!("non-positive stride is not supported, but it is {:?}", self.stride));
+            return error(format!("non-positive stride is not supported, but it is {:?}", self.stride));
         }
         if self.dilation.contains(&0) {
-            return refuse(format!("dilation should be greater than zero, but it is {:?}", self.dilation));
+            return error(format!("dilation should be greater than zero, but it is {:?}", self.dilation));
         }
         if self.padding == Padding::Same && self.stride != [1; N] {
-            return refuse(format!(
+            return error(format!(
                 "padding `Same` is not supported for strided convolutions, but the stride is {:?}",
                 self.stride
             ));
@@ -98,8 +99,7 @@ impl<const N: usize> Convolution<N> {
     }
 }
 
-/// `[n, c, h, w] → [n, c · kernel, windows]`: for each channel and each place in a window, the element that
-/// every window has there.
+/// `[n, c, h, w] → [n, c · kernel, windows]`: copies every window of the input into a column.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Unfold {
     op: &'static str,
@@ -108,8 +108,8 @@ struct Unfold {
 }
 
 impl Unfold {
-    /// The number of places in a window.
-    fn inside(&self) -> usize {
+    /// Returns the number of elements in a window.
+    fn window_size(&self) -> usize {
         self.windows[0].kernel * self.windows[1].kernel
     }
 }
@@ -125,13 +125,13 @@ impl Op for Unfold {
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         let [n, c] = [x[0].shape[0], x[0].shape[1]];
-        let rows = c.saturating_mul(self.inside());
+        let rows = c.saturating_mul(self.window_size());
         let columns = self.counts[0].saturating_mul(self.counts[1]);
         Ok(one(reshaped(&x[0], Shape::from([n, rows, columns]))))
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        Rule::channels(self.inside(), &x[0], &out[0], false).passing(&SELECTING, &[0])
+        Rule::channels(self.window_size(), &x[0], &out[0], false).passing(&SELECTING, &[0])
     }
 
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
@@ -145,7 +145,7 @@ impl Op for Unfold {
     }
 }
 
-/// For each element the sum over all windows that have it: where the gradient of [`Unfold`] goes.
+/// Sums, for each input element, over all windows that contain it: the gradient of [`Unfold`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Fold {
     forward: Unfold,
@@ -160,11 +160,11 @@ impl Op for Fold {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         let [n, rows] = [x[0].shape[0], x[0].shape[1]];
         let [h, w] = self.sizes;
-        Ok(one(reshaped(&x[0], Shape::from([n, rows / self.forward.inside().max(1), h, w]))))
+        Ok(one(reshaped(&x[0], Shape::from([n, rows / self.forward.window_size().max(1), h, w]))))
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        Rule::channels(self.forward.inside(), &x[0], &out[0], true).linear(&[0])
+        Rule::channels(self.forward.window_size(), &x[0], &out[0], true).linear(&[0])
     }
 
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
@@ -176,8 +176,8 @@ impl Op for Fold {
     }
 }
 
-/// Why windows do not fit into an image of these sizes.
-fn too_large(windows: [Windows; 2], sizes: [usize; 2]) -> String {
+/// Returns the error message for windows that do not fit into an input of these sizes.
+fn size_error(windows: [Windows; 2], sizes: [usize; 2]) -> String {
     let [h, w] = [0, 1].map(|d| windows[d].padded(sizes[d]));
     let [kh, kw] = windows.map(|along| along.reach());
     match (h, w, kh, kw) {
@@ -185,12 +185,12 @@ fn too_large(windows: [Windows; 2], sizes: [usize; 2]) -> String {
             "calculated padded input size: ({h} x {w}), kernel size with dilation: ({kh} x {kw}): the kernel size can't be greater than \
              the actual input size"
         ),
-        (None, ..) | (_, None, ..) => "the padding is larger than can be counted".into(),
-        _ => "the dilation is larger than can be counted".into(),
+        (None, ..) | (_, None, ..) => "padding: too large, the padded size overflows".into(),
+        _ => "dilation: too large, the size of the window overflows".into(),
     }
 }
 
-/// What a convolution over `dims` dims asks of its inputs.
+/// Checks the inputs of a convolution over `dims` dims.
 fn check(
     op: &'static str,
     x: &Tensor,
@@ -202,10 +202,10 @@ fn check(
     let inputs: Vec<&Tensor> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
     let metas = cast_metas(&Matmul { op }, &inputs);
     let (x, weight, bias) = (&metas[0], &metas[1], metas.get(2));
-    let refuse = |message: String| Err(Error::argument(op, message));
-    super::need_rank(op, "the weight", weight, dims + 2)?;
+    let error = |message: String| Err(Error::argument(op, message));
+    super::need_ndim(op, "the weight", weight, dims + 2)?;
     if !(x.shape.rank() == dims + 1 || x.shape.rank() == dims + 2) {
-        return refuse(format!(
+        return error(format!(
             "expected {}D (unbatched) or {}D (batched) input, but got input of shape {}",
             dims + 1,
             dims + 2,
@@ -214,10 +214,10 @@ fn check(
     }
     let (channels, outputs) = (x.shape[x.shape.rank() - dims - 1], weight.shape[0]);
     if groups == 0 || !outputs.is_multiple_of(groups) {
-        return refuse(format!("the {outputs} output channels do not fall into {groups} groups"));
+        return error(format!("{outputs} output channels cannot be divided into {groups} groups"));
     }
     if weight.shape[1].checked_mul(groups) != Some(channels) {
-        return refuse(format!(
+        return error(format!(
             "given groups={groups}, weight of shape {}, expected input of shape {} to have {} channels, but got {channels} channels \
              instead",
             weight.shape,
@@ -235,17 +235,17 @@ fn check(
             right: weight.shape.clone(),
         });
     }
-    // Not found by the product: the image would have been moved by then.
+    // Checked here, because the product would find it only after the input has been moved.
     super::same_dtype(op, &metas)?;
     if weight.shape[2..].contains(&0) {
-        return refuse(format!("the kernel is empty: the weight has shape {}", weight.shape));
+        return error(format!("the kernel is empty: the weight has shape {}", weight.shape));
     }
     Ok(())
 }
 
 impl Tensor {
-    /// The convolution of `[batch, channels, length]` (or without the batch) with a weight
-    /// `[outputs, channels / groups, kernel]`, plus one number for each output channel.
+    /// Convolves an input `[batch, channels, length]` (or without batch) with a weight `[outputs, channels /
+    /// groups, kernel]`, and adds an optional bias `[outputs]`.
     ///
     /// ```
     /// use dtensor::{Convolution, Tensor};
@@ -267,14 +267,14 @@ impl Tensor {
         let x = if self.rank() == 2 { &self.unsqueeze(0)? } else { self };
         let y = x
             .unsqueeze(2)?
-            .convolved(OP, &weight.unsqueeze(2)?, bias, [flat, along], options.groups)?
+            .convolve(OP, &weight.unsqueeze(2)?, bias, [flat, along], options.groups)?
             .squeeze(2)?;
         if self.rank() == 2 { y.squeeze(0) } else { Ok(y) }
     }
 
-    /// The convolution of `[batch, channels, height, width]` (or without the batch) with a weight `[outputs,
-    /// channels / groups, height of the kernel, width of the kernel]`, plus one number for each output
-    /// channel. On a mesh it is what it is on one device, however its inputs lie.
+    /// Convolves an input `[batch, channels, height, width]` (or without batch) with a weight `[outputs, channels /
+    /// groups, kernel height, kernel width]`, and adds an optional bias `[outputs]`. On a mesh, the result equals
+    /// the single-device result for any placements of the inputs.
     ///
     /// ```
     /// use dtensor::comm::launch;
@@ -299,14 +299,14 @@ impl Tensor {
         check(OP, self, weight, bias, options.groups, 2)?;
         let windows = options.windows(OP, &weight.dims()[2..])?;
         if self.rank() == 3 {
-            return self.unsqueeze(0)?.convolved(OP, weight, bias, windows, options.groups)?.squeeze(0);
+            return self.unsqueeze(0)?.convolve(OP, weight, bias, windows, options.groups)?.squeeze(0);
         }
-        self.convolved(OP, weight, bias, windows, options.groups)
+        self.convolve(OP, weight, bias, windows, options.groups)
     }
 
-    /// The convolution of `[n, c, h, w]` with a weight that fits.
+    /// Convolves `[n, c, h, w]` with a weight that has been checked.
     #[track_caller]
-    fn convolved(
+    fn convolve(
         &self,
         op: &'static str,
         weight: &Tensor,
@@ -318,7 +318,7 @@ impl Tensor {
         let sizes = [self.dims()[2], self.dims()[3]];
         let (Some((high, oh)), Some((wide, ow))) = (windows[0].along(sizes[0]), windows[1].along(sizes[1]))
         else {
-            return Err(Error::argument(op, too_large(windows, sizes)));
+            return Err(Error::argument(op, size_error(windows, sizes)));
         };
         let windows = [high, wide];
         let (n, outputs) = (self.dims()[0], weight.dims()[0]);
@@ -327,15 +327,18 @@ impl Tensor {
         } else {
             apply(Unfold { op, windows, counts: [oh, ow] }, &[self])?
         };
-        // One product for each image; if there are groups, for each group of each. No closures: what is moved
-        // is moved for the line that called this.
-        let inside = weight.dims()[1..].iter().product();
+        // One matrix product per image and group. No closures, so that collectives carry the source line of the
+        // caller.
+        let column_size = weight.dims()[1..].iter().product();
         let per_group = [groups, outputs / groups];
         let (weight, columns) = if groups == 1 {
             (weight.flatten(1, 3)?, columns)
         } else {
             let [groups, each] = per_group;
-            (weight.reshape([groups, each, inside])?, columns.reshape([n, groups, inside, oh * ow])?)
+            (
+                weight.reshape([groups, each, column_size])?,
+                columns.reshape([n, groups, column_size, oh * ow])?,
+            )
         };
         let y = match bias {
             None => apply(Matmul { op }, &[&weight, &columns])?,

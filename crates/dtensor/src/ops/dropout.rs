@@ -9,8 +9,8 @@ use dtensor_array::Meta;
 use dtensor_array::kernels::random as kernel;
 use dtensor_layout::Rule;
 
-/// Each element dropped with probability `p`, the others scaled to keep the mean. Which ones go is a function of the
-/// draw and the element's index, so the gradient drops the same ones without a saved mask.
+/// Zeroes each element with probability `p` and scales the others so that the mean stays. Which elements are zeroed
+/// is a function of the draw and the element's global index, so the gradient needs no saved mask.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Dropout {
     p: Bits,
@@ -28,7 +28,8 @@ impl Op for Dropout {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        // Partial sums could go through, but would be scaled before they are added: not the bits of the whole.
+        // Partial sums do not pass: scaling them before they are added would not be bit-identical to scaling the
+        // sum.
         Rule::pointwise(x, out)
     }
 
@@ -42,7 +43,7 @@ impl Op for Dropout {
     }
 }
 
-/// A probability of dropping, checked.
+/// Checks a dropout probability.
 pub(crate) fn probability(op: &'static str, p: f64) -> Result<f64> {
     if (0.0..=1.0).contains(&p) {
         Ok(p)
@@ -52,9 +53,11 @@ pub(crate) fn probability(op: &'static str, p: f64) -> Result<f64> {
 }
 
 impl Tensor {
-    /// Each element set to 0 with probability `p`, to the nearest multiple of 2⁻³², the others divided by 1 − p, drawn from the
-    /// thread's generator.
-    /// In evaluation, leave it out.
+    /// Sets each element to 0 with probability `p` and divides the others by 1 − `p`. The probability is rounded to
+    /// the nearest multiple of 2⁻³². Uses this thread's generator. This is the training behaviour: do not call it
+    /// in evaluation.
+    ///
+    /// On a mesh, the same elements are dropped as on a single device, for any placements.
     ///
     /// ```
     /// use dtensor::{DType, Tensor, manual_seed};
@@ -69,7 +72,7 @@ impl Tensor {
     #[track_caller]
     pub fn dropout(&self, p: f64) -> Result<Tensor> {
         let p = Bits::new(probability("dropout", p)?);
-        // What is refused uses up no draw.
+        // Check first, so that an error uses up no draw.
         need_float("dropout", self.dtype())?;
         apply(Dropout { p, draw: Aside(next_draw(self.mesh())) }, &[self])
     }

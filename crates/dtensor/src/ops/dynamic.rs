@@ -1,24 +1,26 @@
-//! What is somewhere, by its value: the shape of the result is known only once the values are.
+//! Operators whose output shape depends on element values: `nonzero`, `masked_select`, `unique`.
 
 use crate::{Error, Result, Tensor};
 use dtensor_array::{DType, Shape};
 
 impl Tensor {
-    /// A distributed tensor has no result whose shape depends on values: ranks could not tell what the others have.
-    fn known_here(&self, op: &'static str) -> Result<()> {
+    /// Returns an error for distributed tensors: without communication, ranks do not know how many results the
+    /// others have.
+    fn require_local(&self, op: &'static str) -> Result<()> {
         match self.layout() {
             None => Ok(()),
             Some(layout) => Err(Error::argument(
                 op,
                 format!(
                     "the shape of the result depends on the data, which is not supported for distributed tensors ({layout}): \
-                     use `full_tensor`, or `to_local` for this rank's part, first"
+                     call `full_tensor`, or `to_local` for this rank's shard, first"
                 ),
             )),
         }
     }
 
-    /// The indices of all elements that are not 0, in row-by-row order: `[how many, number of dims]`, `i64`. NaN is not 0.
+    /// Returns the indices of all non-zero elements in row-major order, as `i64` of shape `[count, dims]`. NaN
+    /// counts as non-zero. Returns an error for distributed tensors.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -30,19 +32,20 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
-        self.known_here("nonzero")?;
+        self.require_local("nonzero")?;
         let rank = self.rank();
         let strides = self.shape().strides();
         let mut indices: Vec<i64> = Vec::new();
         let mut count = 0;
-        for at in places(self)? {
+        for at in nonzero_offsets(self)? {
             count += 1;
             indices.extend((0..rank).map(|d| (at / strides[d] % self.dims()[d]) as i64));
         }
         Tensor::from_vec(indices, [count, rank])
     }
 
-    /// The elements at which the mask (`u8`, broadcast) is not 0, in row-by-row order.
+    /// Returns the elements where the mask (`u8`, broadcast) is not 0, in row-major order. Returns an error for
+    /// distributed tensors.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -55,16 +58,18 @@ impl Tensor {
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
         const OP: &str = "masked_select";
-        self.known_here(OP)?;
-        mask.known_here(OP)?;
+        self.require_local(OP)?;
+        mask.require_local(OP)?;
         super::need_dtype(OP, "the mask", &mask.meta(), DType::U8)?;
         let shape: Shape = self.shape().broadcast(OP, &mask.shape())?;
-        let indices: Vec<i64> = places(&mask.expand(&shape)?)?.into_iter().map(|at| at as i64).collect();
+        let indices: Vec<i64> =
+            nonzero_offsets(&mask.expand(&shape)?)?.into_iter().map(|at| at as i64).collect();
         let n = indices.len();
         self.expand(&shape)?.flatten_all()?.index_select(0, &Tensor::from_vec(indices, [n])?)
     }
 
-    /// The different elements, in ascending order; NaN comes last, once.
+    /// Returns the distinct elements in ascending order, with NaN last and only once. Returns an error for
+    /// distributed tensors.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -75,12 +80,12 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn unique(&self) -> Result<Tensor> {
-        self.known_here("unique")?;
+        self.require_local("unique")?;
         let sorted = self.detach().flatten_all()?.sort(0, false)?.0;
         let values = sorted.to_f64_vec()?;
         let wide = if sorted.dtype() == DType::I64 { sorted.to_vec::<i64>()? } else { Vec::new() };
         let new = |i: usize| match wide.get(i) {
-            // Large integers may be one double.
+            // Different large integers may be the same `f64`.
             Some(value) => i == 0 || wide[i - 1] != *value,
             None => i == 0 || (values[i - 1] != values[i] && !(values[i - 1].is_nan() && values[i].is_nan())),
         };
@@ -90,9 +95,9 @@ impl Tensor {
     }
 }
 
-/// Where the elements are that are not 0, in row-by-row order.
+/// Returns the row-major offsets of the non-zero elements.
 #[track_caller]
-fn places(x: &Tensor) -> Result<Vec<usize>> {
+fn nonzero_offsets(x: &Tensor) -> Result<Vec<usize>> {
     let values = x.detach().ne(0)?.to_vec::<u8>()?;
     Ok(values.iter().enumerate().filter(|(_, hit)| **hit != 0).map(|(at, _)| at).collect())
 }

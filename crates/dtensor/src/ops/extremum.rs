@@ -1,6 +1,6 @@
-//! The largest and the smallest along a dim, and where they are.
+//! Maximum and minimum along a dim, with indices.
 
-use super::reduce::{Over, reduced};
+use super::reduce::{ReducedDims, reduced_shape};
 use super::{Arrays, Here, Metas, Op, Together, grads, one, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::{Error, Result, Tensor, apply, apply_all};
@@ -11,38 +11,41 @@ use dtensor_array::{DType, Meta};
 use dtensor_layout::Rule;
 use dtensor_layout::unravel;
 
-/// Indices in a part that begins at `start` as indices in the whole. Those below 0 stand for nothing.
-pub(super) fn shifted(indices: &Array, start: usize) -> Result<Array> {
-    let indices_in_whole =
-        indices.copy_to_host::<i64>()?.into_iter().map(|i| if i < 0 { i } else { i + start as i64 });
-    Array::from_vec(indices_in_whole.collect(), indices.dims())
+/// Converts indices in a shard that begins at `start` to indices in the full dim. Negative indices mark empty slots
+/// and stay as they are.
+pub(super) fn shift_indices(indices: &Array, start: usize) -> Result<Array> {
+    let global = indices.copy_to_host::<i64>()?.into_iter().map(|i| if i < 0 { i } else { i + start as i64 });
+    Array::from_vec(global.collect(), indices.dims())
 }
 
-/// The extremum over one dim and where it is: two outputs.
+/// Extremum over one dim and its index: two outputs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Extreme {
+struct DimExtremum {
     f: Extremum,
     dim: usize,
     keepdim: bool,
 }
 
-impl Extreme {
-    /// The dim, if there is one: that of a number is not.
-    fn over(&self, x: &Meta) -> Over {
+impl DimExtremum {
+    /// Returns the reduced dims: none for a scalar.
+    fn over(&self, x: &Meta) -> ReducedDims {
         let dims = if x.shape.rank() == 0 { DimList::new() } else { DimList::from_elem(self.dim, 1) };
-        Over { dims, keepdim: self.keepdim }
+        ReducedDims { dims, keepdim: self.keepdim }
     }
 
     fn out(&self, op: &'static str, x: &Meta) -> Result<Meta> {
         if x.shape.rank() > 0 && x.shape[self.dim] == 0 {
-            let message = format!("dim {} of shape {} is empty: nothing to choose from", self.dim, x.shape);
+            let message = format!(
+                "expected the reduced dim to have non-zero size, but dim {} of shape {} is empty",
+                self.dim, x.shape
+            );
             return Err(Error::argument(op, message));
         }
-        Ok(reshaped(x, reduced(&x.shape, &[self.dim], self.keepdim)))
+        Ok(reshaped(x, reduced_shape(&x.shape, &[self.dim], self.keepdim)))
     }
 }
 
-impl Op for Extreme {
+impl Op for DimExtremum {
     fn name(&self) -> &'static str {
         match self.f {
             Extremum::Max => "max_dim",
@@ -57,7 +60,7 @@ impl Op for Extreme {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        self.over(&x[0]).located_rule(x, out)
+        self.over(&x[0]).index_rule(x, out)
     }
 
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
@@ -71,7 +74,7 @@ impl Op for Extreme {
             return Ok(Together::Done([values, indices].into_iter().collect()));
         }
         let (values, indices) = kernel::extremum(self.f, x[0], self.dim, self.keepdim)?;
-        let indices = shifted(&indices, here.offset(0, self.dim))?;
+        let indices = shift_indices(&indices, here.offset(0, self.dim))?;
         Ok(Together::Stack([values, indices].into_iter().collect()))
     }
 
@@ -92,26 +95,26 @@ impl Op for Extreme {
     }
 }
 
-/// Where the extremum over one dim is, or over all of them: then as an index in row-by-row order.
+/// Index of the extremum over one dim or over all elements; over all, the index counts in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct ArgExtreme {
+struct ArgExtremum {
     f: Extremum,
     dim: Option<usize>,
     keepdim: bool,
 }
 
-impl ArgExtreme {
-    fn over(&self, x: &Meta) -> Over {
+impl ArgExtremum {
+    fn over(&self, x: &Meta) -> ReducedDims {
         let dims = match self.dim {
             Some(dim) if dim < x.shape.rank() => DimList::from_elem(dim, 1),
             Some(_) => DimList::new(),
             None => (0..x.shape.rank()).collect(),
         };
-        Over { dims, keepdim: self.keepdim }
+        ReducedDims { dims, keepdim: self.keepdim }
     }
 
-    /// The extremes and where they are in this part.
-    fn found(&self, x: &Array) -> Result<(Array, Array)> {
+    /// Returns the extrema of a local array and their local indices.
+    fn find(&self, x: &Array) -> Result<(Array, Array)> {
         Ok(match self.dim {
             Some(dim) => kernel::extremum(self.f, x, dim, self.keepdim)?,
             None => kernel::extremum(self.f, &x.flatten()?, 0, false)?,
@@ -119,7 +122,7 @@ impl ArgExtreme {
     }
 }
 
-impl Op for ArgExtreme {
+impl Op for ArgExtremum {
     fn name(&self) -> &'static str {
         match self.f {
             Extremum::Max => "argmax",
@@ -131,36 +134,37 @@ impl Op for ArgExtreme {
         let over = self.over(&x[0]);
         let shape = over.shape(&x[0].shape);
         if over.count(&x[0].shape) == 0 && (self.dim.is_some() || shape.numel() > 0) {
-            let message = format!("the reduced dims of shape {} hold nothing to choose from", x[0].shape);
+            let message =
+                format!("expected the reduced dims to have non-zero size, got shape {}", x[0].shape);
             return Err(Error::argument(self.name(), message));
         }
         Ok(one(Meta { dtype: DType::I64, ..reshaped(&x[0], shape) }))
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        self.over(&x[0]).located_rule(x, out)
+        self.over(&x[0]).index_rule(x, out)
     }
 
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
-        Ok(one(self.found(x[0])?.1))
+        Ok(one(self.find(x[0])?.1))
     }
 
     fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         if let [values, indices, ..] = known {
             return Ok(Together::Done(one(kernel::merge(self.f, values, indices)?.1)));
         }
-        let (values, indices) = self.found(x[0])?;
+        let (values, indices) = self.find(x[0])?;
         let indices = match self.dim {
-            Some(dim) => shifted(&indices, here.offset(0, dim))?,
+            Some(dim) => shift_indices(&indices, here.offset(0, dim))?,
             None => {
-                let whole = &here.whole(0).shape;
-                let in_whole = |i: i64| {
+                let full = &here.whole(0).shape;
+                let global = |i: i64| {
                     let at = unravel(i as usize, x[0].dims());
-                    let index = |index, d| index * whole[d] + here.offset(0, d) + at[d];
-                    (0..whole.rank()).fold(0, index) as i64
+                    let index = |index, d| index * full[d] + here.offset(0, d) + at[d];
+                    (0..full.rank()).fold(0, index) as i64
                 };
                 let index =
-                    indices.copy_to_host::<i64>()?.into_iter().map(|i| if i < 0 { i } else { in_whole(i) });
+                    indices.copy_to_host::<i64>()?.into_iter().map(|i| if i < 0 { i } else { global(i) });
                 Array::from_vec(index.collect(), indices.dims())?
             }
         };
@@ -173,13 +177,25 @@ impl Op for ArgExtreme {
 }
 
 impl Tensor {
-    /// The largest along one dim and the index of its first occurrence, which alone gets the gradient.
+    /// Returns the maximum along one dim and the index of its first occurrence. Only that element gets the
+    /// gradient.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1f32, 9., 4., 8., 2., 8.], [2, 3])?;
+    /// let (values, indices) = x.max_dim(1, false)?;
+    /// assert_eq!((values.to_vec::<f32>()?, indices.to_vec::<i64>()?), (vec![9., 8.], vec![1, 0]));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn max_dim(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<(Tensor, Tensor)> {
         self.extreme("max_dim", Extremum::Max, dim.into(), keepdim)
     }
 
-    /// The smallest along one dim and the index of its first occurrence, which alone gets the gradient.
+    /// Returns the minimum along one dim and the index of its first occurrence. Only that element gets the
+    /// gradient.
     #[track_caller]
     pub fn min_dim(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<(Tensor, Tensor)> {
         self.extreme("min_dim", Extremum::Min, dim.into(), keepdim)
@@ -187,34 +203,43 @@ impl Tensor {
 
     #[track_caller]
     fn extreme(&self, op: &'static str, f: Extremum, dim: Dim, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let mut out = apply_all(Extreme { f, dim: self.dim(op, dim)?, keepdim }, &[self])?;
+        let mut out = apply_all(DimExtremum { f, dim: self.dim(op, dim)?, keepdim }, &[self])?;
         let indices = out.remove(1);
         Ok((out.remove(0), indices))
     }
 
-    /// The index of the first largest element along one dim (a NaN counts as the largest).
+    /// Returns the index of the first maximum along one dim. NaN counts as the largest number.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let logits = Tensor::from_slice(&[1f32, 9., 4., 8., 2., 8.], [2, 3])?;
+    /// assert_eq!(logits.argmax(-1, false)?.to_vec::<i64>()?, [1, 0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn argmax(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<Tensor> {
         let dim = Some(self.dim("argmax", dim)?);
-        apply(ArgExtreme { f: Extremum::Max, dim, keepdim }, &[self])
+        apply(ArgExtremum { f: Extremum::Max, dim, keepdim }, &[self])
     }
 
-    /// The index of the first smallest element along one dim (a NaN counts as the smallest).
+    /// Returns the index of the first minimum along one dim. NaN counts as the smallest number.
     #[track_caller]
     pub fn argmin(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<Tensor> {
         let dim = Some(self.dim("argmin", dim)?);
-        apply(ArgExtreme { f: Extremum::Min, dim, keepdim }, &[self])
+        apply(ArgExtremum { f: Extremum::Min, dim, keepdim }, &[self])
     }
 
-    /// The index, in row-by-row order, of the first largest element of all.
+    /// Returns the index of the first maximum of all elements, counted in row-major order.
     #[track_caller]
     pub fn argmax_all(&self) -> Result<Tensor> {
-        apply(ArgExtreme { f: Extremum::Max, dim: None, keepdim: false }, &[self])
+        apply(ArgExtremum { f: Extremum::Max, dim: None, keepdim: false }, &[self])
     }
 
-    /// The index, in row-by-row order, of the first smallest element of all.
+    /// Returns the index of the first minimum of all elements, counted in row-major order.
     #[track_caller]
     pub fn argmin_all(&self) -> Result<Tensor> {
-        apply(ArgExtreme { f: Extremum::Min, dim: None, keepdim: false }, &[self])
+        apply(ArgExtremum { f: Extremum::Min, dim: None, keepdim: false }, &[self])
     }
 }

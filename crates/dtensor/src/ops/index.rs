@@ -1,7 +1,7 @@
-//! Elements chosen by an index tensor, and the sums that are their gradients.
+//! Selecting elements by an index tensor, and the scatters that are the gradients.
 
 use super::{
-    Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, reshaped, same_dtype,
+    Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_ndim, one, reshaped, same_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
 use crate::{Error, Result, Tensor, apply};
@@ -12,12 +12,12 @@ use dtensor_array::{DType, Meta};
 use dtensor_layout::PlacementList;
 use dtensor_layout::{Rule, around, named};
 
-/// Slices of x along `dim`, one per index; the dim is replaced by the dims of the indices.
+/// The slices of x along `dim` at the given indices. The dims of the index tensor replace `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct IndexSelect {
     op: &'static str,
     dim: usize,
-    /// An index whose slice gets no gradient.
+    /// Index of a slice that gets no gradient.
     padding: Option<i64>,
 }
 
@@ -38,12 +38,12 @@ impl Op for IndexSelect {
         let ids = named(0..x[1].shape.rank(), |d| format!("i{d}"));
         let slices = |of: &str| around(self.dim, rank, of);
         let rule = Rule::of(&format!("{}, {ids} -> {}", slices("v"), slices(&ids)), x, out)?;
-        // Of a part of the slices, those that are elsewhere are zeros: all ranks together have them all.
+        // A rank writes zeros for indices outside its shard, so that the sum over ranks has all slices.
         rule.contiguous("v")?.passing(&SELECTING, &[0])
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
-        Ok(one(kernel::index_select(self.op, x[0], self.dim, x[1], stretch(here, 0, self.dim))?))
+        Ok(one(kernel::index_select(self.op, x[0], self.dim, x[1], local_range(here, 0, self.dim))?))
     }
 
     fn saves(&self) -> Saves {
@@ -52,19 +52,20 @@ impl Op for IndexSelect {
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let size = cx.input_meta(0).shape[self.dim];
-        let rows = cx.layout(0).map(|layout| layout.placements().into()).unwrap_or_default();
-        let dx = || apply(IndexAdd { forward: self.clone(), size, rows }, &[&cx.input(1)?, &cx.dy()?]);
+        let onto = cx.layout(0).map(|layout| layout.placements().into()).unwrap_or_default();
+        let dx = || apply(IndexAdd { forward: self.clone(), size, onto }, &[&cx.input(1)?, &cx.dy()?]);
         Ok(grads![cx.when(0, dx)?, None])
     }
 }
 
-/// Each slice of the second input added at its index: where the gradient of [`IndexSelect`] goes.
+/// Adds each slice of the second input at its index: the gradient of [`IndexSelect`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct IndexAdd {
     forward: IndexSelect,
     size: usize,
-    /// How the slices lie that were looked up, along each mesh dim: each rank needs the sums of those that it has.
-    rows: PlacementList,
+    /// Placements of the tensor that was indexed, per mesh dim. The gradient is sharded likewise, so that each rank
+    /// computes only its shard.
+    onto: PlacementList,
 }
 
 impl Op for IndexAdd {
@@ -85,7 +86,7 @@ impl Op for IndexAdd {
         let ids = named(0..ids, |d| format!("i{d}"));
         let slices = |of: &str| around(dim, rank, of);
         let rule = Rule::of(&format!("{ids}, {} -> {}", slices(&ids), slices("v")), x, out)?;
-        rule.contiguous("v")?.wanting("v", dim, &self.rows)?.linear(&[1])
+        rule.contiguous("v")?.wanting("v", dim, &self.onto)?.linear(&[1])
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
@@ -114,19 +115,19 @@ impl Op for IndexAdd {
     }
 }
 
-/// Which indices of a dim this rank's part of an input has.
-fn stretch(here: &Here<'_>, input: usize, dim: usize) -> Stretch {
+/// Returns the range of a dim that this rank's shard of an input covers.
+fn local_range(here: &Here<'_>, input: usize, dim: usize) -> Stretch {
     match here.whole(input).shape.get(dim) {
         Some(&whole) => Stretch { start: here.offset(input, dim), whole },
-        // A number may be addressed as if it had one dim.
+        // A scalar is indexed as if it had one dim of size 1.
         None => Stretch { start: 0, whole: 1 },
     }
 }
 
-/// What gather and scatter ask of the index.
+/// Checks the index of `gather` and `scatter_add`.
 fn check_index(op: &'static str, x: &Meta, ids: &Meta, dim: usize) -> Result<()> {
     need_dtype(op, "the index", ids, DType::I64)?;
-    need_rank(op, "the index", ids, x.shape.rank())?;
+    need_ndim(op, "the index", ids, x.shape.rank())?;
     let fits = (0..ids.shape.rank()).all(|d| d == dim || ids.shape[d] <= x.shape[d]);
     if fits || ids.shape.numel() == 0 {
         return Ok(());
@@ -139,7 +140,7 @@ fn check_index(op: &'static str, x: &Meta, ids: &Meta, dim: usize) -> Result<()>
     })
 }
 
-/// One element per index, along `dim`.
+/// One element per index along `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Gather {
     dim: usize,
@@ -164,7 +165,7 @@ impl Op for Gather {
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
-        Ok(one(kernel::gather(x[0], self.dim, x[1], stretch(here, 0, self.dim))?))
+        Ok(one(kernel::gather(x[0], self.dim, x[1], local_range(here, 0, self.dim))?))
     }
 
     fn saves(&self) -> Saves {
@@ -177,7 +178,7 @@ impl Op for Gather {
     }
 }
 
-/// x, with each element of the source added at its index along `dim`.
+/// Adds each element of the source to x at its index along `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ScatterAdd {
     dim: usize,
@@ -197,7 +198,7 @@ impl Op for ScatterAdd {
         let (target, ids, source) = (&x[0], &x[1], &x[2]);
         check_index(OP, target, ids, self.dim)?;
         same_dtype(OP, &[target.clone(), source.clone()])?;
-        need_rank(OP, "the source", source, target.shape.rank())?;
+        need_ndim(OP, "the source", source, target.shape.rank())?;
         if ids.shape.numel() > 0 && ids.shape.iter().zip(&source.shape[..]).any(|(i, s)| i > s) {
             return Err(Error::ShapeMismatch {
                 op: OP,
@@ -215,14 +216,14 @@ impl Op for ScatterAdd {
         let along = |v: &str| named(0..x[0].shape.rank(), |d| if d == self.dim { v.into() } else { name(d) });
         let source = if x[1].shape.get(self.dim) == x[2].shape.get(self.dim) { "e" } else { "1" };
         let text = format!("{}, {}, {} -> {}", along("v"), along(source), along(source), along("v"));
-        // Each part of the target takes what belongs to it.
+        // Each shard of the target gets the elements whose indices are in its range.
         let rule = Rule::of(&text, x, out)?;
         let rule = if x[0].shape.rank() > 0 { rule.contiguous("v")? } else { rule };
         rule.addend(0)?.linear(&[2])
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
-        Ok(one(kernel::scatter_add(x[0], self.dim, x[1], x[2], stretch(here, 0, self.dim))?))
+        Ok(one(kernel::scatter_add(x[0], self.dim, x[1], x[2], local_range(here, 0, self.dim))?))
     }
 
     fn saves(&self) -> Saves {
@@ -232,8 +233,8 @@ impl Op for ScatterAdd {
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let dy = cx.dy()?;
         let source = || {
-            // What of the source no index reaches has no gradient. An index without elements reaches nothing, and is the
-            // only one that may be larger.
+            // Source elements that no index reaches have gradient 0. An empty index reaches nothing, and only an
+            // empty index may be larger than the source.
             if cx.input_meta(1).shape.numel() == 0 {
                 return cx.zeros(2);
             }
@@ -252,7 +253,7 @@ impl Op for ScatterAdd {
     }
 }
 
-/// The row of a table that a padding index stands for, counted from the front.
+/// Returns the row of an embedding table that a padding index, which may be negative, refers to.
 pub(crate) fn padding_row(op: &'static str, rows: usize, padding: i64) -> Result<i64> {
     let row = if padding < 0 { padding.saturating_add(rows as i64) } else { padding };
     if (0..rows as i64).contains(&row) {
@@ -263,7 +264,7 @@ pub(crate) fn padding_row(op: &'static str, rows: usize, padding: i64) -> Result
 }
 
 impl Tensor {
-    /// The slices of one dim at the given indices (a vector of `i64`), in their order.
+    /// Selects slices along one dim at the given indices (a 1-d `i64` tensor), in the order of the indices.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -271,7 +272,7 @@ impl Tensor {
     /// let x = Tensor::from_slice(&[1f32, 2., 3., 4., 5., 6.], [3, 2])?;
     /// let rows = Tensor::from_slice(&[2i64, 0], [2])?;
     /// assert_eq!(x.index_select(0, &rows)?.to_vec::<f32>()?, [5., 6., 1., 2.]);
-    /// assert!(x.index_select(1, &rows).is_err()); // there is no column 2
+    /// assert!(x.index_select(1, &rows).is_err()); // index 2 is out of range
     /// # Ok(())
     /// # }
     /// ```
@@ -280,14 +281,15 @@ impl Tensor {
         const OP: &str = "index_select";
         let dim = self.dim(OP, dim)?;
         if self.rank() == 0 {
-            return Err(Error::argument(OP, "a tensor without dims has nothing to select from"));
+            return Err(Error::argument(OP, "a scalar (0-d tensor) has no dim to select from"));
         }
-        need_rank(OP, "the index", &index.meta(), 1)?;
+        need_ndim(OP, "the index", &index.meta(), 1)?;
         apply(IndexSelect { op: OP, dim, padding: None }, &[self, index])
     }
 
-    /// One row of `weight` per index; a last dim of the rows' size is added to the indices' shape. The row at
-    /// `padding_index`, which counts from the back when negative, gets no gradient.
+    /// Looks up one row of the embedding table `weight` for each index (`i64`). The result has the shape of the
+    /// indices followed by the row size. The row at `padding_index`, which counts from the back if negative, gets
+    /// no gradient.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -300,19 +302,42 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn embedding(&self, weight: &Tensor, padding_index: Option<i64>) -> Result<Tensor> {
-        need_rank("embedding", "the weight", &weight.meta(), 2)?;
+        need_ndim("embedding", "the weight", &weight.meta(), 2)?;
         let padding =
             padding_index.map(|index| padding_row("embedding", weight.dims()[0], index)).transpose()?;
         apply(IndexSelect { op: "embedding", dim: 0, padding }, &[weight, self])
     }
 
-    /// `out[i][j] = self[index[i][j]][j]` for `dim` 0, and so on: the result has the index's shape.
+    /// Gathers elements along `dim`: `out[i][j] = self[index[i][j]][j]` for `dim` 0 of a matrix. The result has the
+    /// shape of the index.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1f32, 2., 3., 4.], [2, 2])?;
+    /// let index = Tensor::from_slice(&[1i64, 0], [2, 1])?;
+    /// assert_eq!(x.gather(1, &index)?.to_vec::<f32>()?, [2., 3.]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn gather(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
         apply(Gather { dim: self.dim("gather", dim)? }, &[self, index])
     }
 
-    /// This tensor with `out[index[i][j]][j] += source[i][j]` for `dim` 0, and so on.
+    /// Returns a copy with the source added at the indices along `dim`: `out[index[i][j]][j] += source[i][j]` for
+    /// `dim` 0 of a matrix.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::zeros([3], DType::F32)?;
+    /// let index = Tensor::from_slice(&[2i64, 0, 2], [3])?;
+    /// let source = Tensor::from_slice(&[1f32, 2., 3.], [3])?;
+    /// assert_eq!(x.scatter_add(0, &index, &source)?.to_vec::<f32>()?, [2., 0., 4.]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn scatter_add(&self, dim: impl Into<Dim>, index: &Tensor, source: &Tensor) -> Result<Tensor> {
         apply(ScatterAdd { dim: self.dim("scatter_add", dim)? }, &[self, index, source])

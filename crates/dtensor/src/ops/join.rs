@@ -1,4 +1,4 @@
-//! Tensors joined into one, and one taken apart.
+//! Concatenating tensors, and splitting one into several.
 
 use super::{Arrays, Grads, Here, Metas, Op, Precision, SELECTING, one, reshaped, same_dtype};
 use crate::autograd::Backward;
@@ -9,7 +9,7 @@ use dtensor_array::kernels::cat as kernel;
 use dtensor_array::shape::Dim;
 use dtensor_layout::Rule;
 
-/// All inputs one after the other along `dim`.
+/// Concatenation of all inputs along `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Cat {
     dim: usize,
@@ -66,7 +66,7 @@ impl Op for Cat {
 }
 
 impl Tensor {
-    /// Tensors one after the other along an existing dim.
+    /// Concatenates tensors along an existing dim.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -82,12 +82,21 @@ impl Tensor {
             return Err(Error::argument("cat", "expected a non-empty list of tensors"));
         };
         if tensors.iter().any(|t| t.rank() == 0) {
-            return Err(Error::argument("cat", "a tensor without dims cannot be concatenated; use stack"));
+            return Err(Error::argument("cat", "a scalar (0-d tensor) cannot be concatenated; use `stack`"));
         }
         apply(Cat { dim: first.dim("cat", dim)? }, tensors)
     }
 
-    /// Tensors of one shape, side by side along a new dim.
+    /// Stacks tensors of equal shape along a new dim.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let (a, b) = (Tensor::zeros([3], DType::F32)?, Tensor::ones([3], DType::F32)?);
+    /// assert_eq!(Tensor::stack(&[&a, &b], 1)?.dims(), [3, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn stack(tensors: &[&Tensor], dim: impl Into<Dim>) -> Result<Tensor> {
         let Some(first) = tensors.first() else {
@@ -109,7 +118,16 @@ impl Tensor {
         Tensor::cat(&rows.iter().collect::<Vec<_>>(), dim)
     }
 
-    /// Consecutive parts of the given sizes, which must add up to the dim's.
+    /// Splits a dim into consecutive slices of the given sizes, which must add up to the size of the dim.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let parts = Tensor::arange(0, 5, 1, DType::I64)?.split(&[1, 4], 0)?;
+    /// assert_eq!(parts[1].to_vec::<i64>()?, [1, 2, 3, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn split(&self, sizes: &[usize], dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
         let dim = self.dim("split", dim)?;
@@ -120,7 +138,7 @@ impl Tensor {
                 format!("sizes {sizes:?} must add up to the size of dim {dim} of shape {}", self.shape());
             return Err(Error::argument("split", message));
         }
-        // Loops, not closures: what is moved is moved for the line that called this.
+        // A loop instead of a closure, so that collectives carry the source line of the caller.
         let (mut start, mut parts) = (0, Vec::with_capacity(sizes.len()));
         for &len in sizes {
             parts.push(self.narrow(dim, start, len)?);
@@ -129,7 +147,8 @@ impl Tensor {
         Ok(parts)
     }
 
-    /// At most `chunks` parts of equal size but for the last, as PyTorch cuts them: each of ⌈size / chunks⌉.
+    /// Splits a dim into at most `chunks` slices of size ⌈size / chunks⌉, the last of which may be smaller. As in
+    /// PyTorch, there may be fewer slices than `chunks`.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -144,15 +163,15 @@ impl Tensor {
     pub fn chunk(&self, chunks: usize, dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
         let dim = self.dim("chunk", dim)?;
         let Some(&size) = self.dims().get(dim) else {
-            return Err(Error::argument("chunk", "a tensor without dims cannot be cut"));
+            return Err(Error::argument("chunk", "a scalar (0-d tensor) has no dim to split"));
         };
         if chunks == 0 {
             return Err(Error::argument("chunk", "expects the number of chunks to be greater than 0"));
         }
         if size == 0 {
-            // As many empty parts as asked for: nothing says where to stop.
+            // As in PyTorch, an empty dim gives `chunks` empty slices.
             let mut parts = Vec::new();
-            let too_many = |_| Error::argument("chunk", format!("there is no memory for {chunks} chunks"));
+            let too_many = |_| Error::argument("chunk", format!("not enough memory for {chunks} chunks"));
             parts.try_reserve_exact(chunks).map_err(too_many)?;
             parts.resize(chunks, self.clone());
             return Ok(parts);
@@ -164,12 +183,21 @@ impl Tensor {
         Ok(parts)
     }
 
-    /// The slices of one dim, which goes.
+    /// Returns all slices along one dim, which is removed.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let rows = Tensor::zeros([2, 3], DType::F32)?.unbind(0)?;
+    /// assert_eq!((rows.len(), rows[0].dims()), (2, &[3][..]));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn unbind(&self, dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
         let dim = self.dim("unbind", dim)?;
         let Some(&size) = self.dims().get(dim) else {
-            return Err(Error::argument("unbind", "a tensor without dims cannot be taken apart"));
+            return Err(Error::argument("unbind", "a scalar (0-d tensor) has no dim to unbind"));
         };
         let mut slices = Vec::new();
         for i in 0..size {

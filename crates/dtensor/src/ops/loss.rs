@@ -1,6 +1,6 @@
-//! Losses.
+//! Losses: `cross_entropy`, `nll_loss` and `mse_loss`.
 
-use super::loss_parallel::{Asked, place_targets, replicate_beside, without_partials};
+use super::loss_parallel::{LossScope, place_targets, reduce_partials, replicate_like};
 use super::{
     Arrays, Bits, Here, Metas, Op, Precision, Together, grads, need_dtype, need_float, no_second, reshaped,
     statistics_dtype,
@@ -15,15 +15,15 @@ use dtensor_array::kernels::softmax as parts;
 use dtensor_array::{DType, Meta, Shape};
 use dtensor_layout::Rule;
 
-/// What becomes of the losses of all positions.
+/// How the losses of all positions are reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reduction {
-    /// Their (weighted) mean.
+    /// Mean, weighted by class weights if given.
     #[default]
     Mean,
-    /// Their sum.
+    /// Sum.
     Sum,
-    /// They stay as they are.
+    /// No reduction: one loss per position.
     None,
 }
 
@@ -38,16 +38,16 @@ impl Reduction {
     }
 }
 
-/// How [`cross_entropy`](Tensor::cross_entropy) and [`nll_loss`](Tensor::nll_loss) are to be done.
+/// Options of [`cross_entropy`](Tensor::cross_entropy) and [`nll_loss`](Tensor::nll_loss).
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropy<'a> {
-    /// One factor per class.
+    /// Class weights: one factor per class.
     pub weight: Option<&'a Tensor>,
-    /// A target that counts for nothing; −100 unless said otherwise.
+    /// Targets with this value are ignored; −100 by default.
     pub ignore_index: i64,
-    /// What becomes of the losses.
+    /// How the losses are reduced.
     pub reduction: Reduction,
-    /// How much of the target is spread over all classes, from 0 to 1.
+    /// Label smoothing: the share of the target that is spread evenly over all classes, from 0 to 1.
     pub label_smoothing: f64,
 }
 
@@ -57,7 +57,7 @@ impl Default for CrossEntropy<'_> {
     }
 }
 
-/// The class dim, and the sizes before and after it.
+/// The sizes of the class dim, and of all dims before and after it.
 #[derive(Clone, Copy, Debug)]
 struct Classes {
     outer: usize,
@@ -66,7 +66,7 @@ struct Classes {
 }
 
 impl Classes {
-    /// Of scores `[C]`, `[N, C]` or `[N, C, …]`.
+    /// Splits the shape of logits `[C]`, `[N, C]` or `[N, C, …]`.
     fn of(shape: &[usize]) -> Classes {
         match shape {
             [classes] => Classes { outer: 1, classes: *classes, inner: 1 },
@@ -77,11 +77,11 @@ impl Classes {
         }
     }
 
-    fn scores(self, x: &Array) -> Result<Array> {
+    fn reshape_logits(self, x: &Array) -> Result<Array> {
         x.contiguous()?.reshape(&[self.outer, self.classes, self.inner])
     }
 
-    fn positions(self, x: &Array) -> Result<Array> {
+    fn reshape_positions(self, x: &Array) -> Result<Array> {
         x.contiguous()?.reshape(&[self.outer, self.inner])
     }
 
@@ -90,35 +90,35 @@ impl Classes {
     }
 }
 
-/// The shape of the targets for given scores.
-fn target_shape(op: &'static str, scores: &Meta) -> Result<Shape> {
-    match &scores.shape[..] {
+/// Returns the shape of the targets for these logits.
+fn target_shape(op: &'static str, logits: &Meta) -> Result<Shape> {
+    match &logits.shape[..] {
         [] => Err(Error::argument(op, "the input must have a class dim")),
         [_] => Ok(Shape::scalar()),
         [outer, _, inner @ ..] => Ok([*outer].iter().chain(inner).copied().collect()),
     }
 }
 
-/// The names of the dims of scores, and of one number per position.
-fn by_class(scores: &Meta) -> (&'static str, &'static str) {
-    if scores.shape.rank() == 1 { ("c", "") } else { ("n c …", "n …") }
+/// Returns the rule's dim names of logits, and of tensors with one number per position.
+fn by_class(logits: &Meta) -> (&'static str, &'static str) {
+    if logits.shape.rank() == 1 { ("c", "") } else { ("n c …", "n …") }
 }
 
-/// The class dim of scores that have so many.
+/// Returns the class dim of logits with this number of dims.
 fn class_dim(rank: usize) -> usize {
     if rank == 1 { 0 } else { 1 }
 }
 
-/// The loss of each position. Inputs: scores (logits, or log-probabilities), targets, and class weights if there are
-/// any. Outputs: the losses, the weight of each position, and for logits the largest one and the sum of their exponentials
-/// relative to that.
+/// The loss of each position. Inputs: logits (or log-probabilities), targets, and class weights if given. Outputs:
+/// the losses, the weight of each position, and, for logits, the maximum and the sum of exponentials relative to
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ClassLoss {
     from_logits: bool,
     ignore_index: i64,
     smoothing: Bits,
-    /// Whether it was applied inside [`loss_parallel`](crate::parallel::loss_parallel).
-    asked: Asked,
+    /// Records whether the operator was applied inside [`loss_parallel`](crate::parallel::loss_parallel).
+    scope: LossScope,
 }
 
 impl Op for ClassLoss {
@@ -165,60 +165,60 @@ impl Op for ClassLoss {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let (scores, positions) = by_class(&x[0]);
-        // The weights of all classes are needed for the sum of them.
+        let (logits, positions) = by_class(&x[0]);
+        // All class weights are needed, because their sum is.
         let weight = if x.len() == 3 { ", w!" } else { "" };
         let out_of = vec![positions; out.len()].join(", ");
-        let rule = Rule::of(&format!("{scores}, {positions}{weight} -> {out_of}"), x, out)?;
+        let rule = Rule::of(&format!("{logits}, {positions}{weight} -> {out_of}"), x, out)?;
         rule.merging_along("c")?.contiguous("c")
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let by = Classes::of(x[0].dims());
-        let (scores, target) = (by.scores(x[0])?, by.positions(x[1])?);
+        let (logits, target) = (by.reshape_logits(x[0])?, by.reshape_positions(x[1])?);
         let goal = self.goal(&target, x.get(2).copied(), 0, here);
         if self.from_logits {
-            return shaped(kernel::cross_entropy_forward(&scores, &goal)?, here);
+            return reshape_outputs(kernel::cross_entropy_forward(&logits, &goal)?, here);
         }
-        let (losses, weights) = kernel::nll_forward(&scores, &goal)?;
-        shaped([losses, weights], here)
+        let (losses, weights) = kernel::nll_forward(&logits, &goal)?;
+        reshape_outputs([losses, weights], here)
     }
 
     fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         let by = Classes::of(x[0].dims());
-        let (scores, target) = (by.scores(x[0])?, by.positions(x[1])?);
+        let (logits, target) = (by.reshape_logits(x[0])?, by.reshape_positions(x[1])?);
         let goal = self.goal(&target, x.get(2).copied(), 0, here);
         if !self.from_logits {
-            // Targets are of one rank only: the others add zeros.
-            let (losses, weights) = kernel::nll_forward(&scores, &goal)?;
+            // Each target's class is on one rank only; the other ranks add zeros.
+            let (losses, weights) = kernel::nll_forward(&logits, &goal)?;
             return Ok(match known {
                 [] => Together::Reduce(losses, ReduceOp::Sum),
-                [losses, ..] => Together::Done(shaped([losses.clone(), weights], here)?),
+                [losses, ..] => Together::Done(reshape_outputs([losses.clone(), weights], here)?),
             });
         }
         Ok(match known {
             [] => {
-                // A target that is no class is found by all that have its position, before they meet.
+                // Targets out of range return an error on all ranks that have the position, before any collective.
                 goal.check(self.name())?;
-                Together::Reduce(parts::maxima(&scores, 1)?, ReduceOp::Max)
+                Together::Reduce(parts::maxima(&logits, 1)?, ReduceOp::Max)
             }
-            [max] => Together::Reduce(parts::exp_sums(&scores, max, 1)?, ReduceOp::Sum),
-            [max, _] => Together::Reduce(kernel::cross_entropy_picked(&scores, max, &goal)?, ReduceOp::Sum),
+            [max] => Together::Reduce(parts::exp_sums(&logits, max, 1)?, ReduceOp::Sum),
+            [max, _] => Together::Reduce(kernel::cross_entropy_picked(&logits, max, &goal)?, ReduceOp::Sum),
             [max, sum, picked, ..] => {
-                let losses = kernel::cross_entropy_losses(&scores, [max, sum, picked], &goal)?;
-                Together::Done(shaped(losses, here)?)
+                let losses = kernel::cross_entropy_losses(&logits, [max, sum, picked], &goal)?;
+                Together::Done(reshape_outputs(losses, here)?)
             }
         })
     }
 
     fn saves(&self) -> Saves {
-        Saves::only(&[0, 1, 2], self.kept())
+        Saves::only(&[0, 1, 2], self.saved_outputs())
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let mut inputs = vec![cx.dy()?, cx.input(0)?, cx.input(1)?];
-        // Weights and sums are constants of the backward pass.
-        for &output in self.kept() {
+        // Weights and statistics count as constants in the backward pass.
+        for &output in self.saved_outputs() {
             inputs.push(cx.output(output as usize)?.detach());
         }
         if cx.inputs() == 3 {
@@ -234,47 +234,48 @@ impl Op for ClassLoss {
 }
 
 impl ClassLoss {
-    /// What the losses of scores, the input `scores` of an operator, are taken against.
+    /// Returns the kernel's targets and options; `logits` is the operator's input that has the logits.
     fn goal<'a>(
         &self,
         target: &'a Array,
         weight: Option<&'a Array>,
-        scores: usize,
+        logits: usize,
         here: &Here<'_>,
     ) -> Goal<'a> {
-        let whole = &here.whole(scores).shape;
+        let whole = &here.whole(logits).shape;
         let dim = class_dim(whole.rank());
         Goal {
             target,
             weight,
-            first: here.offset(scores, dim),
+            first: here.offset(logits, dim),
             classes: whole[dim],
             ignore_index: self.ignore_index,
             label_smoothing: self.smoothing.get(),
         }
     }
 
-    /// The outputs that the gradient is given: what the logits' exponentials were relative to and add up to, or the weights.
-    fn kept(&self) -> &'static [u32] {
+    /// Returns the outputs saved for backward: the maximum and the sum of exponentials for logits, else the
+    /// weights.
+    fn saved_outputs(&self) -> &'static [u32] {
         if self.from_logits { &[2, 3] } else { &[1] }
     }
 }
 
-/// Numbers for all positions in the shape that they have here.
-fn shaped<const N: usize>(values: [Array; N], here: &Here<'_>) -> Result<Arrays> {
+/// Reshapes the outputs to the local shape of their metas.
+fn reshape_outputs<const N: usize>(values: [Array; N], here: &Here<'_>) -> Result<Arrays> {
     let shape = &here.out()[0].shape[..];
     values.into_iter().map(|y| y.reshape(shape)).collect()
 }
 
-/// The gradient of the scores from that of the losses, the scores, the targets, the saved outputs and the class
-/// weights.
+/// The gradient of the logits, computed from the gradient of the losses, the logits, the targets, the saved outputs
+/// and the class weights.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ClassLossGrad(ClassLoss);
 
 impl ClassLossGrad {
-    /// Which of so many inputs are the class weights, if there are any.
+    /// Returns the index of the class weights among the inputs, if given.
     fn weight(&self, inputs: usize) -> Option<usize> {
-        let before = 3 + self.0.kept().len();
+        let before = 3 + self.0.saved_outputs().len();
         (inputs > before).then_some(before)
     }
 }
@@ -289,26 +290,26 @@ impl Op for ClassLossGrad {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let (scores, positions) = by_class(&x[1]);
-        let constants = vec![positions; self.0.kept().len()].join(", ");
+        let (logits, positions) = by_class(&x[1]);
+        let constants = vec![positions; self.0.saved_outputs().len()].join(", ");
         let weight = if self.weight(x.len()).is_some() { ", w!" } else { "" };
-        let text = format!("{positions}, {scores}, {positions}, {constants}{weight} -> {scores}");
+        let text = format!("{positions}, {logits}, {positions}, {constants}{weight} -> {logits}");
         Rule::of(&text, x, out)?.contiguous("c")
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         use dtensor_array::kernels::binary::{Binary, binary};
         let by = Classes::of(x[1].dims());
-        let target = by.positions(x[2])?;
+        let target = by.reshape_positions(x[2])?;
         let goal = self.0.goal(&target, self.weight(x.len()).map(|i| x[i]), 1, here);
         let dx = if self.0.from_logits {
             let (dy, known) = (by.flat(x[0])?, [&by.flat(x[3])?, &by.flat(x[4])?]);
-            kernel::cross_entropy_backward(&by.scores(x[1])?, known, &dy, &goal)?
+            kernel::cross_entropy_backward(&by.reshape_logits(x[1])?, known, &dy, &goal)?
         } else {
             let scale = by.flat(&binary(Binary::Mul, x[0], x[3])?)?;
             kernel::nll_backward(&scale, [by.outer, by.classes, by.inner], &goal)?
         };
-        shaped([dx], here)
+        reshape_outputs([dx], here)
     }
 
     fn saves(&self) -> Saves {
@@ -319,13 +320,14 @@ impl Op for ClassLossGrad {
         if self.0.from_logits {
             return no_second(self.name());
         }
-        // Linear in the losses' gradient, and independent of the scores: forward again, with minus the weights.
+        // This operator is linear in the losses' gradient and independent of the log-probabilities, so its gradient
+        // is the forward operator applied to the incoming gradient.
         let mut inputs = vec![cx.dy()?, cx.input(2)?];
         if let Some(weight) = self.weight(cx.inputs()) {
             inputs.push(cx.input(weight)?);
         }
         let ddy = || {
-            let _allowed = self.0.asked.allow();
+            let _explicit = self.0.scope.allow_merging();
             Ok(apply_all(self.0.clone(), &inputs.iter().collect::<Vec<_>>())?.swap_remove(0))
         };
         let mut grads: Grads = grads![cx.when(0, ddy)?];
@@ -336,10 +338,12 @@ impl Op for ClassLossGrad {
 }
 
 impl Tensor {
-    /// Cross-entropy between these logits, `[C]`, `[N, C]` or `[N, C, …]`, and class indices (`i64`) of the
-    /// shape without C. Where C is cut, each rank having some classes one after the other, it stays so: a few
-    /// numbers per position are reduced, three times on the way forward and never on the way back
-    /// ([`loss_parallel`](crate::parallel::loss_parallel)).
+    /// Computes the cross-entropy between these logits, `[C]`, `[N, C]` or `[N, C, …]`, and class indices (`i64`)
+    /// of the same shape without C.
+    ///
+    /// On a mesh, a class dim sharded with [`Shard`](crate::Shard) stays sharded: forward reduces three numbers per
+    /// position over the ranks, backward needs no communication. See
+    /// [`loss_parallel`](crate::parallel::loss_parallel).
     ///
     /// ```
     /// use dtensor::{CrossEntropy, DType, Tensor};
@@ -361,12 +365,22 @@ impl Tensor {
         self.class_loss(true, target, options)
     }
 
-    /// The negative log-likelihood of class indices under these log-probabilities; shapes as in
-    /// [`cross_entropy`](Tensor::cross_entropy). Label smoothing does not apply.
+    /// Computes the negative log-likelihood of class indices under these log-probabilities, with shapes as in
+    /// [`cross_entropy`](Tensor::cross_entropy). Returns an error for label smoothing.
+    ///
+    /// ```
+    /// # use dtensor::{CrossEntropy, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let log_probabilities = Tensor::from_slice(&[-1f32, -2., -3., -4.], [2, 2])?;
+    /// let target = Tensor::from_slice(&[0i64, 1], [2])?;
+    /// assert_eq!(log_probabilities.nll_loss(&target, CrossEntropy::default())?.item::<f32>()?, 2.5);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn nll_loss(&self, target: &Tensor, options: CrossEntropy<'_>) -> Result<Tensor> {
         if options.label_smoothing != 0.0 {
-            return Err(Error::argument("nll_loss", "label_smoothing belongs to cross_entropy"));
+            return Err(Error::argument("nll_loss", "label_smoothing is supported by cross_entropy only"));
         }
         self.class_loss(false, target, options)
     }
@@ -377,48 +391,59 @@ impl Tensor {
             from_logits,
             ignore_index: options.ignore_index,
             smoothing: Bits::new(options.label_smoothing),
-            asked: Asked::now(),
+            scope: LossScope::current(),
         };
         if options.weight.is_some_and(|weight| weight.requires_grad()) {
-            let message = "no gradient flows into the class weights: detach them".into();
+            let message =
+                "the class weights require grad, but they get no gradient: call `detach` on them".into();
             return Err(Error::Argument { op: op.name(), message });
         }
         let (mut target, mut weight) = (target.clone(), options.weight.cloned());
-        if op.asked.is_set() {
-            // Before anything is moved.
+        if op.scope.is_set() {
+            // Check shapes before any communication.
             let inputs: Vec<&Tensor> =
                 [Some(self), Some(&target), options.weight].into_iter().flatten().collect();
             op.shape(&cast_metas(&op, &inputs))?;
             target = place_targets(op.name(), self, &target, class_dim(self.rank()))?;
-            weight = weight.map(|weight| replicate_beside(self, &weight)).transpose()?;
+            weight = weight.map(|weight| replicate_like(self, &weight)).transpose()?;
         }
         let inputs: Vec<&Tensor> =
             [Some(self), Some(&target), weight.as_ref()].into_iter().flatten().collect();
-        let asked = op.asked;
+        let scope = op.scope;
         let out = {
-            let _allowed = asked.allow();
+            let _explicit = scope.allow_merging();
             apply_all(op, &inputs)?
         };
         if options.reduction == Reduction::None {
             return Ok(out[0].clone());
         }
-        // Sums over many positions would overflow half precision where their quotient does not.
+        // Sum in `f32`: in half precision, sums over many positions could overflow although their quotient does
+        // not.
         let dtype = statistics_dtype(out[0].dtype());
         let total = out[0].to_dtype(dtype)?.sum_all()?;
         let mut loss = match options.reduction {
             Reduction::Mean => {
                 let weights = out[1].detach().to_dtype(dtype)?.sum_all()?;
-                total.div(&if asked.is_set() { without_partials(&weights)? } else { weights })?
+                total.div(&if scope.is_set() { reduce_partials(&weights)? } else { weights })?
             }
             _ => total,
         };
-        if asked.is_set() && dtype != out[0].dtype() {
-            loss = without_partials(&loss)?;
+        if scope.is_set() && dtype != out[0].dtype() {
+            loss = reduce_partials(&loss)?;
         }
         loss.to_dtype(out[0].dtype())
     }
 
-    /// The squared difference with `target`.
+    /// Computes the squared difference between this tensor and `target`, of equal shape.
+    ///
+    /// ```
+    /// use dtensor::{Reduction, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let (x, target) = (Tensor::from_slice(&[1f32, 2.], [2])?, Tensor::from_slice(&[1f32, 4.], [2])?);
+    /// assert_eq!(x.mse_loss(&target, Reduction::Mean)?.item::<f32>()?, 2.0);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         if self.dims() != target.dims() {
@@ -430,7 +455,7 @@ impl Tensor {
             });
         }
         one_mesh("mse_loss", &[self, target])?;
-        // No closure, which would call in its own name.
+        // No closure, so that collectives carry the source line of the caller.
         let (x, target) = (prepared(self, Precision::Single)?, prepared(target, Precision::Single)?);
         let difference = x.sub(&target)?;
         reduction.apply(&difference.mul(&difference)?)

@@ -1,4 +1,4 @@
-//! Elements chosen or overwritten by a mask, and triangles.
+//! Selecting and overwriting elements by a mask, and triangular matrices.
 
 use super::{Arrays, Aside, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
@@ -52,11 +52,11 @@ impl Op for Where {
     }
 }
 
-/// The first input, but `value` where the second is not 0.
+/// The first input, with `value` where the second is not 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MaskedFill {
     value: Aside<f64>,
-    /// Whether the value is 0, which sums go through with.
+    /// True if the value is 0: sums then pass through.
     zero: bool,
 }
 
@@ -97,7 +97,7 @@ impl Op for MaskedFill {
     }
 }
 
-/// Each matrix without what lies above (`lower`) or below a diagonal.
+/// The lower (`lower`) or upper triangle of each matrix, with zeros elsewhere.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Triangle {
     diagonal: i64,
@@ -133,7 +133,8 @@ impl Op for Triangle {
 }
 
 impl Tensor {
-    /// With this mask (`u8`): `a` where it is not 0, else `b`. All three broadcast; one of the two may be a number.
+    /// Uses this tensor as a mask (`u8`): returns `a` where it is not 0, else `b`. All three broadcast, and one of
+    /// `a` and `b` may be a number.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -145,16 +146,28 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn where_<'a>(&self, a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> Result<Tensor> {
-        let beside = |t: &Tensor, s: Scalar| t.beside("where", s);
+        let scalar_like = |t: &Tensor, s: Scalar| t.scalar_like("where", s);
         match (a.into(), b.into()) {
             (Operand::Tensor(a), Operand::Tensor(b)) => apply(Where, &[self, a, b]),
-            (Operand::Tensor(a), Operand::Scalar(b)) => apply(Where, &[self, a, &beside(a, b)?]),
-            (Operand::Scalar(a), Operand::Tensor(b)) => apply(Where, &[self, &beside(b, a)?, b]),
-            _ => Err(Error::argument("where", "one of the two choices must be a tensor, to give the dtype")),
+            (Operand::Tensor(a), Operand::Scalar(b)) => apply(Where, &[self, a, &scalar_like(a, b)?]),
+            (Operand::Scalar(a), Operand::Tensor(b)) => apply(Where, &[self, &scalar_like(b, a)?, b]),
+            _ => Err(Error::argument(
+                "where",
+                "a, b: one of the two must be a tensor, because the result takes its dtype",
+            )),
         }
     }
 
-    /// This tensor, but `value` where the mask (`u8`, broadcast) is not 0.
+    /// Returns a copy with `value` where the mask (`u8`, broadcast) is not 0.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1f32, -2., 3.], [3])?;
+    /// assert_eq!(x.masked_fill(&x.lt(0.0)?, 0)?.to_vec::<f32>()?, [1., 0., 3.]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Scalar>) -> Result<Tensor> {
         let value = value.into();
@@ -165,13 +178,24 @@ impl Tensor {
         apply(MaskedFill { value: Aside(value), zero: value == 0.0 }, &[self, mask])
     }
 
-    /// The lower triangle of each matrix, zeros above the given diagonal (0 the main one, positive above it).
+    /// Returns the lower triangle of each matrix, with zeros above the given diagonal (0 is the main one; positive
+    /// ones are above it).
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::ones([2, 2], DType::I64)?;
+    /// assert_eq!(x.tril(0)?.to_vec2::<i64>()?, [[1, 0], [1, 1]]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn tril(&self, diagonal: i64) -> Result<Tensor> {
         apply(Triangle { diagonal, lower: true }, &[self])
     }
 
-    /// The upper triangle of each matrix, zeros below the given diagonal.
+    /// Returns the upper triangle of each matrix, with zeros below the given diagonal (0 is the main one; positive
+    /// ones are above it).
     #[track_caller]
     pub fn triu(&self, diagonal: i64) -> Result<Tensor> {
         apply(Triangle { diagonal, lower: false }, &[self])

@@ -1,4 +1,4 @@
-//! Matrix products.
+//! Matrix products: `matmul`, `mm`, `bmm`, `addmm` and `linear`.
 
 use super::{Arrays, Here, Metas, Op, Precision, grads, one, reshaped, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
@@ -8,7 +8,7 @@ use dtensor_array::kernels::matmul as kernel;
 use dtensor_array::{DType, Meta, Shape};
 use dtensor_layout::Rule;
 
-fn contraction(op: &'static str, a: &Meta, b: &Meta, left: usize, right: usize) -> Result<()> {
+fn check_inner_sizes(op: &'static str, a: &Meta, b: &Meta, left: usize, right: usize) -> Result<()> {
     if left == right {
         return Ok(());
     }
@@ -20,19 +20,21 @@ fn contraction(op: &'static str, a: &Meta, b: &Meta, left: usize, right: usize) 
     })
 }
 
-fn need_product(op: &'static str, x: &[Meta]) -> Result<DType> {
+fn check_product_dtype(op: &'static str, x: &[Meta]) -> Result<DType> {
     match same_dtype(op, x)? {
-        dtype @ DType::U8 => Err(Error::DType { op, dtype, why: "logical values have no matrix product" }),
+        dtype @ DType::U8 => {
+            Err(Error::DType { op, dtype, why: "u8 has no matrix product; cast to another dtype first" })
+        }
         dtype => Ok(dtype),
     }
 }
 
-fn transposed(x: &Array) -> Result<Array> {
+fn transpose_last_dims(x: &Array) -> Result<Array> {
     let rank = x.dims().len();
     x.transpose(rank - 2, rank - 1)
 }
 
-/// `a · b (+ bias)`: `[…, m, k] · […, k, n] → […, m, n]`, the leading dims broadcast.
+/// `a · b (+ bias)`: `[…, m, k] · […, k, n] → […, m, n]`, with broadcast leading dims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Matmul {
     pub(super) op: &'static str,
@@ -48,7 +50,7 @@ impl Op for Matmul {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        need_product(self.op, x)?;
+        check_product_dtype(self.op, x)?;
         let (a, b) = (&x[0], &x[1]);
         let (ra, rb) = (a.shape.rank(), b.shape.rank());
         if ra < 2 || rb < 2 {
@@ -56,7 +58,7 @@ impl Op for Matmul {
                 format!("both operands must have at least 2 dims, got shapes {} and {}", a.shape, b.shape);
             return Err(Error::argument(self.op, message));
         }
-        contraction(self.op, a, b, a.shape[ra - 1], b.shape[rb - 2])?;
+        check_inner_sizes(self.op, a, b, a.shape[ra - 1], b.shape[rb - 2])?;
         let batch = Shape::from(&a.shape[..ra - 2]).broadcast(self.op, &Shape::from(&b.shape[..rb - 2]))?;
         let shape: Shape = batch.iter().copied().chain([a.shape[ra - 2], b.shape[rb - 1]]).collect();
         if let Some(bias) = x.get(2)
@@ -93,7 +95,7 @@ impl Op for Matmul {
         let dy = cx.dy()?;
         let (a, b) = (cx.input(0)?, cx.input(1)?);
         let mut grads: Grads = grads![
-            // A matrix used by a whole batch collects from all of it in one product.
+            // The gradient of a matrix shared by a batch is one product over the folded batch dims.
             cx.when_broadcast(0, || if a.rank() == 2 && b.rank() == dy.rank() && dy.rank() > 2 {
                 apply(FoldedMatmul, &[&dy.transpose(-2, -1)?, &b.transpose(-2, -1)?])
             } else {
@@ -126,13 +128,13 @@ impl Op for Linear {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        need_product("linear", x)?;
+        check_product_dtype("linear", x)?;
         let (input, weight) = (&x[0], &x[1]);
-        super::need_rank("linear", "the weight", weight, 2)?;
+        super::need_ndim("linear", "the weight", weight, 2)?;
         let Some((&k, lead)) = input.shape.split_last() else {
             return Err(Error::argument("linear", "the input must have at least 1 dim"));
         };
-        contraction("linear", input, weight, k, weight.shape[1])?;
+        check_inner_sizes("linear", input, weight, k, weight.shape[1])?;
         if let Some(bias) = x.get(2)
             && bias.shape[..] != weight.shape[..1]
         {
@@ -156,7 +158,7 @@ impl Op for Linear {
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
-        let (weight, bias) = (transposed(x[1])?, x.get(2).copied());
+        let (weight, bias) = (transpose_last_dims(x[1])?, x.get(2).copied());
         if x[0].dims().len() > 1 {
             return Ok(one(kernel::matmul(x[0], &weight, bias)?));
         }
@@ -184,7 +186,7 @@ impl Op for Linear {
     }
 }
 
-/// `Σ aᵀ · b` over all leading dims: `[…, m], […, n] → [m, n]`. The gradient of a matrix that a whole batch used.
+/// `Σ aᵀ · b` over all leading dims: `[…, m], […, n] → [m, n]`. This is the gradient of a matrix shared by a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct FoldedMatmul;
 
@@ -194,7 +196,7 @@ impl Op for FoldedMatmul {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        need_product(self.name(), x)?;
+        check_product_dtype(self.name(), x)?;
         let lead = |meta: &Meta| meta.shape.split_last().map(|(&n, lead)| (n, lead.to_vec()));
         match (lead(&x[0]), lead(&x[1])) {
             (Some((m, a)), Some((n, b))) if a == b => Ok(one(reshaped(&x[0], Shape::from([m, n])))),
@@ -229,8 +231,10 @@ impl Op for FoldedMatmul {
 }
 
 impl Tensor {
-    /// The matrix product over the last two dims, the others broadcast as a batch. A vector on the left is a row, on
-    /// the right a column, and loses that dim again in the result.
+    /// Computes the matrix product over the last two dims; the other dims broadcast as a batch. A 1-d tensor on the
+    /// left is a row, on the right a column, and that dim is removed from the result.
+    ///
+    /// On a mesh, sharded rows or columns stay sharded, and a sharded inner dim gives a partial result.
     ///
     /// ```
     /// use dtensor::{DType, Tensor};
@@ -256,13 +260,14 @@ impl Tensor {
         }
     }
 
-    /// The product of two matrices, and of nothing else.
+    /// Computes the product of two matrices. Returns an error unless both have 2 dims.
     #[track_caller]
     pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
-        self.product_of_rank("mm", other, 2)
+        self.product_with_ndim("mm", other, 2)
     }
 
-    /// The products of two equally long batches of matrices.
+    /// Computes the products of two batches of matrices. Returns an error unless both have 3 dims and equal batch
+    /// sizes.
     #[track_caller]
     pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
         if let (&[a, _, _], &[b, _, _]) = (self.dims(), other.dims())
@@ -275,25 +280,35 @@ impl Tensor {
                 right: other.shape(),
             });
         }
-        self.product_of_rank("bmm", other, 3)
+        self.product_with_ndim("bmm", other, 3)
     }
 
     #[track_caller]
-    fn product_of_rank(&self, op: &'static str, other: &Tensor, rank: usize) -> Result<Tensor> {
-        super::need_rank(op, "the left operand", &self.meta(), rank)?;
-        super::need_rank(op, "the right operand", &other.meta(), rank)?;
+    fn product_with_ndim(&self, op: &'static str, other: &Tensor, rank: usize) -> Result<Tensor> {
+        super::need_ndim(op, "the left operand", &self.meta(), rank)?;
+        super::need_ndim(op, "the right operand", &other.meta(), rank)?;
         apply(Matmul { op }, &[self, other])
     }
 
-    /// This tensor, broadcast, plus the product of two matrices; the product is added onto it, not to a copy.
+    /// Computes this tensor, broadcast, plus the product of two matrices, in one fused kernel.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let (a, b) = (Tensor::ones([2, 3], DType::F32)?, Tensor::ones([3, 2], DType::F32)?);
+    /// let bias = Tensor::from_slice(&[10f32, 20.], [2])?;
+    /// assert_eq!(bias.addmm(&a, &b)?.to_vec2::<f32>()?, [[13., 23.], [13., 23.]]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn addmm(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-        super::need_rank("addmm", "mat1", &a.meta(), 2)?;
-        super::need_rank("addmm", "mat2", &b.meta(), 2)?;
+        super::need_ndim("addmm", "mat1", &a.meta(), 2)?;
+        super::need_ndim("addmm", "mat2", &b.meta(), 2)?;
         apply(Matmul { op: "addmm" }, &[a, b, self])
     }
 
-    /// `self · weightᵀ + bias` over the last dim.
+    /// Computes `self · weightᵀ + bias` over the last dim, for a weight of shape `[outputs, inputs]`.
     ///
     /// ```
     /// use dtensor::{DType, Tensor};

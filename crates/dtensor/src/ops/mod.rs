@@ -1,6 +1,6 @@
-//! The operators. Each is one small value that says its shape rule, its sharding rule, its kernel and its gradient.
+//! The operators. Each is one small struct that implements [`Op`]: shape rule, sharding rule, kernel and gradient.
 //!
-//! To add one: a struct with the operator's attributes, an implementation of [`Op`], and a method on
+//! To add an operator: write a struct with its attributes, implement [`Op`] for it, and add a method to
 //! [`Tensor`](crate::Tensor) that calls [`apply`](crate::apply). Gradient rules use public operators only.
 
 mod arithmetic;
@@ -53,67 +53,71 @@ use dtensor_array::ReduceOp;
 use dtensor_array::{DType, Meta, Shape};
 use dtensor_layout::{Attributes, Rule};
 
-/// What is known of an operator's outputs before it runs.
+/// Shapes, dtypes and devices of an operator's outputs, one [`Meta`] per output.
 pub type Metas = SmallVec<[Meta; 1]>;
 
-/// The values of an operator's outputs.
+/// The local arrays of an operator's outputs, one per output.
 pub type Arrays = SmallVec<[Array; 1]>;
 
-/// An operator: a value that holds its attributes and says everything the system needs to know of it. It derives `Clone`,
-/// `Debug`, `PartialEq`, `Eq` and `Hash`: equal operators on tensors that lie alike are run alike.
+/// An operator: a struct that holds its attributes, with a shape rule, a sharding rule, a kernel and a gradient.
+///
+/// Derive `Clone`, `Debug`, `PartialEq`, `Eq` and `Hash`: equal operators on inputs with equal layouts share one
+/// cached sharding decision. [`apply`](crate::apply) runs an operator and has a complete example.
 pub trait Op: Attributes {
-    /// The name in messages and traces.
+    /// Returns the name used in error messages and traces.
     fn name(&self) -> &'static str;
 
-    /// Shape and dtype of the outputs, or why the inputs cannot be used. What can be checked without looking at values is
-    /// checked here: the kernel trusts it.
+    /// Returns the shape and dtype of each output, or an error if the inputs do not fit. Everything that can be
+    /// checked without element values is checked here; the kernel relies on it.
     fn shape(&self, x: &[Meta]) -> Result<Metas>;
 
-    /// On which parts of the inputs it can be run, and what it makes of them. Asked with the metas of the whole tensors.
+    /// Returns the sharding rule: on which shards of the inputs the operator can run, and the placements of its
+    /// outputs. `x` and `out` are the metas of the full tensors.
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule>;
 
-    /// The values of the outputs on this rank, from this rank's parts of the inputs.
+    /// Computes this rank's shards of the outputs from this rank's shards of the inputs.
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays>;
 
-    /// In the place of [`kernel`](Op::kernel) where a [merging](Rule::merging) factor is cut: the next thing that ranks do
-    /// together, or this rank's parts of the outputs. It is asked again and again, with what is known so far.
+    /// Replaces [`kernel`](Op::kernel) if a [merging](Rule::merging) factor is sharded: returns the next
+    /// collective, or this rank's shards of the outputs. It is called repeatedly; `known` holds the results of the
+    /// collectives so far.
     fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         let _ = (x, known, here);
         Err(Error::argument(
             self.name(),
-            "this operator has a merging rule, but does not say what ranks do together",
+            "this operator has a merging rule, but does not implement `Op::together`",
         ))
     }
 
-    /// What it is run in inside an [`autocast`](crate::autocast) scope.
+    /// Returns the precision used inside an [`autocast`](crate::autocast) scope.
     fn precision(&self) -> Precision {
         Precision::AsGiven
     }
 
-    /// What [`gradient`](Op::gradient) reads.
+    /// Returns which inputs and outputs are saved for [`gradient`](Op::gradient).
     fn saves(&self) -> Saves {
         Saves::NOTHING
     }
 
-    /// Whether the outputs depend smoothly on the inputs. If not, they never require a gradient.
+    /// Returns false if the operator has no gradient at all, such as a comparison. Its outputs then never require a
+    /// gradient.
     fn differentiable(&self) -> bool {
         true
     }
 
-    /// The gradients of the inputs from those of the outputs, written with public tensor operators.
+    /// Computes the gradients of the inputs from those of the outputs, with public tensor operators.
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let _ = cx;
         Err(Error::Argument { op: self.name(), message: "this operator has no gradient rule".into() })
     }
 }
 
-/// What an operator is run in inside an [`autocast`](crate::autocast) scope. One that says nothing gets its inputs as they are.
-/// Inputs of integers are left alone always.
+/// The precision of an operator inside an [`autocast`](crate::autocast) scope. Integer inputs are never cast.
 ///
 /// ```
 /// use dtensor::{DType, Here, Array, Arrays, Meta, Metas, Op, Precision, Result, Rule, Tensor, apply, autocast};
 ///
-/// /// Each element times 10³⁰, which is too much for half precision.
+/// /// Multiplies each element by 10³⁰, which overflows half precision.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 /// struct Huge;
 ///
@@ -136,7 +140,7 @@ pub trait Op: Attributes {
 ///     }
 /// }
 ///
-/// /// The first of two inputs, which may be of different dtypes.
+/// /// Returns the first of two inputs, which may have different dtypes.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 /// struct First;
 ///
@@ -165,18 +169,19 @@ pub trait Op: Attributes {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// In the dtypes that the inputs have.
+    /// Inputs keep their dtypes.
     #[default]
     AsGiven,
-    /// In the half precision of the scope. Inputs of double precision stay as they are.
+    /// Inputs are cast to the half-precision dtype of the scope, except `f64` inputs.
     Low,
-    /// In single precision, even if the inputs are of half precision. Those of double precision stay as they are.
+    /// Half-precision inputs are cast to `f32`. `f64` inputs stay as they are.
     Single,
-    /// In the widest dtype of the inputs. Those without dims follow the others, and count only where none has dims.
+    /// All inputs are cast to the widest dtype among them, and to `f32` for `f16` with `bf16`. Scalars (0-d) follow
+    /// the others and count only if all inputs are scalars.
     Widest,
 }
 
-/// The gradients of an operator's inputs, as [`Grads`].
+/// Builds [`Grads`] from a list of gradients, one per input.
 macro_rules! grads {
     ($($grad:expr),* $(,)?) => {
         smallvec::smallvec![$($grad),*]
@@ -184,20 +189,21 @@ macro_rules! grads {
 }
 use grads;
 
-/// The reductions that choosing some elements, or setting zeros among them, leaves alone.
+/// The reductions that commute with selecting elements or filling some with zeros.
 const SELECTING: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min];
 
-/// The reductions that looking at the same elements in another way leaves alone.
+/// The reductions that commute with views of the same elements: all of them.
 const ANY: [ReduceOp; 5] = ReduceOp::ALL;
 
-/// The one output of most operators.
+/// Wraps the only output of an operator in a list.
 fn one<T, A: smallvec::Array<Item = T>>(x: T) -> SmallVec<A> {
     let mut out = SmallVec::new();
     out.push(x);
     out
 }
 
-/// An attribute that makes no difference to how an operator is run on parts: all are equal. A seed is one.
+/// An attribute that does not affect sharding, such as a seed. All values compare equal, so operators that differ
+/// only in such attributes share one cached sharding decision.
 #[derive(Clone, Copy, Debug)]
 pub struct Aside<T>(pub T);
 
@@ -211,7 +217,7 @@ impl<T> std::hash::Hash for Aside<T> {
     fn hash<H: std::hash::Hasher>(&self, _: &mut H) {}
 }
 
-/// A float attribute of an operator, compared and hashed by its bits.
+/// An `f64` attribute of an operator, compared and hashed by its bits.
 ///
 /// ```
 /// use dtensor::Bits;
@@ -222,23 +228,23 @@ impl<T> std::hash::Hash for Aside<T> {
 pub struct Bits(u64);
 
 impl Bits {
-    /// Of a number.
+    /// Wraps a number.
     pub fn new(x: f64) -> Self {
         Bits(x.to_bits())
     }
 
-    /// The number.
+    /// Returns the number.
     pub fn get(self) -> f64 {
         f64::from_bits(self.0)
     }
 }
 
-/// The meta of a result that is like `x` but for its shape.
+/// Returns the meta of `x` with another shape.
 fn reshaped(x: &Meta, shape: Shape) -> Meta {
     Meta { shape, ..x.clone() }
 }
 
-/// The dtype all operands share.
+/// Returns the common dtype of all operands, or an error if they differ.
 fn same_dtype(op: &'static str, x: &[Meta]) -> Result<DType> {
     for other in &x[1..] {
         if other.dtype != x[0].dtype {
@@ -248,14 +254,15 @@ fn same_dtype(op: &'static str, x: &[Meta]) -> Result<DType> {
     Ok(x[0].dtype)
 }
 
-/// The dtype in which an operator keeps sums for its gradient: single precision for the half-precision types.
+/// Returns the dtype of statistics saved for backward: `f32` for half precision, else the input's.
 fn statistics_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// What the gradient of a fused gradient kernel says.
+/// Returns the error of a fused gradient kernel that cannot be differentiated again.
 fn no_second(op: &'static str) -> Result<Grads> {
-    let message = "the gradient of this operator is one fused kernel, which has no gradient of its own";
+    let message =
+        "the gradient is one fused kernel, which cannot be differentiated again (no second derivative)";
     Err(Error::Argument { op, message: message.into() })
 }
 
@@ -275,10 +282,10 @@ fn need_dtype(op: &'static str, what: &str, meta: &Meta, dtype: DType) -> Result
     }
 }
 
-fn need_rank(op: &'static str, what: &str, meta: &Meta, rank: usize) -> Result<()> {
-    if meta.shape.rank() == rank {
+fn need_ndim(op: &'static str, what: &str, meta: &Meta, ndim: usize) -> Result<()> {
+    if meta.shape.rank() == ndim {
         Ok(())
     } else {
-        Err(Error::argument(op, format!("{what} must have {rank} dims, but its shape is {}", meta.shape)))
+        Err(Error::argument(op, format!("{what} must have {ndim} dims, but its shape is {}", meta.shape)))
     }
 }

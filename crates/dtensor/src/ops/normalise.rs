@@ -1,4 +1,4 @@
-//! Layer and root-mean-square normalisation over the last dims.
+//! Layer norm and RMS norm over the last dims.
 
 use smallvec::SmallVec;
 
@@ -10,20 +10,20 @@ use dtensor_array::kernels::norm as kernel;
 use dtensor_array::{DType, Meta, Shape};
 use dtensor_layout::{Rule, named};
 
-/// What is subtracted from and what divides each row.
+/// The two kinds of normalisation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Kind {
-    /// Mean and standard deviation.
+enum NormKind {
+    /// Subtracts the mean and divides by the standard deviation.
     Layer,
-    /// Nothing, and the root of the mean square.
+    /// Divides by the root of the mean square.
     Rms,
 }
 
-/// Normalises over the last `dims` dims. Inputs: x, then weight and bias where there are any. Outputs: y, and the
-/// statistics of each row, which its gradient needs: one over the deviation, and for layer norm the mean.
+/// Normalises over the last `dims` dims. Inputs: x, then weight and bias if given. Outputs: y, then the statistics
+/// of each row that the gradient needs: the reciprocal of the deviation and, for layer norm, the mean.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Normalise {
-    kind: Kind,
+    kind: NormKind,
     dims: usize,
     weight: bool,
     bias: bool,
@@ -36,7 +36,7 @@ impl Normalise {
         (x[..at].into(), x[at..].into())
     }
 
-    /// Statistics are kept in single precision for the half-precision types.
+    /// Returns the meta of the statistics, which are `f32` for half-precision inputs.
     fn statistics(&self, x: &Meta) -> Meta {
         let dtype = statistics_dtype(x.dtype);
         Meta { shape: self.split(&x.shape).0, dtype, device: x.device }
@@ -46,8 +46,8 @@ impl Normalise {
 impl Op for Normalise {
     fn name(&self) -> &'static str {
         match self.kind {
-            Kind::Layer => "layer_norm",
-            Kind::Rms => "rms_norm",
+            NormKind::Layer => "layer_norm",
+            NormKind::Rms => "rms_norm",
         }
     }
 
@@ -55,7 +55,8 @@ impl Op for Normalise {
         let op = self.name();
         need_float(op, x[0].dtype)?;
         for parameter in &x[1..] {
-            // A result of the input's dtype would not be worth the doubles.
+            // An `f64` weight on a narrower input would lose its precision, because the result has the input's
+            // dtype.
             if !parameter.dtype.is_float() || parameter.dtype.size() > statistics_dtype(x[0].dtype).size() {
                 return Err(Error::DTypeMismatch { op, left: x[0].dtype, right: parameter.dtype });
             }
@@ -79,7 +80,7 @@ impl Op for Normalise {
         let statistics = self.statistics(&x[0]);
         let mut out = one(x[0].clone());
         out.push(statistics.clone());
-        if self.kind == Kind::Layer {
+        if self.kind == NormKind::Layer {
             out.push(statistics);
         }
         Ok(out)
@@ -97,12 +98,12 @@ impl Op for Normalise {
         let weight = self.weight.then(|| x[1]);
         let statistics = |s: Array| s.reshape(&out[1].shape);
         match self.kind {
-            Kind::Layer => {
+            NormKind::Layer => {
                 let bias = self.bias.then(|| x[x.len() - 1]);
                 let (y, mean, rstd) = kernel::layer_norm(x[0], self.dims, weight, bias, self.eps.get())?;
                 Ok([y, statistics(rstd)?, statistics(mean)?].into_iter().collect())
             }
-            Kind::Rms => {
+            NormKind::Rms => {
                 let (y, rstd) = kernel::rms_norm(x[0], self.dims, weight, self.eps.get())?;
                 Ok([y, statistics(rstd)?].into_iter().collect())
             }
@@ -110,7 +111,7 @@ impl Op for Normalise {
     }
 
     fn saves(&self) -> Saves {
-        // Not y, and not the bias.
+        // The gradient needs neither y nor the bias.
         Saves::only(if self.weight { &[0, 1] } else { &[0] }, &[1, 2])
     }
 
@@ -118,7 +119,7 @@ impl Op for Normalise {
         let dy = cx.dy()?;
         let (x, rstd) = (cx.input(0)?, cx.output(1)?.detach());
         let mut inputs = vec![dy, x, rstd];
-        if self.kind == Kind::Layer {
+        if self.kind == NormKind::Layer {
             inputs.push(cx.output(2)?.detach());
         }
         if self.weight {
@@ -131,11 +132,11 @@ impl Op for Normalise {
     }
 }
 
-/// The gradients of x, weight and bias from dy, x, the statistics and the weight.
+/// The gradients of x, weight and bias, computed from dy, x, the statistics and the weight.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct NormaliseGrad {
     forward: Normalise,
-    /// The dtypes of weight and bias, where there are any.
+    /// The dtypes of weight and bias, if given.
     parameters: SmallVec<[DType; 2]>,
 }
 
@@ -151,7 +152,7 @@ impl Op for NormaliseGrad {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        // The gradients of the parameters are sums over all rows.
+        // The gradients of weight and bias are sums over all rows.
         let row = named(0..self.forward.dims, |d| format!("r{d}!"));
         let weight = if self.forward.weight { format!(", {row}") } else { String::new() };
         let statistics = ", …".repeat(x.len() - 2 - self.forward.weight as usize);
@@ -170,7 +171,7 @@ impl Op for NormaliseGrad {
         let need_weight = forward.weight.then(|| parameters.next()).flatten();
         let need_bias = forward.bias.then(|| parameters.next()).flatten();
         let (dx, dweight, dbias) = match forward.kind {
-            Kind::Layer => kernel::layer_norm_backward(
+            NormKind::Layer => kernel::layer_norm_backward(
                 x[0],
                 x[1],
                 &flat(x[3])?,
@@ -180,7 +181,7 @@ impl Op for NormaliseGrad {
                 need_weight,
                 need_bias,
             )?,
-            Kind::Rms => {
+            NormKind::Rms => {
                 let (dx, dweight) =
                     kernel::rms_norm_backward(x[0], x[1], &flat(x[2])?, weight, forward.dims, need_weight)?;
                 (dx, dweight, None)
@@ -197,11 +198,14 @@ impl Op for NormaliseGrad {
 }
 
 impl Tensor {
-    /// Normalises over the last `dims` dims to mean 0 and variance 1; then scales by `weight` and shifts by `bias`, which
-    /// have the shape of those dims.
+    /// Layer normalisation: normalises the last `dims` dims to mean 0 and variance 1, then scales by `weight` and
+    /// shifts by `bias`, which have the shape of those dims.
     ///
-    /// The result has the dtype of this tensor. Weight and bias may have another one, but doubles go with doubles only: those of
-    /// single precision scale an input of half precision unrounded, and their gradients come in single precision.
+    /// On a mesh, the normalised dims are gathered if they are sharded; the other dims stay sharded.
+    ///
+    /// The result has the dtype of this tensor. Weight and bias may have a wider dtype, such as `f32` for a
+    /// half-precision input: they are applied unrounded, and their gradients are `f32`. An `f64` weight or bias
+    /// needs an `f64` input.
     ///
     /// ```
     /// use dtensor::{DType, Tensor};
@@ -220,20 +224,29 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        self.normalise(Kind::Layer, dims, weight, bias, eps)
+        self.normalise(NormKind::Layer, dims, weight, bias, eps)
     }
 
-    /// Divides by the root of the mean square over the last `dims` dims; then scales. Dtypes as in
-    /// [`layer_norm`](Tensor::layer_norm).
+    /// RMS normalisation: divides by the root of the mean square over the last `dims` dims, then scales by
+    /// `weight`. Dtypes as in [`layer_norm`](Tensor::layer_norm).
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[2f32, 2., -2., 2.], [4])?;
+    /// assert_eq!(x.rms_norm(1, None, 0.0)?.to_vec::<f32>()?, [1., 1., -1., 1.]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn rms_norm(&self, dims: usize, weight: Option<&Tensor>, eps: f64) -> Result<Tensor> {
-        self.normalise(Kind::Rms, dims, weight, None, eps)
+        self.normalise(NormKind::Rms, dims, weight, None, eps)
     }
 
     #[track_caller]
     fn normalise(
         &self,
-        kind: Kind,
+        kind: NormKind,
         dims: usize,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,

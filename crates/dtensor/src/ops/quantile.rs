@@ -1,4 +1,4 @@
-//! Quantiles and medians: from the elements in order.
+//! Quantiles and medians, computed from sorted elements.
 
 use super::{Arrays, Aside, Here, Metas, Op, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads};
@@ -9,7 +9,7 @@ use dtensor_array::shape::Dim;
 use dtensor_array::{DType, Meta, Shape};
 use dtensor_layout::Rule;
 
-/// What a quantile is that falls between two elements.
+/// How to interpolate a quantile between two elements.
 ///
 /// ```
 /// use dtensor::{Interpolation, Tensor};
@@ -23,20 +23,20 @@ use dtensor_layout::Rule;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interpolation {
-    /// As far between them as the quantile is.
+    /// Interpolates linearly.
     #[default]
     Linear,
-    /// The smaller one.
+    /// The smaller element.
     Lower,
-    /// The larger one.
+    /// The larger element.
     Higher,
-    /// The one that is nearer; of two that are equally near, that with the even position.
+    /// The nearest element; if both are equally near, the one with the even index.
     Nearest,
-    /// The mean of both.
+    /// The mean of both elements.
     Midpoint,
 }
 
-/// Which quantiles: one, or several, along a new first dim of the result.
+/// One quantile, or several, which become a new first dim of the result.
 ///
 /// ```
 /// use dtensor::{Interpolation, Tensor};
@@ -71,14 +71,14 @@ impl From<&[f64]> for Quantiles {
     }
 }
 
-/// `a + weight · (b − a)`, with a weight between 0 and 1, also where the difference is infinite.
+/// Linear interpolation `a + weight · (b − a)` with a weight between 0 and 1, also if the difference is infinite.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Between {
+struct Lerp {
     op: &'static str,
     weight: Aside<f64>,
 }
 
-impl Op for Between {
+impl Op for Lerp {
     fn name(&self) -> &'static str {
         self.op
     }
@@ -103,8 +103,8 @@ impl Op for Between {
 }
 
 impl Tensor {
-    /// The element along one dim, or what lies between two of them, that a part `q` of all are below: 0 gives the smallest, 1 the
-    /// largest. Where one of them is NaN, so is the result. There must be an element, and a q.
+    /// Returns the `q`-quantile along one dim: 0 gives the minimum, 1 the maximum, and values between two elements
+    /// are interpolated. Rows with NaN give NaN. Returns an error if the tensor is empty, or if there is no `q`.
     ///
     /// ```
     /// use dtensor::{Interpolation, Tensor};
@@ -126,15 +126,15 @@ impl Tensor {
         const OP: &str = "quantile";
         let (q, dim) = (q.into(), self.dim(OP, dim)?);
         need_float(OP, self.dtype())?;
-        let refuse = |message: String| Err(Error::argument(OP, message));
+        let error = |message: String| Err(Error::argument(OP, message));
         if self.numel() == 0 {
-            return refuse(format!("input tensor must be non-empty, but its shape is {}", self.shape()));
+            return error(format!("input tensor must be non-empty, but its shape is {}", self.shape()));
         }
         if q.all.is_empty() {
-            return refuse("there is no q in the list".into());
+            return error("q: the list is empty".into());
         }
         if let Some(q) = q.all.iter().find(|q| !(0.0..=1.0).contains(*q)) {
-            return refuse(format!("q values must be in the range [0, 1], but one is {q}"));
+            return error(format!("q values must be in the range [0, 1], but one is {q}"));
         }
         if self.rank() == 0 {
             let y = self.unsqueeze(0)?.quantile_of(&q, 0, interpolation)?;
@@ -149,7 +149,7 @@ impl Tensor {
         }
     }
 
-    /// The [`quantile`](Tensor::quantile) of all elements.
+    /// Returns the [`quantile`](Tensor::quantile) of all elements.
     ///
     /// ```
     /// use dtensor::{Interpolation, Tensor};
@@ -164,22 +164,22 @@ impl Tensor {
         self.flatten_all()?.quantile(q, 0, false, interpolation)
     }
 
-    /// All quantiles along a new first dim, with `dim` of size 1 after it.
+    /// Returns all quantiles along a new first dim, with `dim` of size 1 after it.
     #[track_caller]
     fn quantile_of(&self, q: &Quantiles, dim: usize, interpolation: Interpolation) -> Result<Tensor> {
         const OP: &str = "quantile";
         let n = self.dims()[dim];
-        // Halves have no numbers between neighbours to speak of.
+        // Half precision is too coarse to interpolate in.
         let half = self.dtype().size() == 2;
         let x = if half { &self.to_dtype(DType::F32)? } else { self };
         let (sorted, _) = x.sort(dim, false)?;
-        // NaN comes last: if there is one, it is there.
+        // NaN is sorted last, so the last element tells whether there is one.
         let last = sorted.narrow(dim, n - 1, 1)?;
-        let lost = last.ne(&last)?;
+        let has_nan = last.ne(&last)?;
         let mut all = Vec::with_capacity(q.all.len());
-        // A loop, not a closure: what is moved is moved for the line that called this.
+        // A loop instead of a closure, so that collectives carry the source line of the caller.
         for &q in &q.all {
-            // In double precision, whatever the elements are of: 0.8 of the way to the sixth is the fifth.
+            // In `f64` whatever the dtype: position 0.8 · 5 must be exactly 4.
             let at = q * (n - 1) as f64;
             let (low, high) = (at.floor(), at.ceil());
             let weight = match interpolation {
@@ -196,9 +196,9 @@ impl Tensor {
             } else {
                 let both = sorted.narrow(dim, low as usize, 2)?;
                 let (low, high) = (both.narrow(dim, 0, 1)?, both.narrow(dim, 1, 1)?);
-                apply(Between { op: OP, weight: Aside(weight) }, &[&low, &high])?
+                apply(Lerp { op: OP, weight: Aside(weight) }, &[&low, &high])?
             };
-            let y = lost.where_(&last, &y)?;
+            let y = has_nan.where_(&last, &y)?;
             all.push(if half { y.to_dtype(self.dtype())? } else { y });
         }
         if let [only] = &all[..] {
@@ -207,8 +207,8 @@ impl Tensor {
         Tensor::stack(&all.iter().collect::<Vec<_>>(), 0)
     }
 
-    /// The middle element along one dim, of an even number the smaller of both in the middle, and the index
-    /// it has. NaN, if there is one, is taken to be the middle.
+    /// Returns the median along one dim and its index. For an even number of elements, it is the smaller of the two
+    /// middle ones. If there is a NaN, the median is NaN.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -234,13 +234,13 @@ impl Tensor {
         }
         let (sorted, order) = self.sort(dim, false)?;
         let (last, middle) = (sorted.narrow(dim, n - 1, 1)?, (n - 1) / 2);
-        let lost = last.ne(&last)?;
-        let value = lost.where_(&last, &sorted.narrow(dim, middle, 1)?)?;
-        let index = lost.where_(&order.narrow(dim, n - 1, 1)?, &order.narrow(dim, middle, 1)?)?;
+        let has_nan = last.ne(&last)?;
+        let value = has_nan.where_(&last, &sorted.narrow(dim, middle, 1)?)?;
+        let index = has_nan.where_(&order.narrow(dim, n - 1, 1)?, &order.narrow(dim, middle, 1)?)?;
         if keepdim { Ok((value, index)) } else { Ok((value.squeeze(dim)?, index.squeeze(dim)?)) }
     }
 
-    /// The [`median`](Tensor::median) of all elements, of which there must be one.
+    /// Returns the [`median`](Tensor::median) of all elements. Returns an error if there are none.
     ///
     /// ```
     /// # use dtensor::Tensor;

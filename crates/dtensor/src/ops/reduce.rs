@@ -13,8 +13,8 @@ use dtensor_array::shape::{DimList, Dims};
 use dtensor_array::{DType, Meta, Shape};
 use dtensor_layout::{Rule, named};
 
-/// The shape once `dims` are reduced.
-pub(super) fn reduced(shape: &Shape, dims: &[usize], keepdim: bool) -> Shape {
+/// Returns the shape after reducing `dims`, which are removed or, with `keepdim`, become 1.
+pub(super) fn reduced_shape(shape: &Shape, dims: &[usize], keepdim: bool) -> Shape {
     let size = |(d, &n): (usize, &usize)| match (dims.contains(&d), keepdim) {
         (true, true) => Some(1),
         (true, false) => None,
@@ -23,67 +23,68 @@ pub(super) fn reduced(shape: &Shape, dims: &[usize], keepdim: bool) -> Shape {
     shape.iter().enumerate().filter_map(size).collect()
 }
 
-/// Which dims of the input go, and whether they stay as 1.
+/// The dims that a reduction reduces, and whether they stay with size 1.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Over {
+pub(super) struct ReducedDims {
     pub(super) dims: DimList,
     pub(super) keepdim: bool,
 }
 
-impl Over {
+impl ReducedDims {
     fn new(op: &'static str, x: &Tensor, dims: Dims, keepdim: bool) -> Result<Self> {
         let mut dims = dims.resolve(op, x.rank())?;
         if x.rank() == 0 {
-            // A scalar may be reduced over "its dim".
+            // As in PyTorch, a scalar may be reduced over dim 0 or −1.
             dims.clear();
         }
-        Ok(Over { dims, keepdim })
+        Ok(ReducedDims { dims, keepdim })
     }
 
     fn all(x: &Tensor) -> Self {
-        Over { dims: (0..x.rank()).collect(), keepdim: false }
+        ReducedDims { dims: (0..x.rank()).collect(), keepdim: false }
     }
 
     pub(super) fn shape(&self, x: &Shape) -> Shape {
-        reduced(x, &self.dims, self.keepdim)
+        reduced_shape(x, &self.dims, self.keepdim)
     }
 
-    /// `a0 a1 -> a0`: parts of the dims that stay pass.
+    /// `a0 a1 -> a0`: the remaining dims may be sharded, and so may the reduced ones, with partial results.
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let rank = x[0].shape.rank();
         let name = |d: usize| format!("a{d}");
-        let gone = |d: usize| self.dims.contains(&d);
-        let kept = if self.keepdim {
-            named(0..rank, |d| if gone(d) { "1".into() } else { name(d) })
+        let is_reduced = |d: usize| self.dims.contains(&d);
+        let remaining = if self.keepdim {
+            named(0..rank, |d| if is_reduced(d) { "1".into() } else { name(d) })
         } else {
-            named((0..rank).filter(|&d| !gone(d)), name)
+            named((0..rank).filter(|&d| !is_reduced(d)), name)
         };
-        let out_of = vec![kept; out.len()].join(", ");
+        let out_of = vec![remaining; out.len()].join(", ");
         Rule::of(&format!("{} -> {out_of}", named(0..rank, name)), x, out)
     }
 
-    /// As [`rule`](Over::rule), for where something is: what ranks found is merged, and they know where their part is.
-    pub(super) fn located_rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+    /// Like [`rule`](ReducedDims::rule), for operators that return indices: ranks merge candidates, and shards are
+    /// ranges so that local indices can be shifted to global ones.
+    pub(super) fn index_rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let rule = self.rule(x, out)?.merging(x[0].dtype.size() + DType::I64.size());
         self.dims.iter().try_fold(rule, |rule, d| rule.contiguous(&format!("a{d}")))
     }
 
-    /// The number of elements that go into one.
+    /// Returns the number of elements that are reduced to one.
     pub(super) fn count(&self, x: &Shape) -> usize {
         self.dims.iter().map(|&d| x[d]).product()
     }
 
-    /// A result with the reduced dims put back as 1, so that it broadcasts against the input.
+    /// Reshapes a result so that the reduced dims are back with size 1 and it broadcasts against the input.
     pub(super) fn restore(&self, y: &Tensor, x: &Shape) -> Result<Tensor> {
-        if self.keepdim { Ok(y.clone()) } else { y.reshape(reduced(x, &self.dims, true)) }
+        if self.keepdim { Ok(y.clone()) } else { y.reshape(reduced_shape(x, &self.dims, true)) }
     }
 }
 
-/// Sum, mean, extremum or product over some dims.
+/// Sum, mean, maximum, minimum or product over some dims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ReduceDims {
     f: Reduce,
-    over: Over,
+    over: ReducedDims,
 }
 
 impl Op for ReduceDims {
@@ -107,7 +108,8 @@ impl Op for ReduceDims {
             Reduce::Mean => need_float("mean", x[0].dtype)?,
             Reduce::Sum | Reduce::Prod if x[0].dtype == DType::U8 => out.dtype = DType::I64,
             Reduce::Max | Reduce::Min if self.over.count(&x[0].shape) == 0 && out.shape.numel() > 0 => {
-                let message = format!("the reduced dims of shape {} hold nothing to choose from", x[0].shape);
+                let message =
+                    format!("expected the reduced dims to have non-zero size, got shape {}", x[0].shape);
                 return Err(Error::argument(self.name(), message));
             }
             _ => {}
@@ -118,7 +120,7 @@ impl Op for ReduceDims {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let rule = self.over.rule(x, out)?;
         match self.f {
-            // Sums that wrap as u8 would not as i64.
+            // Partial `u8` values wrap when they are summed, but their `i64` sums do not.
             Reduce::Sum if x[0].dtype == DType::U8 => Ok(rule),
             Reduce::Prod if x[0].dtype == DType::U8 => Ok(rule.reducing(ReduceOp::Product)),
             Reduce::Sum | Reduce::Mean => rule.linear(&[0]),
@@ -129,13 +131,14 @@ impl Op for ReduceDims {
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
-        let Over { dims, keepdim } = &self.over;
-        let (part, whole) = (self.over.count(&x[0].dims().into()), self.over.count(&here.whole(0).shape));
-        if self.f == Reduce::Mean && part != whole {
-            // Each rank has a share of the mean, by how much it has of what the mean is of.
-            let f = if part == 0 { Reduce::Sum } else { Reduce::Mean };
+        let ReducedDims { dims, keepdim } = &self.over;
+        let (local, global) = (self.over.count(&x[0].dims().into()), self.over.count(&here.whole(0).shape));
+        if self.f == Reduce::Mean && local != global {
+            // Each rank scales the mean of its shard by the shard's share of the elements, so that the results add
+            // up to the mean.
+            let f = if local == 0 { Reduce::Sum } else { Reduce::Mean };
             let mean = kernel::reduce(f, x[0], dims, *keepdim)?;
-            return Ok(one(scalar::affine(&mean, part as f64 / whole as f64, 0.0)?));
+            return Ok(one(scalar::affine(&mean, local as f64 / global as f64, 0.0)?));
         }
         Ok(one(kernel::reduce(self.f, x[0], dims, *keepdim)?))
     }
@@ -153,22 +156,22 @@ impl Op for ReduceDims {
         let dy = self.over.restore(&cx.dy()?, shape)?;
         let dx = match self.f {
             Reduce::Sum => dy.expand(shape)?,
-            // The mean of nothing is not a number, but it does not depend on anything.
+            // The mean over zero elements is NaN, but it depends on no element; `max(1)` avoids 1 / 0.
             Reduce::Mean => dy.mul(1.0 / self.over.count(shape).max(1) as f64)?.expand(shape)?,
             Reduce::Max | Reduce::Min => {
-                // All that reach the extremum share the gradient.
+                // Ties share the gradient.
                 let y = self.over.restore(&cx.output(0)?.detach(), shape)?;
-                share(&cx.input(0)?.detach(), &y, &dy, &self.over)?
+                share_among_ties(&cx.input(0)?.detach(), &y, &dy, &self.over)?
             }
             Reduce::Prod => {
-                // The reduced dims as the last one.
+                // Flatten the reduced dims into the last dim.
                 let (dims, x) = (&self.over.dims, cx.input(0)?);
                 let order: DimList =
                     (0..shape.rank()).filter(|d| !dims.contains(d)).chain(dims.iter().copied()).collect();
-                let turned = x.permute(&order[..])?;
-                let rest = &turned.dims()[..shape.rank() - dims.len()];
+                let permuted = x.permute(&order[..])?;
+                let rest = &permuted.dims()[..shape.rank() - dims.len()];
                 let flat: Shape = rest.iter().copied().chain([self.over.count(shape)]).collect();
-                let others = others(&turned.reshape(flat)?)?.reshape(turned.shape())?;
+                let others = products_of_others(&permuted.reshape(flat)?)?.reshape(permuted.shape())?;
                 let mut back = order.clone();
                 order.iter().enumerate().for_each(|(to, &from)| back[from] = to);
                 dy.mul(&others.permute(&back[..])?)?
@@ -178,9 +181,9 @@ impl Op for ReduceDims {
     }
 }
 
-/// For each element of the last dim, the product of all others, by a tree of products. Nothing is divided by, so zeros
-/// are numbers like any other, for the gradient of this, too.
-fn others(x: &Tensor) -> Result<Tensor> {
+/// Computes, for each element of the last dim, the product of all others, with a tree of products. There is no
+/// division, so zeros need no special case, here or in the second derivative.
+fn products_of_others(x: &Tensor) -> Result<Tensor> {
     let mut level = x.clone();
     let mut pairs = Vec::new();
     loop {
@@ -203,15 +206,16 @@ fn others(x: &Tensor) -> Result<Tensor> {
     Ok(out)
 }
 
-/// `dy` spread evenly over the elements of `x` that equal `y`.
-fn share(x: &Tensor, y: &Tensor, dy: &Tensor, over: &Over) -> Result<Tensor> {
+/// Splits `dy` evenly among the elements of `x` that equal `y`.
+fn share_among_ties(x: &Tensor, y: &Tensor, dy: &Tensor, over: &ReducedDims) -> Result<Tensor> {
     let reach = x.eq(y)?.to_dtype(x.dtype())?;
     let count = reach.sum_keepdim(&over.dims[..])?;
     dy.div(&count)?.mul(&reach)
 }
 
-/// `dy / y`, and 0 where y is: so is the gradient of this, which 0 / 0 would spoil even where it is not used.
-fn over_or_zero(dy: &Tensor, y: &Tensor) -> Result<Tensor> {
+/// Computes `dy / y`, and 0 where `y` is 0. The zeros are masked before the division, because 0 / 0 would make this
+/// function's own gradient NaN.
+fn div_or_zero(dy: &Tensor, y: &Tensor) -> Result<Tensor> {
     let zero = y.eq(0.0)?;
     dy.div(&y.masked_fill(&zero, 1.0)?)?.masked_fill(&zero, 0.0)
 }
@@ -219,7 +223,7 @@ fn over_or_zero(dy: &Tensor, y: &Tensor) -> Result<Tensor> {
 /// Variance or standard deviation over some dims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Variance {
-    over: Over,
+    over: ReducedDims,
     correction: Bits,
     root: bool,
 }
@@ -235,7 +239,7 @@ impl Op for Variance {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        // Three numbers: count, mean and sum of squares.
+        // Each rank contributes three numbers per result: count, mean and sum of squares.
         Ok(self.over.rule(x, out)?.merging(3 * DType::F64.size()))
     }
 
@@ -264,7 +268,7 @@ impl Op for Variance {
         let mut dy = self.over.restore(&cx.dy()?, &shape)?;
         if self.root {
             let y = self.over.restore(&cx.output(0)?, &shape)?;
-            dy = over_or_zero(&dy, &y)?.mul(0.5)?;
+            dy = div_or_zero(&dy, &y)?.mul(0.5)?;
         }
         let degrees = (self.over.count(&shape) as f64 - self.correction.get()).max(0.0);
         let degrees = if shape.numel() == 0 { 1.0 } else { degrees };
@@ -276,7 +280,7 @@ impl Op for Variance {
 /// The p-norm over some dims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Norm {
-    over: Over,
+    over: ReducedDims,
     p: Bits,
 }
 
@@ -290,7 +294,7 @@ impl Op for Norm {
         let out = self.over.shape(&x[0].shape);
         let p = self.p.get();
         if (p < 0.0 || p.is_infinite()) && self.over.count(&x[0].shape) == 0 && out.numel() > 0 {
-            return Err(Error::argument("norm", format!("the {p}-norm of nothing is not defined")));
+            return Err(Error::argument("norm", format!("the {p}-norm of zero elements is not defined")));
         }
         Ok(one(reshaped(&x[0], out)))
     }
@@ -305,7 +309,7 @@ impl Op for Norm {
 
     fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         let [parts, ..] = known else {
-            // Half precision would be rounded once for each part.
+            // In half precision, the norm of each shard would be rounded.
             let x = cast::cast(x[0], statistics_dtype(x[0].dtype()))?;
             return Ok(Together::Stack(self.kernel(&[&x], here)?));
         };
@@ -327,11 +331,11 @@ impl Op for Norm {
         } else if p == 1.0 {
             dy.mul(&x.sign()?)?
         } else if p == 2.0 {
-            x.mul(&over_or_zero(&dy, &y)?)?
+            x.mul(&div_or_zero(&dy, &y)?)?
         } else if p.is_infinite() {
-            share(&x.abs()?.detach(), &y.detach(), &dy, &self.over)?.mul(&x.sign()?)?
+            share_among_ties(&x.abs()?.detach(), &y.detach(), &dy, &self.over)?.mul(&x.sign()?)?
         } else {
-            let scale = over_or_zero(&dy, &y.pow(p - 1.0)?)?;
+            let scale = div_or_zero(&dy, &y.pow(p - 1.0)?)?;
             let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?.masked_fill(&x.eq(0.0)?, 0.0)?)?;
             slope.mul(&scale)?
         };
@@ -340,25 +344,34 @@ impl Op for Norm {
 }
 
 macro_rules! reductions {
-    ($($f:ident: $op:literal, $what:literal, $all:ident, $some:ident, $keep:ident;)*) => {
+    ($($f:ident: $op:literal, $what:literal, $note:literal, $example:literal, $all:ident, $some:ident, $keep:ident;)*) => {
         impl Tensor {$(
-            #[doc = concat!($what, " of all elements.")]
+            #[doc = concat!("Computes ", $what, " of all elements", $note, ".")]
             #[track_caller]
             pub fn $all(&self) -> Result<Tensor> {
-                apply(ReduceDims { f: Reduce::$f, over: Over::all(self) }, &[self])
+                apply(ReduceDims { f: Reduce::$f, over: ReducedDims::all(self) }, &[self])
             }
 
-            #[doc = concat!($what, " over one or several dims, which go.")]
+            #[doc = concat!("Computes ", $what, " over one or more dims, which are removed", $note, ".")]
+            ///
+            /// ```
+            /// # use dtensor::Tensor;
+            /// # fn main() -> dtensor::Result<()> {
+            /// let x = Tensor::from_slice(&[1f32, 2., 3., 4.], [2, 2])?;
+            #[doc = concat!("assert_eq!(x.", stringify!($some), "(0)?.to_vec::<f32>()?, ", $example, ");")]
+            /// # Ok(())
+            /// # }
+            /// ```
             #[track_caller]
             pub fn $some(&self, dims: impl Into<Dims>) -> Result<Tensor> {
-                let over = Over::new($op, self, dims.into(), false)?;
+                let over = ReducedDims::new($op, self, dims.into(), false)?;
                 apply(ReduceDims { f: Reduce::$f, over }, &[self])
             }
 
-            #[doc = concat!($what, " over one or several dims, which stay with size 1.")]
+            #[doc = concat!("Computes ", $what, " over one or more dims, which stay with size 1", $note, ".")]
             #[track_caller]
             pub fn $keep(&self, dims: impl Into<Dims>) -> Result<Tensor> {
-                let over = Over::new($op, self, dims.into(), true)?;
+                let over = ReducedDims::new($op, self, dims.into(), true)?;
                 apply(ReduceDims { f: Reduce::$f, over }, &[self])
             }
         )*}
@@ -366,21 +379,22 @@ macro_rules! reductions {
 }
 
 reductions! {
-    Sum: "sum", "The sum (of `u8`, as `i64`)", sum_all, sum, sum_keepdim;
-    Mean: "mean", "The mean", mean_all, mean, mean_keepdim;
-    Max: "max", "The largest (NaN if there is one); ties share the gradient", max_all, max, max_keepdim;
-    Min: "min", "The smallest (NaN if there is one); ties share the gradient", min_all, min, min_keepdim;
-    Prod: "prod", "The product (of `u8`, as `i64`)", prod_all, prod, prod_keepdim;
+    Sum: "sum", "the sum", " (`u8` is summed as `i64`)", "[4., 6.]", sum_all, sum, sum_keepdim;
+    Mean: "mean", "the mean", "", "[2., 3.]", mean_all, mean, mean_keepdim;
+    Max: "max", "the maximum", ". NaN propagates; ties share the gradient", "[3., 4.]", max_all, max, max_keepdim;
+    Min: "min", "the minimum", ". NaN propagates; ties share the gradient", "[1., 2.]", min_all, min, min_keepdim;
+    Prod: "prod", "the product", " (`u8` is multiplied as `i64`)", "[3., 8.]", prod_all, prod, prod_keepdim;
 }
 
 impl Tensor {
-    /// The variance of all elements, with Bessel's correction.
+    /// Computes the variance of all elements, with Bessel's correction.
     #[track_caller]
     pub fn var_all(&self) -> Result<Tensor> {
-        self.variance(Over::all(self), 1.0, false)
+        self.variance(ReducedDims::all(self), 1.0, false)
     }
 
-    /// The variance over some dims; `correction` is subtracted from the number of elements (1 is Bessel's).
+    /// Computes the variance over some dims. The divisor is the number of elements minus `correction`: 1 is
+    /// Bessel's correction.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -392,27 +406,28 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn var(&self, dims: impl Into<Dims>, correction: f64, keepdim: bool) -> Result<Tensor> {
-        self.variance(Over::new("var", self, dims.into(), keepdim)?, correction, false)
+        self.variance(ReducedDims::new("var", self, dims.into(), keepdim)?, correction, false)
     }
 
-    /// The standard deviation of all elements, with Bessel's correction.
+    /// Computes the standard deviation of all elements, with Bessel's correction.
     #[track_caller]
     pub fn std_all(&self) -> Result<Tensor> {
-        self.variance(Over::all(self), 1.0, true)
+        self.variance(ReducedDims::all(self), 1.0, true)
     }
 
-    /// The standard deviation over some dims; `correction` as in [`var`](Tensor::var). Where it is 0, so is its gradient.
+    /// Computes the standard deviation over some dims; `correction` as in [`var`](Tensor::var). Where it is 0, its
+    /// gradient is 0.
     #[track_caller]
     pub fn std(&self, dims: impl Into<Dims>, correction: f64, keepdim: bool) -> Result<Tensor> {
-        self.variance(Over::new("std", self, dims.into(), keepdim)?, correction, true)
+        self.variance(ReducedDims::new("std", self, dims.into(), keepdim)?, correction, true)
     }
 
     #[track_caller]
-    fn variance(&self, over: Over, correction: f64, root: bool) -> Result<Tensor> {
+    fn variance(&self, over: ReducedDims, correction: f64, root: bool) -> Result<Tensor> {
         apply(Variance { over, correction: Bits::new(correction), root }, &[self])
     }
 
-    /// The p-norm of all elements.
+    /// Computes the p-norm of all elements.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -423,12 +438,12 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn norm_all(&self, p: f64) -> Result<Tensor> {
-        apply(Norm { over: Over::all(self), p: Bits::new(p) }, &[self])
+        apply(Norm { over: ReducedDims::all(self), p: Bits::new(p) }, &[self])
     }
 
-    /// The p-norm over some dims.
+    /// Computes the p-norm over some dims.
     #[track_caller]
     pub fn norm(&self, p: f64, dims: impl Into<Dims>, keepdim: bool) -> Result<Tensor> {
-        apply(Norm { over: Over::new("norm", self, dims.into(), keepdim)?, p: Bits::new(p) }, &[self])
+        apply(Norm { over: ReducedDims::new("norm", self, dims.into(), keepdim)?, p: Bits::new(p) }, &[self])
     }
 }

@@ -1,4 +1,4 @@
-//! Functions of one element and some numbers.
+//! Element-wise operators with scalar attributes: `x · a + b`, powers and clamps.
 
 use super::{Arrays, Aside, Bits, Here, Metas, Op, grads, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
@@ -9,15 +9,15 @@ use dtensor_array::kernels::scalar as kernel;
 use dtensor_array::{Meta, Scalar};
 use dtensor_layout::Rule;
 
-/// `x · mul + add`. Which numbers they are makes no difference to how it is run, but for their kind.
+/// `x · mul + add`. Sharding depends on `slope` and `linear` only, so the two numbers are `Aside`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Affine {
     op: &'static str,
     mul: Aside<f64>,
     add: Aside<f64>,
-    /// −1, 0 or 1 by how the result goes with x, where it goes with it at all.
+    /// 1 if the result increases with x, −1 if it decreases, 0 if neither.
     slope: i8,
-    /// Whether nothing is added.
+    /// True if `add` is 0.
     linear: bool,
 }
 
@@ -45,7 +45,7 @@ impl Op for Affine {
         use ReduceOp::{Avg, Max, Min, Sum};
         let rule = Rule::pointwise(x, out)?.passing(&[Avg], &[0])?;
         let rule = if self.linear { rule.passing(&[Sum], &[0])? } else { rule };
-        // Integers wrap: what is larger need not stay so.
+        // Integers wrap, so the order of elements may change.
         match self.slope {
             _ if x[0].dtype.is_int() => Ok(rule),
             1 => rule.passing(&[Max, Min], &[0]),
@@ -64,7 +64,7 @@ impl Op for Affine {
     }
 }
 
-/// `x` to a fixed power.
+/// `x` to the power of a scalar.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct PowScalar(Bits);
 
@@ -76,7 +76,9 @@ impl Op for PowScalar {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         let e = self.0.get();
         if x[0].dtype.is_int() && (e < 0.0 || e.fract() != 0.0) {
-            let why = format!("integers to the power {e} are not integers; cast the tensor first");
+            let why = format!(
+                "an integer tensor to the power {e} is not an integer tensor: cast it to a float dtype first"
+            );
             return Err(Error::argument("pow", why));
         }
         Ok(one(x[0].clone()))
@@ -96,13 +98,13 @@ impl Op for PowScalar {
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let (x, dy, e) = (cx.input(0)?, cx.dy()?, self.0.get());
-        // x⁰ is constant, though e · xᵉ⁻¹ is 0 · ∞ where x is 0.
+        // x⁰ is constant, but e · xᵉ⁻¹ would be 0 · ∞ at 0.
         let dx = if e == 0.0 { x.zeros_like()? } else { dy.mul(&x.pow(e - 1.0)?.mul(e)?)? };
         Ok(grads![Some(dx)])
     }
 }
 
-/// Each element brought between two bounds.
+/// Clamp of each element to two optional bounds.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Clamp {
     lo: Aside<Option<f64>>,
@@ -143,7 +145,7 @@ impl Op for Clamp {
     }
 }
 
-/// The gradient strictly between the bounds, else zero.
+/// The gradient of clamp: passes strictly between the bounds, else zero.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ClampGrad(Clamp);
 
@@ -180,7 +182,7 @@ impl Op for ClampGrad {
 }
 
 impl Tensor {
-    /// `self · mul + add` in one pass, under the name of the operator that asks for it.
+    /// Computes `self · mul + add` in one pass, recorded under the name `op`.
     #[track_caller]
     pub(super) fn affine(&self, op: &'static str, mul: Scalar, add: Scalar) -> Result<Tensor> {
         let mul = mul.for_arithmetic(op, self.dtype())?;
@@ -193,7 +195,7 @@ impl Tensor {
         apply(PowScalar(Bits::new(exponent.as_f64())), &[self])
     }
 
-    /// Each element, but at least `lo` and at most `hi`. NaN stays. The gradient at a bound is 0, as `relu`'s is.
+    /// Clamps each element to `lo..=hi`. NaN stays NaN. The gradient at a bound is 0, as for `relu` at 0.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -205,23 +207,23 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn clamp(&self, lo: impl Into<Scalar>, hi: impl Into<Scalar>) -> Result<Tensor> {
-        self.clamped(Some(lo.into()), Some(hi.into()))
+        self.clamp_to(Some(lo.into()), Some(hi.into()))
     }
 
-    /// Each element, but at least `lo`. NaN stays.
+    /// Clamps each element to at least `lo`. NaN stays NaN.
     #[track_caller]
     pub fn clamp_min(&self, lo: impl Into<Scalar>) -> Result<Tensor> {
-        self.clamped(Some(lo.into()), None)
+        self.clamp_to(Some(lo.into()), None)
     }
 
-    /// Each element, but at most `hi`. NaN stays.
+    /// Clamps each element to at most `hi`. NaN stays NaN.
     #[track_caller]
     pub fn clamp_max(&self, hi: impl Into<Scalar>) -> Result<Tensor> {
-        self.clamped(None, Some(hi.into()))
+        self.clamp_to(None, Some(hi.into()))
     }
 
     #[track_caller]
-    fn clamped(&self, lo: Option<Scalar>, hi: Option<Scalar>) -> Result<Tensor> {
+    fn clamp_to(&self, lo: Option<Scalar>, hi: Option<Scalar>) -> Result<Tensor> {
         if [lo, hi].into_iter().flatten().any(|bound| bound.exceeds_f64(self.dtype())) {
             let raised = if let Some(lo) = lo { self.maximum(lo)? } else { self.clone() };
             return if let Some(hi) = hi { raised.minimum(hi) } else { Ok(raised) };

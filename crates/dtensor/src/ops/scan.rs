@@ -1,4 +1,4 @@
-//! Running sums.
+//! Cumulative sums.
 
 use super::{Arrays, Here, Metas, Op, grads, one};
 use crate::autograd::{Backward, Grads};
@@ -9,7 +9,7 @@ use dtensor_array::shape::Dim;
 use dtensor_array::{DType, Meta};
 use dtensor_layout::Rule;
 
-/// The running sum along one dim, from the front or from the back.
+/// Cumulative sum along one dim, from the front or (`reverse`) from the back.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Cumsum {
     dim: usize,
@@ -41,7 +41,15 @@ impl Op for Cumsum {
 }
 
 impl Tensor {
-    /// The running sum along one dim (of `u8`, as `i64`).
+    /// Computes the cumulative sum along one dim (`u8` is summed as `i64`).
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::from_slice(&[1i64, 2, 3], [3])?.cumsum(0)?.to_vec::<i64>()?, [1, 3, 6]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn cumsum(&self, dim: impl Into<Dim>) -> Result<Tensor> {
         apply(Cumsum { dim: self.dim("cumsum", dim)?, reverse: false }, &[self])

@@ -1,4 +1,4 @@
-//! Parts of a dim: a range, every so many elements, one index.
+//! Slices of one dim: a range, every `step`-th element, or one index.
 
 use super::view::Reshape;
 use super::{ANY, Arrays, Here, Metas, Op, SELECTING, grads, one, reshaped};
@@ -12,7 +12,7 @@ use dtensor_array::shape::Dim;
 use dtensor_layout::{Placement, PlacementList};
 use dtensor_layout::{Rule, around};
 
-/// A range of one dim.
+/// A contiguous range of one dim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Narrow {
     dim: usize,
@@ -40,11 +40,11 @@ impl Op for Narrow {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        // All of a dim is no part of it.
+        // The full range is the identity, so the dim may stay sharded in any way.
         if x[0].shape == out[0].shape {
             return Rule::pointwise(x, out)?.passing(&ANY, &[0]);
         }
-        taken_rule(self.dim, self.len, x, out)
+        slice_rule(self.dim, self.len, x, out)
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
@@ -55,9 +55,9 @@ impl Op for Narrow {
         if x[0].dims()[self.dim] == whole {
             return Ok(one(x[0].narrow(self.dim, self.start, self.len)?));
         }
-        let mine = Mine::of(here.offset(0, self.dim), x[0].dims()[self.dim], self.start, self.len, 1);
-        let part = x[0].narrow(self.dim, mine.first, mine.len)?;
-        Ok(one(cat::pad_slice(&part, self.dim, mine.before, self.len, NOTHING)?))
+        let local = LocalSlice::of(here.offset(0, self.dim), x[0].dims()[self.dim], self.start, self.len, 1);
+        let part = x[0].narrow(self.dim, local.first, local.len)?;
+        Ok(one(cat::pad_slice(&part, self.dim, local.before, self.len, NOTHING)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -67,10 +67,9 @@ impl Op for Narrow {
     }
 }
 
-/// The rule of what takes `len` of the indices of a dim. Where that is less than half of them, ranks that
-/// share them give what they have as a sum with what the others have: to reduce that moves less than to
-/// gather the dim.
-fn taken_rule(dim: usize, len: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+/// Returns the rule of operators that select `len` of the indices of a dim. If these are less than half, a sharded
+/// dim gives partial results: reducing the small result moves less than gathering the dim.
+fn slice_rule(dim: usize, len: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
     let rank = x[0].shape.rank();
     if 2 * len >= x[0].shape[dim] {
         return Rule::along(dim, x, out)?.passing(&SELECTING, &[0]);
@@ -80,34 +79,36 @@ fn taken_rule(dim: usize, len: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> 
     rule.contiguous("v")?.passing(&SELECTING, &[0])
 }
 
-/// Which of the indices `start`, `start + step`, … a part of a dim has.
-pub(super) struct Mine {
-    /// How many others come before.
+/// Which of the global indices `start`, `start + step`, … this rank's shard has.
+pub(super) struct LocalSlice {
+    /// Number of selected indices before the shard.
     pub(super) before: usize,
-    /// Where in the part the first of them is.
+    /// Local index of the first selected element.
     pub(super) first: usize,
+    /// Number of selected indices in the shard.
     pub(super) len: usize,
 }
 
-impl Mine {
-    /// In the part that has `size` indices from `offset` on, of `len` indices.
-    pub(super) fn of(offset: usize, size: usize, start: usize, len: usize, step: usize) -> Mine {
+impl LocalSlice {
+    /// Selects from the shard of `size` indices at `offset`, for a slice of `len` indices in total.
+    pub(super) fn of(offset: usize, size: usize, start: usize, len: usize, step: usize) -> LocalSlice {
         let before = |index: usize| index.saturating_sub(start).div_ceil(step).min(len);
         let (from, to) = (before(offset), before(offset + size));
         if from == to {
-            return Mine { before: 0, first: 0, len: 0 };
+            return LocalSlice { before: 0, first: 0, len: 0 };
         }
-        Mine { before: from, first: start + from * step - offset, len: to - from }
+        LocalSlice { before: from, first: start + from * step - offset, len: to - from }
     }
 }
 
-/// Zeros with the input as a range of one dim: where the gradient of [`Narrow`] goes.
+/// Places the input at a range of a dim among zeros: the gradient of [`Narrow`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Pad {
     pub(super) dim: usize,
     pub(super) start: usize,
     pub(super) size: usize,
-    /// How what was narrowed lay, along each mesh dim: each rank needs its part of it.
+    /// Placements of the tensor that was narrowed, per mesh dim. The gradient is sharded likewise, so that each
+    /// rank computes only its shard.
     pub(super) onto: PlacementList,
 }
 
@@ -121,7 +122,7 @@ impl Op for Pad {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        spread_rule(self.dim, &self.onto, x, out)
+        pad_rule(self.dim, &self.onto, x, out)
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
@@ -130,9 +131,9 @@ impl Op for Pad {
             return Ok(one(cat::pad_slice(x[0], self.dim, self.start, size, 0.0)?));
         }
         let offset = here.out_offset(0, self.dim);
-        let mine = Mine::of(offset, size, self.start, n, 1);
-        let part = x[0].narrow(self.dim, mine.before, mine.len)?;
-        Ok(one(cat::pad_slice(&part, self.dim, mine.first, size, 0.0)?))
+        let local = LocalSlice::of(offset, size, self.start, n, 1);
+        let part = x[0].narrow(self.dim, local.before, local.len)?;
+        Ok(one(cat::pad_slice(&part, self.dim, local.first, size, 0.0)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -141,8 +142,9 @@ impl Op for Pad {
     }
 }
 
-/// The rule of what sets its input among zeros along a dim, of which ranks need what they have in `onto`.
-fn spread_rule(dim: usize, onto: &[Placement], x: &[Meta], out: &[Meta]) -> Result<Rule> {
+/// Returns the rule of operators that place their input among zeros along a dim, with the output sharded like
+/// `onto`.
+fn pad_rule(dim: usize, onto: &[Placement], x: &[Meta], out: &[Meta]) -> Result<Rule> {
     let rank = x[0].shape.rank();
     let text = format!("{} -> {}", around(dim, rank, "1"), around(dim, rank, "v"));
     let rule = Rule::of(&text, x, out)?;
@@ -173,7 +175,7 @@ impl Op for Slice {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        taken_rule(self.dim, self.len, x, out)
+        slice_rule(self.dim, self.len, x, out)
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
@@ -181,9 +183,9 @@ impl Op for Slice {
         if part == here.whole(0).shape[dim] {
             return Ok(one(index::slice_step(x[0], dim, self.start, self.len, self.step)?));
         }
-        let mine = Mine::of(here.offset(0, dim), part, self.start, self.len, self.step);
-        let taken = index::slice_step(x[0], dim, mine.first, mine.len, self.step)?;
-        Ok(one(cat::pad_slice(&taken, dim, mine.before, self.len, NOTHING)?))
+        let local = LocalSlice::of(here.offset(0, dim), part, self.start, self.len, self.step);
+        let selected = index::slice_step(x[0], dim, local.first, local.len, self.step)?;
+        Ok(one(cat::pad_slice(&selected, dim, local.before, self.len, NOTHING)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -192,7 +194,7 @@ impl Op for Slice {
     }
 }
 
-/// Zeros with the input at every `step`-th place.
+/// Places the input at every `step`-th index among zeros: the gradient of [`Slice`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SliceGrad {
     forward: Slice,
@@ -223,18 +225,27 @@ impl Op for SliceGrad {
 }
 
 impl Tensor {
-    /// `len` elements of one dim from `start` on.
+    /// Returns `len` elements of one dim, beginning at `start`. Returns an error if the range exceeds the dim.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::arange(0, 6, 1, DType::I64)?;
+    /// assert_eq!(x.narrow(0, 2, 3)?.to_vec::<i64>()?, [2, 3, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn narrow(&self, dim: impl Into<Dim>, start: usize, len: usize) -> Result<Tensor> {
         let dim = self.dim("narrow", dim)?;
         if self.rank() == 0 {
-            return Err(Error::argument("narrow", "a tensor without dims has nothing to narrow"));
+            return Err(Error::argument("narrow", "a scalar (0-d tensor) has no dim to narrow"));
         }
         apply(Narrow { dim, start, len }, &[self])
     }
 
-    /// Every `step`-th element of one dim from `start` up to but without `end`; positions count from the back when
-    /// negative and are clipped to the dim, as in Python.
+    /// Returns every `step`-th element of one dim from `start` up to but not including `end`. As in Python,
+    /// negative positions count from the back, and positions are clipped to the dim.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -254,7 +265,7 @@ impl Tensor {
         apply(slice, &[self])
     }
 
-    /// Which indices of a dim a slice takes.
+    /// Resolves the arguments of a slice.
     pub(super) fn slice_of(
         &self,
         op: &'static str,
@@ -265,12 +276,12 @@ impl Tensor {
     ) -> Result<Slice> {
         let dim = self.dim(op, dim)?;
         let Some(&size) = self.dims().get(dim) else {
-            return Err(Error::argument(op, "a tensor without dims has nothing to slice"));
+            return Err(Error::argument(op, "a scalar (0-d tensor) has no dim to slice"));
         };
         if step == 0 {
             return Err(Error::argument(op, "step must be greater than zero"));
         }
-        // A step beyond the end takes the first element alone, as one of the dim's size does.
+        // A larger step also selects the first element only; the limit avoids overflow.
         let step = step.min(size.max(1));
         let clip =
             |p: isize| if p < 0 { size.saturating_sub(p.unsigned_abs()) } else { size.min(p as usize) };
@@ -278,7 +289,16 @@ impl Tensor {
         Ok(Slice { dim, start, len: end.saturating_sub(start).div_ceil(step), step })
     }
 
-    /// One index of one dim, which goes. Negative indices count from the back.
+    /// Returns the slice at one index of a dim, which is removed. Negative indices count from the back.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::arange(0, 6, 1, DType::I64)?.reshape([2, 3])?;
+    /// assert_eq!(x.select(0, -1)?.to_vec::<i64>()?, [3, 4, 5]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn select(&self, dim: impl Into<Dim>, index: isize) -> Result<Tensor> {
         let (dim, start) = self.index_of("select", dim.into(), index)?;
@@ -286,11 +306,11 @@ impl Tensor {
         apply(Reshape { op: "select", shape: self.shape().without_dim(dim), strict: false }, &[&part])
     }
 
-    /// A dim and an index of it, counted from the front.
+    /// Resolves a dim and an index of it, which may be negative.
     pub(super) fn index_of(&self, op: &'static str, dim: Dim, index: isize) -> Result<(usize, usize)> {
         let dim = self.dim(op, dim)?;
         let Some(&size) = self.dims().get(dim) else {
-            return Err(Error::argument(op, "a tensor without dims has nothing to select from"));
+            return Err(Error::argument(op, "a scalar (0-d tensor) has no dim to select from"));
         };
         let from_front = if index < 0 { index + size as isize } else { index };
         if from_front < 0 || from_front as usize >= size {

@@ -1,6 +1,6 @@
-//! Softmax and its logarithm over one dim.
+//! Softmax and log-softmax over one dim.
 
-use super::loss_parallel::{Asked, check_scores};
+use super::loss_parallel::{LossScope, check_logits};
 use super::{Arrays, Here, Metas, Op, Together, grads, need_float, one};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::{Result, Tensor, apply};
@@ -11,19 +11,19 @@ use dtensor_array::kernels::softmax as kernel;
 use dtensor_array::shape::Dim;
 use dtensor_layout::Rule;
 
-/// Each row along a dim depends on all of it: where it is cut, ranks sum up what they have of it.
-fn together_along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+/// Returns the rule of operators along a dim whose rows the ranks complete together: the dim may stay sharded.
+fn merging_rule_along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
     let rule = Rule::along(dim, x, out)?;
     if x[0].shape.rank() == 0 { Ok(rule) } else { rule.merging_along("w") }
 }
 
-/// Softmax, or its logarithm, over one dim.
+/// Softmax or log-softmax over one dim.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Softmax {
     dim: usize,
     log: bool,
-    /// Whether it was applied inside [`loss_parallel`](crate::parallel::loss_parallel).
-    asked: Asked,
+    /// Records whether the operator was applied inside [`loss_parallel`](crate::parallel::loss_parallel).
+    scope: LossScope,
 }
 
 impl Op for Softmax {
@@ -37,7 +37,7 @@ impl Op for Softmax {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        together_along(self.dim, x, out)
+        merging_rule_along(self.dim, x, out)
     }
 
     fn together(&self, x: &[&Array], known: &[Array], _: &Here<'_>) -> Result<Together> {
@@ -66,16 +66,16 @@ impl Op for Softmax {
 }
 
 impl Softmax {
-    /// The gradient from the output and the gradient of that.
+    /// Computes the gradient from the output and the gradient of the output.
     #[track_caller]
     fn backward(&self, y: &Tensor, dy: &Tensor) -> Result<Tensor> {
-        let _allowed = self.asked.allow();
+        let _explicit = self.scope.allow_merging();
         apply(SoftmaxGrad(self.clone()), &[y, dy])
     }
 }
 
-/// The gradient of softmax from its output `y` and the gradient of that: `y (dy − Σ y dy)`, or for the logarithm
-/// `dy − eʸ Σ dy`.
+/// The gradient of softmax from its output `y` and the gradient `dy` of the output: `y (dy − Σ y dy)`, or for
+/// log-softmax `dy − eʸ Σ dy`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SoftmaxGrad(Softmax);
 
@@ -89,7 +89,7 @@ impl Op for SoftmaxGrad {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        together_along(self.0.dim, x, out)
+        merging_rule_along(self.0.dim, x, out)
     }
 
     fn together(&self, x: &[&Array], known: &[Array], _: &Here<'_>) -> Result<Together> {
@@ -127,8 +127,9 @@ impl Op for SoftmaxGrad {
 }
 
 impl Tensor {
-    /// eˣ over the sum of eˣ along `dim`. A row of −∞ alone is NaN. Where the dim is cut it stays so: two numbers per row are
-    /// reduced, and one on the way back.
+    /// Computes the softmax along `dim`: eˣ / Σ eˣ. A row of only −∞ gives NaN.
+    ///
+    /// On a mesh, a sharded `dim` stays sharded: forward reduces two numbers per row over the ranks, backward one.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -143,7 +144,7 @@ impl Tensor {
         self.softmax_along(self.dim("softmax", dim)?, false)
     }
 
-    /// The logarithm of [`softmax`](Tensor::softmax), without the loss of precision.
+    /// Computes the logarithm of [`softmax`](Tensor::softmax) without its loss of precision.
     #[track_caller]
     pub fn log_softmax(&self, dim: impl Into<Dim>) -> Result<Tensor> {
         self.softmax_along(self.dim("log_softmax", dim)?, true)
@@ -151,11 +152,11 @@ impl Tensor {
 
     #[track_caller]
     fn softmax_along(&self, dim: usize, log: bool) -> Result<Tensor> {
-        let op = Softmax { dim, log, asked: Asked::now() };
-        if op.asked.is_set() {
-            check_scores(op.name(), self)?;
+        let op = Softmax { dim, log, scope: LossScope::current() };
+        if op.scope.is_set() {
+            check_logits(op.name(), self)?;
         }
-        let _allowed = op.asked.allow();
+        let _explicit = op.scope.allow_merging();
         apply(op, &[self])
     }
 }

@@ -1,6 +1,6 @@
-//! Sorting along one dim, whole or only its top.
+//! Sorting along one dim: `sort` and `topk`.
 
-use super::extremum::shifted;
+use super::extremum::shift_indices;
 use super::{Arrays, Here, Metas, Op, Together, grads, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::{Error, Result, Tensor, apply_all};
@@ -10,7 +10,7 @@ use dtensor_array::shape::Dim;
 use dtensor_array::{DType, Meta};
 use dtensor_layout::{Rule, around};
 
-/// The elements along `dim` in order, and where they were: two outputs.
+/// The elements along `dim` in order, and their original indices: two outputs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Order {
     Sort { dim: usize, descending: bool },
@@ -65,14 +65,14 @@ impl Op for Order {
 
     fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         let Order::Top { dim, k, largest } = *self else {
-            return Err(Error::argument("sort", "a dim that is sorted is whole"));
+            return Err(Error::argument("sort", "the sorted dim must not be sharded"));
         };
         if let [values, indices, ..] = known {
             let (values, indices) = kernel::merge_top(values, indices, k, dim, largest)?;
             return Ok(Together::Done([values, indices].into_iter().collect()));
         }
         let (values, indices) = kernel::topk_part(x[0], k, dim, largest)?;
-        Ok(Together::Stack([values, shifted(&indices, here.offset(0, dim))?].into_iter().collect()))
+        Ok(Together::Stack([values, shift_indices(&indices, here.offset(0, dim))?].into_iter().collect()))
     }
 
     fn saves(&self) -> Saves {
@@ -90,14 +90,23 @@ impl Op for Order {
 }
 
 impl Tensor {
-    /// The elements along one dim in order, and the indices they had. Equal elements keep their order; NaN counts as
+    /// Sorts along one dim. Returns the elements and their original indices. The sort is stable; NaN counts as
     /// greater than any number.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let (values, indices) = Tensor::from_slice(&[3f32, 9., 4.], [3])?.sort(0, false)?;
+    /// assert_eq!((values.to_vec::<f32>()?, indices.to_vec::<i64>()?), (vec![3., 4., 9.], vec![0, 2, 1]));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn sort(&self, dim: impl Into<Dim>, descending: bool) -> Result<(Tensor, Tensor)> {
         self.order(Order::Sort { dim: self.dim("sort", dim)?, descending })
     }
 
-    /// The `k` largest (or smallest) elements along one dim, in order, and the indices they had.
+    /// Returns the `k` largest (or smallest) elements along one dim in order, and their indices.
     ///
     /// ```
     /// # use dtensor::Tensor;

@@ -1,21 +1,24 @@
-//! [`Together`]: what ranks do to find out what none of them knows alone.
+//! [`Together`]: collectives inside an operator whose result depends on the shards of several ranks.
 
 use super::Arrays;
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
 
-/// How often ranks may ask each other for one operator.
+/// The most rounds of collectives in one operator.
 pub(crate) const ROUNDS: usize = 32;
 
-/// The next thing that ranks do together where a [merging](crate::Rule::merging) factor is cut: an answer of
-/// [`Op::together`](crate::Op::together). All ranks must give the same kind of answer, with values of the same shapes.
+/// The next step of an operator that is sharded along a [merging](crate::Rule::merging) factor: a collective, or
+/// the result. [`Op::together`](crate::Op::together) returns it. All ranks must return the same variant, with
+/// arrays of the same shapes.
+///
+/// This example reduces a sum over the ranks, then divides each shard by it:
 ///
 /// ```
 /// use dtensor::comm::{ReduceOp, launch};
 /// use dtensor::{DeviceMesh, Here, Array, Arrays, Meta, Metas, Op, Result, Rule, Shard, Tensor, Together, apply};
 /// use dtensor::distribute_tensor;
 ///
-/// /// Each element of a vector as a share of the sum of all.
+/// /// Divides each element of a vector by the sum of all elements.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 /// struct Share;
 ///
@@ -61,18 +64,18 @@ pub(crate) const ROUNDS: usize = 32;
 /// # }
 /// ```
 ///
-/// Where what no output carries is cut, and ranks stack what each of them knows:
+/// If the merging factor is not a dim of the output, ranks usually stack what each of them found:
 ///
 /// ```
 /// use dtensor::comm::launch;
 /// use dtensor::{DeviceMesh, Here, Array, Arrays, Meta, Metas, Op, Result, Rule, Shard, Shape, Tensor, apply};
 /// use dtensor::{Replicate, Together, distribute_tensor};
 ///
-/// /// The largest minus the smallest element of a vector.
+/// /// Computes the largest minus the smallest element of a vector.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 /// struct Spread;
 ///
-/// /// The smallest and the largest.
+/// /// Returns the smallest and the largest value.
 /// fn ends(values: &[f32]) -> [f32; 2] {
 ///     let fold = |f: fn(f32, f32) -> f32, from| values.iter().copied().fold(from, f);
 ///     [fold(f32::min, f32::INFINITY), fold(f32::max, f32::NEG_INFINITY)]
@@ -114,10 +117,10 @@ pub(crate) const ROUNDS: usize = 32;
 /// ```
 #[derive(Clone, Debug)]
 pub enum Together {
-    /// Each of these values of all ranks, stacked along a new first dim, is known next.
+    /// Stacks each of these arrays over all ranks along a new first dim. The results are appended to `known`.
     Stack(Arrays),
-    /// The reduction of this value of all ranks is known next.
+    /// Reduces this array over all ranks. The result is appended to `known`.
     Reduce(Array, ReduceOp),
-    /// This rank's parts of the outputs.
+    /// Ends with this rank's shards of the outputs.
     Done(Arrays),
 }

@@ -1,4 +1,4 @@
-//! Functions of one element: `exp`, `relu`, `gelu` and the rest.
+//! Unary element-wise operators: `exp`, `relu`, `gelu` and others.
 
 use std::f64::consts::PI;
 
@@ -11,7 +11,7 @@ use dtensor_array::ReduceOp;
 use dtensor_array::kernels::unary::{self, TANH_CUBE, TANH_SCALE, Unary};
 use dtensor_layout::Rule;
 
-/// A function applied to each element.
+/// A unary element-wise operator.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Map(Unary);
 
@@ -30,12 +30,14 @@ impl Op for Map {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let rule = Rule::pointwise(x, out)?;
         match self.0 {
-            // Integers wrap: the least of all has no opposite.
+            // Integers wrap: the smallest integer has no negative, so negation does not exchange maximum and
+            // minimum.
             Unary::Neg if x[0].dtype.is_int() => rule.linear(&[0]),
             Unary::Neg => rule
                 .linear(&[0])?
                 .mapping(&[(ReduceOp::Max, ReduceOp::Min), (ReduceOp::Min, ReduceOp::Max)], &[0]),
-            // These never fall. Of those that are not defined everywhere, a rank might have no value.
+            // These never decrease. The others either do, or are not defined everywhere, such as `ln`: on some rank
+            // they might give NaN.
             Unary::Sign | Unary::Exp | Unary::Tanh | Unary::Sigmoid | Unary::Relu | Unary::Erf => {
                 rule.passing(&[ReduceOp::Max, ReduceOp::Min], &[0])
             }
@@ -65,13 +67,13 @@ impl Op for Map {
     }
 }
 
-/// The gradient times the derivative, in one pass. The first input is what the derivative is a function of: the
-/// operator's output where that is simpler, else its input.
+/// The gradient times the derivative, in one pass. The first input is the saved value that the derivative is
+/// computed from: the operator's output if that is simpler, else its input.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct MapGrad(Unary);
 
 impl MapGrad {
-    /// The derivative of the derivative, with respect to what was saved.
+    /// Returns the derivative of the derivative with respect to the saved value.
     fn second(&self, s: &Tensor) -> Result<Tensor> {
         let gauss = |s: &Tensor, scale: f64| s.mul(s)?.mul(-scale)?.exp();
         match self.0 {
@@ -100,8 +102,8 @@ impl MapGrad {
                 let square = s.mul(s)?;
                 let t = s.mul(&square.mul(c)?.add(1.0)?)?.mul(k)?.tanh()?;
                 let du = square.mul(3.0 * c)?.add(1.0)?.mul(k)?;
-                let bend = s.mul(6.0 * k * c)?.sub(&t.mul(2.0)?.mul(&du.mul(&du)?)?)?;
-                t.mul(&t)?.rsub(1.0)?.mul(&du.add(&s.mul(0.5)?.mul(&bend)?)?)
+                let curvature = s.mul(6.0 * k * c)?.sub(&t.mul(2.0)?.mul(&du.mul(&du)?)?)?;
+                t.mul(&t)?.rsub(1.0)?.mul(&du.add(&s.mul(0.5)?.mul(&curvature)?)?)
             }
         }
     }
@@ -146,13 +148,13 @@ impl Op for MapGrad {
     }
 }
 
-/// The two forms of GELU.
+/// The two variants of GELU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gelu {
-    /// x Φ(x), through the error function.
+    /// x Φ(x), with the error function.
     #[default]
     Exact,
-    /// The approximation through the hyperbolic tangent.
+    /// The approximation with tanh.
     Tanh,
 }
 
@@ -169,40 +171,48 @@ macro_rules! methods {
 }
 
 methods! {
-    /// Minus each element.
+    /// Negates each element.
     neg => Neg;
-    /// The absolute value of each element; the gradient at 0 is 0.
+    /// Computes the absolute value of each element; the gradient at 0 is 0.
     abs => Abs;
-    /// −1, 0 or 1 by the sign of each element; NaN stays.
+    /// Returns the sign of each element: −1, 0 or 1. NaN stays NaN.
     sign => Sign;
-    /// The square root of each element.
+    /// Computes the square root of each element.
     sqrt => Sqrt;
-    /// One over the square root of each element.
+    /// Computes 1 / √x of each element.
     rsqrt => Rsqrt;
-    /// One over each element.
+    /// Computes 1 / x of each element.
     recip => Recip;
-    /// e to the power of each element.
+    /// Computes eˣ of each element.
     exp => Exp;
-    /// The natural logarithm of each element.
+    /// Computes the natural logarithm of each element.
     log => Ln;
-    /// The sine of each element.
+    /// Computes the sine of each element.
     sin => Sin;
-    /// The cosine of each element.
+    /// Computes the cosine of each element.
     cos => Cos;
-    /// The hyperbolic tangent of each element.
+    /// Computes the hyperbolic tangent of each element.
     tanh => Tanh;
-    /// 1 / (1 + e⁻ˣ) of each element.
+    /// Computes 1 / (1 + e⁻ˣ) of each element.
     sigmoid => Sigmoid;
-    /// The larger of each element and 0; the gradient at 0 is 0.
+    /// Computes the maximum of each element and 0; the gradient at 0 is 0.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::from_slice(&[-1f32, 2.], [2])?.relu()?.to_vec::<f32>()?, [0., 2.]);
+    /// # Ok(())
+    /// # }
+    /// ```
     relu => Relu;
-    /// x · sigmoid(x) of each element.
+    /// Computes x · sigmoid(x) of each element.
     silu => Silu;
-    /// The error function of each element.
+    /// Computes the error function of each element.
     erf => Erf;
 }
 
 impl Tensor {
-    /// The Gaussian error linear unit of each element.
+    /// Computes the Gaussian error linear unit of each element.
     ///
     /// ```
     /// use dtensor::{Gelu, Tensor};

@@ -1,4 +1,4 @@
-//! Other looks at the same elements: shapes and orders of dims; and other dtypes and devices.
+//! Views (reshape, permute, expand) and conversions to other dtypes and devices.
 
 use super::{ANY, Arrays, Here, Metas, Op, SELECTING, grads, one, reshaped};
 use std::panic::Location;
@@ -13,12 +13,12 @@ use dtensor_array::shape::{Dim, DimList, Dims, NewShape};
 use dtensor_array::{DType, Device, Meta, Shape};
 use dtensor_layout::{Rule, named};
 
-/// The same elements in row-by-row order under another shape.
+/// The same elements in row-major order with another shape.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Reshape {
     pub(super) op: &'static str,
     pub(super) shape: Shape,
-    /// An input that does not lie so that this can be done in place is refused.
+    /// If true, an input that would have to be redistributed first is an error.
     pub(super) strict: bool,
 }
 
@@ -45,7 +45,7 @@ impl Op for Reshape {
     }
 }
 
-/// The dims in another order.
+/// A permutation of the dims.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Permute {
     op: &'static str,
@@ -81,7 +81,7 @@ impl Op for Permute {
     }
 }
 
-/// Dims of size 1, and new ones at the front, repeated without copying.
+/// Broadcast to a larger shape without copying.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Expand {
     shape: Shape,
@@ -117,7 +117,7 @@ impl Op for Expand {
     }
 }
 
-/// The same elements, row by row without gaps.
+/// A contiguous copy.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Contiguous;
 
@@ -143,7 +143,7 @@ impl Op for Contiguous {
     }
 }
 
-/// The same numbers in another dtype.
+/// Conversion to another dtype.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Cast(DType);
 
@@ -158,9 +158,9 @@ impl Op for Cast {
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let rule = Rule::pointwise(x, out)?;
-        // Rounding to integers keeps no sums, and makes a number of NaN; wrapping to u8 keeps nothing, and
-        // what wraps there would not elsewhere. Summands that are rounded or too large are not the sum,
-        // rounded.
+        // Rounding to integers does not commute with sums, and maps NaN to a number, so nothing passes. Wrapping to
+        // `u8` commutes with no reduction. In a narrower dtype, the sum of rounded summands is not the rounded sum,
+        // and summands may overflow: only maximum and minimum pass.
         match (x[0].dtype, self.0) {
             (from, to) if to == DType::U8 || (from.is_float() && to.is_int()) => Ok(rule),
             (from, to) if !from.is_float() || to.size() <= from.size() => {
@@ -180,8 +180,8 @@ impl Op for Cast {
 }
 
 impl Tensor {
-    /// The same elements in row-by-row order under another shape; one size may be −1 (or [`INFER`](crate::INFER)).
-    /// Copies only where no view can do it.
+    /// Returns the same elements in row-major order with another shape. One size may be −1 (or
+    /// [`INFER`](crate::INFER)), which is then inferred. Copies only if no view of the storage is possible.
     ///
     /// ```
     /// use dtensor::{DType, INFER, Tensor};
@@ -198,8 +198,8 @@ impl Tensor {
         self.reshape_as("reshape", shape, false)
     }
 
-    /// As [`reshape`](Tensor::reshape), but of a distributed tensor it never moves anything: where its parts are not parts of
-    /// the result, it is an error that says how the tensor has to be redistributed first.
+    /// Like [`reshape`](Tensor::reshape), but never redistributes a distributed tensor. If the shards of the input
+    /// are not shards of the result, it returns an error that says how to redistribute the tensor first.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -231,7 +231,7 @@ impl Tensor {
         apply(Reshape { op, shape, strict }, &[self])
     }
 
-    /// The dims in the order given.
+    /// Permutes the dims.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -244,24 +244,36 @@ impl Tensor {
     pub fn permute(&self, dims: impl Into<Dims>) -> Result<Tensor> {
         let dims = dims.into().resolve_ordered("permute", self.rank())?;
         if dims.len() != self.rank() {
-            let message = format!("{} dims were named for a tensor of {}", dims.len(), self.rank());
+            let message = format!(
+                "expected all dims of the tensor once, but got {} dims for a tensor of {} dims",
+                dims.len(),
+                self.rank()
+            );
             return Err(Error::argument("permute", message));
         }
         apply(Permute { op: "permute", dims }, &[self])
     }
 
-    /// Two dims exchanged.
+    /// Swaps two dims.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::zeros([2, 3, 4], DType::F32)?.transpose(-2, -1)?.dims(), [2, 4, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn transpose(&self, a: impl Into<Dim>, b: impl Into<Dim>) -> Result<Tensor> {
-        self.swapped("transpose", a.into(), b.into())
+        self.swap_dims("transpose", a.into(), b.into())
     }
 
-    /// A matrix transposed; a vector or a scalar stays as it is.
+    /// Transposes a matrix. A vector or a scalar is returned unchanged.
     #[track_caller]
     pub fn t(&self) -> Result<Tensor> {
         match self.rank() {
             0 | 1 => Ok(self.clone()),
-            2 => self.swapped("t", 0.into(), 1.into()),
+            2 => self.swap_dims("t", 0.into(), 1.into()),
             rank => Err(Error::argument(
                 "t",
                 format!("expects a tensor with at most 2 dims, but this one has {rank}"),
@@ -270,7 +282,7 @@ impl Tensor {
     }
 
     #[track_caller]
-    fn swapped(&self, op: &'static str, a: Dim, b: Dim) -> Result<Tensor> {
+    fn swap_dims(&self, op: &'static str, a: Dim, b: Dim) -> Result<Tensor> {
         let (a, b) = (self.dim(op, a)?, self.dim(op, b)?);
         if a == b {
             return Ok(self.clone());
@@ -280,7 +292,16 @@ impl Tensor {
         apply(Permute { op, dims }, &[self])
     }
 
-    /// Without one dim, if its size is 1; else unchanged.
+    /// Removes one dim if its size is 1; otherwise returns the tensor unchanged.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::zeros([2, 1], DType::F32)?;
+    /// assert_eq!((x.squeeze(1)?.dims(), x.squeeze(0)?.dims()), (&[2][..], &[2, 1][..]));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn squeeze(&self, dim: impl Into<Dim>) -> Result<Tensor> {
         let dim = self.dim("squeeze", dim)?;
@@ -290,21 +311,37 @@ impl Tensor {
         apply(Reshape { op: "squeeze", shape: self.shape().without_dim(dim), strict: false }, &[self])
     }
 
-    /// Without all dims of size 1.
+    /// Removes all dims of size 1.
     #[track_caller]
     pub fn squeeze_all(&self) -> Result<Tensor> {
         let shape = self.dims().iter().copied().filter(|&n| n != 1).collect();
         apply(Reshape { op: "squeeze", shape, strict: false }, &[self])
     }
 
-    /// With a new dim of size 1 at `dim`.
+    /// Inserts a dim of size 1 at `dim`.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::zeros([2, 3], DType::F32)?.unsqueeze(1)?.dims(), [2, 1, 3]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn unsqueeze(&self, dim: impl Into<Dim>) -> Result<Tensor> {
         let dim = dim.into().resolve_insert("unsqueeze", self.rank())?;
         apply(Reshape { op: "unsqueeze", shape: self.shape().with_inserted(dim, 1), strict: false }, &[self])
     }
 
-    /// The dims from `start` to `end`, both included, as one.
+    /// Merges the dims from `start` to `end`, both included, into one.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::zeros([2, 3, 4], DType::F32)?.flatten(0, 1)?.dims(), [6, 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn flatten(&self, start: impl Into<Dim>, end: impl Into<Dim>) -> Result<Tensor> {
         let (start, end) = (self.dim("flatten", start)?, self.dim("flatten", end)?);
@@ -324,13 +361,13 @@ impl Tensor {
         self.reshape_as("flatten", shape, false)
     }
 
-    /// All dims as one.
+    /// Merges all dims into one.
     #[track_caller]
     pub fn flatten_all(&self) -> Result<Tensor> {
         self.reshape_as("flatten", [self.numel()], false)
     }
 
-    /// Dims of size 1, and new ones at the front, repeated to `shape`, without copying.
+    /// Broadcasts to `shape` without copying: dims of size 1 are repeated, and new dims are added at the front.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -350,23 +387,34 @@ impl Tensor {
         apply(Expand { shape }, &[self])
     }
 
-    /// The same elements, row by row without gaps; copies only if they are not.
+    /// Returns a contiguous tensor: a copy if the elements are not yet contiguous in row-major order.
     #[track_caller]
     pub fn contiguous(&self) -> Result<Tensor> {
-        // Of a distributed tensor, one rank's part may be and another's not: their graphs must be alike.
+        // A distributed tensor always records the operator: contiguity may differ between ranks, but their graphs
+        // must not.
         if self.is_contiguous() && !self.is_distributed() {
             return Ok(self.clone());
         }
         apply(Contiguous, &[self])
     }
 
-    /// The same numbers in another dtype: rounded to nearest among floats, toward zero to integers.
+    /// Converts to another dtype. Floats are rounded to nearest; floats to integers are rounded toward zero.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1.7f32, -1.7], [2])?;
+    /// assert_eq!(x.to_dtype(DType::I64)?.to_vec::<i64>()?, [1, -1]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() { Ok(self.clone()) } else { apply(Cast(dtype), &[self]) }
     }
 
-    /// The same tensor on another device. To [`Device::Meta`] the value is dropped; from there, nothing can come.
+    /// Moves the tensor to another device. Moving to [`Device::Meta`] drops the elements. Moving from it returns an
+    /// error.
     #[track_caller]
     pub fn to_device(&self, device: Device) -> Result<Tensor> {
         match (self.device(), device) {

@@ -1,10 +1,10 @@
-//! Tensors with some of their elements replaced.
+//! Copies of tensors with some elements replaced: `slice_scatter`, `select_scatter`, `index_copy`.
 //!
-//! There are no writes into a tensor, and none into a view of one: what these make is a new tensor. So no
-//! write can be lost, wherever the elements lie.
+//! Tensors are immutable, so these operators return new tensors. No write can be lost in a view or in a gathered
+//! copy.
 
-use super::slice::{Mine, Slice};
-use super::{Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_rank, one, same_dtype};
+use super::slice::{LocalSlice, Slice};
+use super::{Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_ndim, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
 use crate::{Error, Result, Tensor, apply};
 use dtensor_array::Array;
@@ -14,7 +14,7 @@ use dtensor_array::shape::Dim;
 use dtensor_array::{DType, Meta};
 use dtensor_layout::{Rule, around};
 
-/// The first input with every `step`-th element of one dim replaced by the second.
+/// The first input, with every `step`-th element of one dim replaced by the second input.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SliceScatter {
     op: &'static str,
@@ -52,12 +52,12 @@ impl Op for SliceScatter {
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let Slice { dim, start, len, step } = self.slice;
-        let mine = Mine::of(here.offset(0, dim), x[0].dims()[dim], start, len, step);
-        if mine.len == 0 {
+        let local = LocalSlice::of(here.offset(0, dim), x[0].dims()[dim], start, len, step);
+        if local.len == 0 {
             return Ok(one(x[0].clone()));
         }
-        let source = x[1].narrow(dim, mine.before, mine.len)?;
-        Ok(one(kernel::slice_write(x[0], &source, dim, mine.first, step)?))
+        let source = x[1].narrow(dim, local.before, local.len)?;
+        Ok(one(kernel::slice_write(x[0], &source, dim, local.first, step)?))
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -69,7 +69,7 @@ impl Op for SliceScatter {
     }
 }
 
-/// The first input with the slices of one dim at the indices (second) replaced by those of the third.
+/// The first input, with the slices of one dim at the indices (second input) replaced by those of the third.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct IndexCopy {
     dim: usize,
@@ -88,7 +88,7 @@ impl Op for IndexCopy {
         const OP: &str = "index_copy";
         let (target, ids, source) = (&x[0], &x[1], &x[2]);
         need_dtype(OP, "the index", ids, DType::I64)?;
-        need_rank(OP, "the index", ids, 1)?;
+        need_ndim(OP, "the index", ids, 1)?;
         same_dtype(OP, &[target.clone(), source.clone()])?;
         if source.shape != target.shape.with_dim(self.dim, ids.shape[0]) {
             return Err(Error::ShapeMismatch {
@@ -128,9 +128,8 @@ impl Op for IndexCopy {
 }
 
 impl Tensor {
-    /// A tensor like this one, in which [`slice`](Tensor::slice)`(dim, start, end, step)` is `source`. This
-    /// one stays as it is: there are no writes into tensors, and so none into a view or a gathered copy that
-    /// would be lost. Both must be of one dtype.
+    /// Returns a copy in which [`slice`](Tensor::slice)`(dim, start, end, step)` is replaced by `source`, which
+    /// must have the same dtype. This tensor does not change.
     ///
     /// ```
     /// use dtensor::comm::launch;
@@ -162,7 +161,7 @@ impl Tensor {
         apply(SliceScatter { op: OP, slice }, &[self, source])
     }
 
-    /// A tensor like this one, in which [`select`](Tensor::select)`(dim, index)` is `source`.
+    /// Returns a copy in which [`select`](Tensor::select)`(dim, index)` is replaced by `source`.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -189,9 +188,8 @@ impl Tensor {
         apply(SliceScatter { op: OP, slice }, &[self, &source.unsqueeze(dim)?])
     }
 
-    /// A tensor like this one, in which the slices of one dim at the given indices (a vector of `i64`) are
-    /// those of `source`. No index may be there twice, since which of its slices counts would be anybody's
-    /// guess; and there must be a dim.
+    /// Returns a copy in which the slices of one dim at the given indices (a 1-d `i64` tensor) are replaced by
+    /// those of `source`. Returns an error if an index occurs twice.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -208,7 +206,7 @@ impl Tensor {
         const OP: &str = "index_copy";
         let dim = self.dim(OP, dim)?;
         if self.rank() == 0 {
-            return Err(Error::argument(OP, "a tensor without dims has no slices"));
+            return Err(Error::argument(OP, "a scalar (0-d tensor) has no slices"));
         }
         apply(IndexCopy { dim }, &[self, index, source])
     }

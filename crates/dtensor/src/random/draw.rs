@@ -1,4 +1,4 @@
-//! Random tensors on one device, and such as are like another.
+//! Random tensors that are not distributed, and random tensors like another tensor.
 
 use super::{Distribution, Generator, distributions, next_draw, with_generator};
 use crate::{Device, DeviceMesh, Result, Tensor};
@@ -27,7 +27,7 @@ macro_rules! functions {
                 Tensor::drawn(stringify!($draw), $distribution, &Window::whole(&shape.into()), dtype, None)
             }
 
-            #[doc = concat!($what, ", from a given generator.")]
+            #[doc = concat!($what, ", from the given generator.")]
             pub fn $with(
                 $($arg: $type,)*
                 shape: impl Into<Shape>,
@@ -37,7 +37,7 @@ macro_rules! functions {
                 with_generator(generator, || Tensor::$draw($($arg,)* shape, dtype))
             }
 
-            #[doc = concat!($what, ", with this tensor's shape, dtype and device and on its mesh, from this thread's generator.")]
+            #[doc = concat!($what, ", with this tensor's shape, dtype, device and mesh, from this thread's generator.")]
             pub fn $like(&self, $($arg: $type),*) -> Result<Tensor> {
                 self.drawn_like(stringify!($like), $distribution, self.device())
             }
@@ -47,12 +47,11 @@ macro_rules! functions {
 distributions!(functions);
 
 impl Tensor {
-    /// Whole numbers (`i64`) uniform on `low..high`, from this thread's generator.
-    /// [`randint_as`](Tensor::randint_as) makes the same numbers in another dtype.
+    /// Draws integers (`i64`) uniform on `low..high`, from this thread's generator.
+    /// [`randint_as`](Tensor::randint_as) draws the same numbers in another dtype.
     ///
-    /// Each is one of 2⁶⁴ equally likely words, scaled to the range. So probabilities are off from even by at
-    /// most one part in 2⁶⁴ / (`high` − `low`): nothing that could be measured but for ranges near 2⁶³, of
-    /// which some numbers are twice as likely as others.
+    /// Each integer is a 64-bit random word scaled to the range. The relative bias is at most (`high` − `low`) /
+    /// 2⁶⁴: negligible except for ranges near 2⁶³, where some integers are twice as likely as others.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -66,7 +65,7 @@ impl Tensor {
         Tensor::randint_as(low, high, shape, DType::I64)
     }
 
-    /// Whole numbers (`i64`) uniform on `low..high`, from a given generator.
+    /// Draws integers (`i64`) uniform on `low..high`, from the given generator.
     pub fn randint_with(
         low: i64,
         high: i64,
@@ -76,9 +75,9 @@ impl Tensor {
         Tensor::randint_as_with(low, high, shape, DType::I64, generator)
     }
 
-    /// The part of a random tensor, on a mesh if one is given, that a window shows. The draw is used up
-    /// before anything that one rank may fail at and another not, so that the generators of ranks stay
-    /// together.
+    /// Creates the slice of a random tensor that a window selects; `mesh` is the mesh of the full tensor, if any.
+    /// The draw is used up before anything that may fail on only one rank, so that the generators of the ranks stay
+    /// in sync.
     pub(crate) fn drawn(
         op: &'static str,
         distribution: Distribution,
@@ -89,11 +88,12 @@ impl Tensor {
         distribution.check(op, dtype)?;
         window.whole_shape().checked_numel(op)?;
         let draw = next_draw(mesh);
-        Tensor::fresh(op, window.shape(), dtype, || kernel::draw(distribution, dtype, window, draw))
+        Tensor::new_on_default_device(op, window.shape(), dtype, || {
+            kernel::draw(distribution, dtype, window, draw)
+        })
     }
 
-    /// A random tensor of this one's shape and dtype, and on its mesh. Without a value, where the device has
-    /// none, a draw is used up too.
+    /// Creates a random tensor of this tensor's shape, dtype and mesh. A draw is used up on the meta device, too.
     pub(crate) fn drawn_like(
         &self,
         op: &'static str,
@@ -111,8 +111,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_part_uses_up_one_draw() {
-        // A part, an empty one, and one of a whole that no memory would hold.
+    fn every_window_uses_up_one_draw() {
+        // A window, an empty one, and one of a full tensor that does not fit into memory.
         let windows = [
             Window::new(&[7, 5], [[1..3, 6..7], [2..4, 4..5]]).unwrap(),
             Window::new(&[7, 5], [[3..3, 7..7], [0..2, 3..4]]).unwrap(),
@@ -137,7 +137,7 @@ mod tests {
                 let drawn = Tensor::drawn("test", distribution, &window, dtype, None).unwrap();
                 assert_eq!(drawn.dims(), &window.shape()[..]);
             }
-            // What is refused whatever the part uses up none.
+            // An error that does not depend on the window uses up no draw.
             for (distribution, dtype) in bad {
                 assert!(Tensor::drawn("test", distribution, &window, dtype, None).is_err());
             }

@@ -1,10 +1,11 @@
-//! [`Generator`]: a seed, and how many draws have been made from it.
+//! [`Generator`]: a seed and the number of draws made from it.
 
 use serde::{Deserialize, Serialize};
 
 use dtensor_array::kernels::random::Draw;
 
-/// A source of draws: a seed and the number of draws made so far. A clone draws what the original will.
+/// A random number generator: a seed and the number of draws made so far. A clone continues with the same draws as
+/// the original.
 ///
 /// ```
 /// use dtensor::{DType, Generator, Tensor};
@@ -18,14 +19,15 @@ use dtensor_array::kernels::random::Draw;
 ///
 /// # On several ranks
 ///
-/// Ranks with the same seed that draw the same draw the same numbers. Two things are usually wanted:
+/// Generators in the same state draw the same numbers on all ranks. There are two common cases:
 ///
-/// - *The same on all ranks*: parameters, and whatever is drawn of a distributed tensor. That is how it is from the start, as all
-///   begin with seed 0; [`manual_seed`](crate::manual_seed) with the same seed on all ranks keeps it so, and
-///   [`synchronize_rng`](crate::synchronize_rng) brings it about.
-/// - *Different numbers on every rank*, or on every rank along a mesh dim: noise for the part of a batch that
-///   a rank has as a tensor of its own. [`fork`](Generator::fork) with the rank's number makes a generator
-///   for that.
+/// - *The same numbers on all ranks*: parameters, and everything drawn for a distributed tensor. This is the
+///   default, because the generator of every thread starts with seed 0. [`manual_seed`](crate::manual_seed) with
+///   the same seed on all ranks keeps the ranks in sync, and [`synchronize_rng`](crate::synchronize_rng) brings
+///   them back in sync.
+/// - *Different numbers on every rank*, or on every rank along a mesh dim: for example noise for a local tensor
+///   that holds this rank's share of the batch. [`fork`](Generator::fork) with the rank's number creates a
+///   generator for that.
 ///
 /// ```
 /// use dtensor::comm::launch;
@@ -34,9 +36,9 @@ use dtensor_array::kernels::random::Draw;
 /// launch(4, |world| {
 ///     let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
 ///     let mut shared = Generator::new(7);
-///     // The weights of a single device, of which every rank has its part.
+///     // The elements that a single device would have; each rank stores its shard.
 ///     let weight = sharded::randn_with([8, 8], DType::F32, &mesh["tp"], [Shard(0)], &mut shared)?;
-///     // The same on ranks that share a batch, different where batches do.
+///     // The same noise on ranks with the same batch, different noise elsewhere.
 ///     let mut own = shared.fork(mesh.local_rank("dp")? as u64);
 ///     let noise = Tensor::randn_with([4], DType::F32, &mut own)?;
 ///     # let all = world.group().all_gather_tensor(&noise, 0)?.to_vec::<f32>()?;
@@ -53,7 +55,7 @@ pub struct Generator {
     next: Draw,
 }
 
-/// All there is to a [`Generator`], to be kept and put back.
+/// The full state of a [`Generator`], to save and restore it.
 ///
 /// ```
 /// use dtensor::{Generator, GeneratorState};
@@ -68,7 +70,7 @@ pub struct Generator {
 pub struct GeneratorState {
     /// The seed.
     pub seed: u64,
-    /// How many draws have been made.
+    /// The number of draws made so far.
     pub draws: u64,
 }
 
@@ -85,28 +87,28 @@ impl From<Generator> for GeneratorState {
 }
 
 impl Generator {
-    /// A generator at the beginning of a seed's draws.
+    /// Creates a generator with this seed and no draws made.
     pub const fn new(seed: u64) -> Self {
         Generator::from_state(GeneratorState { seed, draws: 0 })
     }
 
-    /// The seed it was made from.
+    /// Returns the seed.
     pub fn seed(&self) -> u64 {
         self.next.seed
     }
 
-    /// Where it is.
+    /// Returns the state: seed and number of draws.
     pub fn state(&self) -> GeneratorState {
         GeneratorState { seed: self.next.seed, draws: self.next.stream }
     }
 
-    /// A generator that goes on from where another one was.
+    /// Creates a generator that continues from a saved state.
     pub const fn from_state(state: GeneratorState) -> Self {
         Generator { next: Draw { seed: state.seed, stream: state.draws } }
     }
 
-    /// The `n`-th of the generators that come from this one's seed, all of them independent of it and of each other. It does
-    /// not matter what has been drawn before, and nothing is used up: the same number gives the same generator.
+    /// Returns the `n`-th child generator. Children are independent of this generator and of each other. They
+    /// depend only on the seed and `n`, not on the draws made so far, and forking uses up no draw.
     ///
     /// ```
     /// use dtensor::Generator;
@@ -116,11 +118,11 @@ impl Generator {
     /// assert_ne!(parent.fork(3).fork(0), parent.fork(0).fork(3));
     /// ```
     pub fn fork(&self, n: u64) -> Generator {
-        // Words of the last of all draws: counting comes to it, but after 2⁶⁴ − 1 others.
+        // The seeds are words of draw 2⁶⁴ − 1, which counting never reaches in practice.
         Generator::new(Draw { seed: self.next.seed, stream: u64::MAX }.word(n))
     }
 
-    /// The name of the next draw, which is then used up.
+    /// Returns the identifier of the next draw and advances the generator.
     pub(crate) fn next_draw(&mut self) -> Draw {
         let draw = self.next;
         self.next.stream = draw.stream.wrapping_add(1);

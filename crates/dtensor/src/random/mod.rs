@@ -1,8 +1,8 @@
-//! Random tensors from a counter-based generator.
+//! Random tensors from a counter-based generator (Philox 4×32-10).
 //!
-//! A draw is named by a seed and a stream, and each element of it is a function of the element's index alone
-//! (Philox 4×32-10). So a tensor has the same elements however it is cut up, and nothing needs to be saved to draw it
-//! again.
+//! A draw is identified by a seed and a stream number. Each element is a function of the draw and the element's
+//! global index only. So a tensor has the same elements however it is sharded, and drawing it again needs no saved
+//! state.
 
 mod draw;
 mod generator;

@@ -1,4 +1,4 @@
-//! This thread's generator: what is drawn from where none is given.
+//! This thread's default generator.
 
 use std::cell::Cell;
 
@@ -11,12 +11,13 @@ use crate::{DeviceMesh, Result};
 
 mode! {
     static DEFAULT: RefCell<Generator> = Generator::new(0);
-    /// Whether it is another one that somebody has given.
-    static LENT: Cell<bool> = false;
+    /// True if `DEFAULT` is currently a generator lent by a caller, or if draws are repeated: they are then not
+    /// compared between ranks.
+    static UNCOMPARED: Cell<bool> = false;
 }
 
-/// Starts this thread's generator anew. Every thread begins with seed 0, so ranks that are threads and do the same
-/// draw the same.
+/// Seeds this thread's generator. Every thread starts with seed 0, so ranks that draw in the same order draw the
+/// same numbers.
 ///
 /// ```
 /// use dtensor::{DType, Tensor, manual_seed};
@@ -32,7 +33,7 @@ pub fn manual_seed(seed: u64) {
     DEFAULT.set(Generator::new(seed));
 }
 
-/// Where this thread's generator is.
+/// Returns the state of this thread's generator.
 ///
 /// ```
 /// use dtensor::{DType, Tensor, rng_state, set_rng_state};
@@ -48,7 +49,7 @@ pub fn rng_state() -> GeneratorState {
     DEFAULT.with(|default| default.borrow().state())
 }
 
-/// Puts this thread's generator where one was before, as [`rng_state`] said.
+/// Restores this thread's generator to a state returned by [`rng_state`].
 ///
 /// ```
 /// use dtensor::{GeneratorState, manual_seed, rng_state, set_rng_state};
@@ -61,8 +62,8 @@ pub fn set_rng_state(state: GeneratorState) {
     DEFAULT.set(Generator::from_state(state));
 }
 
-/// Runs `body` with another generator in the place of this thread's, which stays as it is. Whatever is drawn
-/// in there, and be it by a layer, comes from the one that is given, and moves it on.
+/// Runs `body` with another generator as this thread's default. All draws inside, including those of layers, come
+/// from that generator and advance it; the thread's own generator does not change.
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -77,63 +78,64 @@ pub fn set_rng_state(state: GeneratorState) {
 /// # }
 /// ```
 pub fn with_generator<R>(generator: &mut Generator, body: impl FnOnce() -> R) -> R {
-    let _lent = lend(generator);
+    let _guard = lend(generator);
     body()
 }
 
-/// A generator in the place of this thread's, until this is dropped.
-pub(crate) struct Lent<'a> {
+/// Guard that makes a generator this thread's default until it is dropped.
+pub(crate) struct GeneratorGuard<'a> {
     generator: &'a mut Generator,
-    _lent: Scope<Cell<bool>>,
+    _uncompared: Scope<Cell<bool>>,
 }
 
-/// Puts a generator in the place of this thread's: [`with_generator`] where a closure would lose the line that calls.
-pub(crate) fn lend(generator: &mut Generator) -> Lent<'_> {
-    let mut lent = Lent { generator, _lent: LENT.enter(true) };
-    lent.swap();
-    lent
+/// Makes a generator this thread's default until the guard is dropped: [`with_generator`] for `#[track_caller]`
+/// functions, where a closure would lose the caller's source line.
+pub(crate) fn lend(generator: &mut Generator) -> GeneratorGuard<'_> {
+    let mut guard = GeneratorGuard { generator, _uncompared: UNCOMPARED.enter(true) };
+    guard.swap();
+    guard
 }
 
-/// Runs `body`, whose draws have been compared between ranks before and are not compared again.
+/// Runs `body` without comparing its draws between ranks, because they repeat draws that were compared before.
 pub(crate) fn drawing_again<R>(body: impl FnOnce() -> R) -> R {
-    LENT.within(true, body)
+    UNCOMPARED.within(true, body)
 }
 
-impl Lent<'_> {
+impl GeneratorGuard<'_> {
     fn swap(&mut self) {
         DEFAULT.with(|default| std::mem::swap(&mut *default.borrow_mut(), self.generator));
     }
 }
 
-impl Drop for Lent<'_> {
+impl Drop for GeneratorGuard<'_> {
     fn drop(&mut self) {
         self.swap();
     }
 }
 
-/// The name of the next draw from this thread's generator, which is then used up. If it is for a tensor on a
-/// mesh, the others of the mesh will find out whether theirs was the same; but a generator that was given
-/// need not be the same everywhere, as long as nobody puts together what came from it.
+/// Returns the identifier of the next draw from this thread's generator and advances the generator. A draw for a
+/// tensor on a mesh is noted there, and the ranks of the mesh later compare what they drew. Draws from a lent
+/// generator are not compared, because it may differ between ranks.
 pub(crate) fn next_draw(mesh: Option<&DeviceMesh>) -> Draw {
     let draw = DEFAULT.with(|default| default.borrow_mut().next_draw());
     if let Some(mesh) = mesh
-        && !LENT.get()
+        && !UNCOMPARED.get()
     {
         mesh.note_draw(draw.seed, draw.stream);
     }
     draw
 }
 
-/// Puts this thread's generator, on all ranks of a mesh, where that of the first of them is. All of them must
-/// call this; for ranks outside the mesh, nothing happens.
+/// Sets this thread's generator on all ranks of a mesh to the state of the mesh's first rank. All ranks of the mesh
+/// must call this. On ranks outside the mesh nothing happens.
 ///
-/// Ranks that have drawn different things before draw different numbers. What they draw of a distributed
-/// tensor then does not fit together: their next collective along dims of its mesh is an error, which says
-/// so. To call this before puts right what is drawn from then on; that all [seed](manual_seed) alike and draw
-/// alike does so, too, and needs no communication.
+/// Generators get out of sync if ranks draw different things. What they then draw for a distributed tensor does not
+/// fit together, and their next collective along the mesh returns an error that says so. Call this function to
+/// bring later draws back in sync. Alternatively, [seed](manual_seed) all ranks alike and draw in the same order on
+/// all of them, which needs no communication.
 ///
-/// What is drawn from a generator that is [given](with_generator), and on other threads than the one that
-/// made the mesh, is not compared: there, ranks may draw what they like.
+/// Draws from a [given generator](with_generator), and on threads other than the one that created the mesh, are not
+/// compared: ranks may differ there.
 ///
 /// ```
 /// use dtensor::comm::launch;
@@ -153,7 +155,7 @@ pub(crate) fn next_draw(mesh: Option<&DeviceMesh>) -> Draw {
 pub fn synchronize_rng(mesh: &DeviceMesh) -> Result<()> {
     let mut state = rng_state();
     mesh.forget_draws();
-    // Dim by dim, those at position 0 hand on what they have.
+    // Along each mesh dim in turn, the rank at coordinate 0 broadcasts its state.
     for group in mesh.groups().iter().filter(|group| group.size() > 1) {
         state = group.broadcast_object((group.rank() == 0).then_some(&state), 0)?;
     }

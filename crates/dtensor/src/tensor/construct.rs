@@ -1,4 +1,4 @@
-//! Tensors from nothing and from Rust values.
+//! Constructors: tensors from Rust values, constants, ranges and sequences.
 
 use super::{Part, Tensor, Value};
 use crate::autograd::Link;
@@ -15,16 +15,17 @@ mode! {
     static DEVICE: Cell<Device> = Device::Cpu;
 }
 
-/// The device that new tensors are made on.
+/// Returns the device of new tensors: the one of the innermost [`on_device`], or the CPU.
 pub(crate) fn default_device() -> Device {
     DEVICE.get()
 }
 
-/// Runs `body`, in which new tensors are made on a device: those of one number, of evenly spaced numbers, and random ones.
-/// A model that is made on [`Device::Meta`] takes no memory, however large it is; its parameters can be laid on a mesh, and
-/// only then be [given values](crate::nn::Module::to_empty).
+/// Runs `body` and creates its new tensors on `device`: constants, ranges and random tensors. A model created on
+/// [`Device::Meta`] takes no memory, however large it is: distribute its parameters first, then
+/// [allocate](crate::nn::Module::to_empty) only this rank's shards.
 ///
-/// Tensors of given values and those that operators make stay where they would be. Random ones use up their draws all the same.
+/// Tensors made from Rust values ([`Tensor::from_vec`]) and results of operators are not affected. Random tensors
+/// on the meta device advance the generator as they would elsewhere.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module};
@@ -40,7 +41,8 @@ pub fn on_device<R>(device: Device, body: impl FnOnce() -> R) -> R {
 }
 
 impl Tensor {
-    /// A tensor of `shape`, filled row by row.
+    /// Creates a tensor of `shape` from elements in row-major order. Returns an error if the number of elements
+    /// does not match the shape.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -61,27 +63,37 @@ impl Tensor {
         Ok(Tensor::of(Array::from_vec(data, &shape)?))
     }
 
-    /// A tensor of `shape`, filled row by row with copies of `data`.
+    /// Creates a tensor of `shape` from a copy of elements in row-major order. Otherwise like
+    /// [`from_vec`](Tensor::from_vec).
     pub fn from_slice<T: Element>(data: &[T], shape: impl Into<Shape>) -> Result<Tensor> {
         Tensor::from_vec(data.to_vec(), shape)
     }
 
-    /// A tensor without dims, holding one number of the given Rust type's dtype.
+    /// Creates a scalar (0-d tensor) of the dtype of `T`.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::scalar(2i64)?;
+    /// assert_eq!((x.dims(), x.dtype()), (&[][..], DType::I64));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn scalar<T: Element>(x: T) -> Result<Tensor> {
         Tensor::from_vec(vec![x], ())
     }
 
-    /// Zeros.
+    /// Creates a tensor filled with zeros.
     pub fn zeros(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         Tensor::full(shape, 0, dtype)
     }
 
-    /// Ones.
+    /// Creates a tensor filled with ones.
     pub fn ones(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         Tensor::full(shape, 1, dtype)
     }
 
-    /// One number everywhere.
+    /// Creates a tensor filled with `value`.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -94,8 +106,8 @@ impl Tensor {
         Tensor::full_of(&Meta { shape: shape.into(), dtype, device: default_device() }, value)
     }
 
-    /// A new tensor on the device that new tensors are made on: with the value that `make` makes, or without one.
-    pub(crate) fn fresh(
+    /// Creates a tensor on the default device: calls `make` for the elements, or not at all on the meta device.
+    pub(crate) fn new_on_default_device(
         op: &'static str,
         shape: &[usize],
         dtype: DType,
@@ -105,27 +117,28 @@ impl Tensor {
         if default_device() == Device::Meta {
             return Tensor::meta_of(shape, dtype);
         }
-        checked_new(op, &shape, dtype)?;
+        check_allocation(op, &shape, dtype)?;
         Ok(Tensor::of(make()?))
     }
 
-    fn full_here(shape: &Shape, value: Scalar, dtype: DType) -> Result<Tensor> {
-        checked_new("full", shape, dtype)?;
+    fn full_on_cpu(shape: &Shape, value: Scalar, dtype: DType) -> Result<Tensor> {
+        check_allocation("full", shape, dtype)?;
         let number = value.for_dtype("full", dtype)?;
         Ok(Tensor::of(match value {
-            Scalar::Int(whole) => copy::full_i64(dtype, shape, whole)?,
+            Scalar::Int(integer) => copy::full_i64(dtype, shape, integer)?,
             Scalar::Float(_) => copy::full(dtype, shape, number)?,
         }))
     }
 
-    /// A tensor with a shape and a dtype but no value, on [`Device::Meta`].
+    /// Creates a tensor with a shape and a dtype but no elements, on [`Device::Meta`].
     pub fn meta_of(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let shape = shape.into();
         shape.checked_numel("meta_of")?;
         Ok(Tensor::new(Value::plain(Part::of_meta(shape, dtype)), Link::None))
     }
 
-    /// `start`, `start + step`, … up to but without `end`.
+    /// Creates a vector of `start`, `start + step`, … up to but not including `end`. Returns an error if `step` is
+    /// 0, has the wrong sign, or a bound is not finite.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -144,7 +157,8 @@ impl Tensor {
         Tensor::arange_window(start.into(), end.into(), step.into(), dtype, |n| Ok(Window::whole(&[n])))
     }
 
-    /// The part of an [`arange`](Tensor::arange) that is in the window which `window` makes from the number of elements.
+    /// Creates the slice of an [`arange`](Tensor::arange) that a window selects. `window` is called with the number
+    /// of elements.
     pub(crate) fn arange_window(
         start: Scalar,
         end: Scalar,
@@ -159,7 +173,7 @@ impl Tensor {
             return Tensor::arange_exact(start.into(), end.into(), step.into(), window);
         }
         let start = start.for_dtype(OP, dtype)?;
-        // Neither the end nor the step is an element.
+        // The end and the step need not fit the dtype, because they are not elements.
         let end = end.for_arithmetic(OP, dtype)?;
         let step = step.for_arithmetic(OP, dtype)?;
         if step == 0.0 || !(start.is_finite() && end.is_finite() && step.is_finite()) {
@@ -176,10 +190,11 @@ impl Tensor {
         let n = ((end - start) / step).ceil() as usize;
         Shape::from(n).checked_numel(OP)?;
         let window = window(n)?;
-        Tensor::fresh(OP, window.shape(), dtype, || copy::arange(dtype, start, step, &window))
+        Tensor::new_on_default_device(OP, window.shape(), dtype, || copy::arange(dtype, start, step, &window))
     }
 
-    /// [`arange_window`](Tensor::arange_window) of `i64`, which doubles do not hold all of.
+    /// [`arange_window`](Tensor::arange_window) for `i64`, computed in integers because `f64` cannot represent all
+    /// of them.
     fn arange_exact(
         start: i128,
         end: i128,
@@ -196,20 +211,32 @@ impl Tensor {
         Shape::from(n).checked_numel(OP)?;
         let window = window(n)?;
         let (start, step) = (start as i64, step as i64);
-        Tensor::fresh(OP, window.shape(), DType::I64, || copy::arange_i64(start, step, &window))
+        Tensor::new_on_default_device(OP, window.shape(), DType::I64, || {
+            copy::arange_i64(start, step, &window)
+        })
     }
 
-    /// `steps` numbers evenly spaced from `start` to `end`, both included.
+    /// Creates a vector of `steps` evenly spaced numbers from `start` to `end`, both included.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::linspace(0.0, 1.0, 5, DType::F32)?.to_vec::<f32>()?, [0., 0.25, 0.5, 0.75, 1.]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType) -> Result<Tensor> {
         Tensor::linspace_window(start, end, dtype, &Window::whole(&[steps]))
     }
 
-    /// The part of a [`linspace`](Tensor::linspace) that a window shows; the whole has as many steps as elements.
+    /// Creates the slice of a [`linspace`](Tensor::linspace) that a window selects; the full vector has as many
+    /// steps as the window's full shape.
     pub(crate) fn linspace_window(start: f64, end: f64, dtype: DType, window: &Window) -> Result<Tensor> {
         Tensor::spaced("linspace", start, end, None, dtype, window)
     }
 
-    /// `steps` powers of `base`, their exponents evenly spaced from `start` to `end`, both included.
+    /// Creates a vector of `steps` powers of `base`, with exponents evenly spaced from `start` to `end`, both
+    /// included.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -222,7 +249,7 @@ impl Tensor {
         Tensor::logspace_window(start, end, base, dtype, &Window::whole(&[steps]))
     }
 
-    /// The part of a [`logspace`](Tensor::logspace) that a window shows; the whole has as many steps as elements.
+    /// Creates the slice of a [`logspace`](Tensor::logspace) that a window selects.
     pub(crate) fn logspace_window(
         start: f64,
         end: f64,
@@ -233,7 +260,8 @@ impl Tensor {
         Tensor::spaced("logspace", start, end, Some(base), dtype, window)
     }
 
-    /// Numbers evenly spaced from `start` to `end`, or the powers of a base with these exponents, as far as a window shows them.
+    /// Creates the slice, selected by a window, of evenly spaced numbers from `start` to `end`, or of the powers of
+    /// `base` with these exponents.
     fn spaced(
         op: &'static str,
         start: f64,
@@ -244,22 +272,30 @@ impl Tensor {
     ) -> Result<Tensor> {
         window.whole_shape().checked_numel(op)?;
         let make = || copy::linspace(start, end, base, window);
-        Tensor::fresh(op, window.shape(), DType::F64, make)?.to_dtype(dtype)
+        Tensor::new_on_default_device(op, window.shape(), DType::F64, make)?.to_dtype(dtype)
     }
 
-    /// The identity matrix of `n` rows.
+    /// Creates the `n` × `n` identity matrix.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// assert_eq!(Tensor::eye(2, DType::I64)?.to_vec2::<i64>()?, [[1, 0], [0, 1]]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn eye(n: usize, dtype: DType) -> Result<Tensor> {
         Tensor::eye_window(dtype, &Window::whole(&[n, n]))
     }
 
-    /// The part of a matrix with ones on its diagonal, else zeros, that a window shows.
+    /// Creates the slice, selected by a window, of a matrix with ones on the diagonal and zeros elsewhere.
     pub(crate) fn eye_window(dtype: DType, window: &Window) -> Result<Tensor> {
         window.whole_shape().checked_numel("eye")?;
-        Tensor::fresh("eye", window.shape(), dtype, || copy::eye(dtype, window))
+        Tensor::new_on_default_device("eye", window.shape(), dtype, || copy::eye(dtype, window))
     }
 
-    /// A tensor of this one's shape on `device`, and on its mesh: `make` makes the elements that a window
-    /// shows. Where this one has partial values, that one is whole.
+    /// Creates a tensor of this tensor's shape and mesh on `device`: `make` creates the elements that a window
+    /// selects. Where this tensor is partial, the new one is replicated.
     pub(crate) fn parts_like(
         &self,
         device: Device,
@@ -271,32 +307,43 @@ impl Tensor {
         })
     }
 
-    /// Zeros of this tensor's shape, dtype and device, on its mesh if it is distributed.
+    /// Creates zeros of this tensor's shape, dtype, device and mesh. Sharded dims stay sharded; where this tensor
+    /// is partial, the result is replicated.
     pub fn zeros_like(&self) -> Result<Tensor> {
         self.full_like(0)
     }
 
-    /// Ones of this tensor's shape, dtype and device.
+    /// Creates ones of this tensor's shape, dtype, device and mesh, like [`zeros_like`](Tensor::zeros_like).
     pub fn ones_like(&self) -> Result<Tensor> {
         self.full_like(1)
     }
 
-    /// One number everywhere, with this tensor's shape, dtype and device.
+    /// Creates a tensor filled with `value`, of this tensor's shape, dtype, device and mesh, like
+    /// [`zeros_like`](Tensor::zeros_like).
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::from_slice(&[1f32, 2.], [2, 1])?;
+    /// assert_eq!(x.full_like(7)?.to_vec2::<f32>()?, [[7.], [7.]]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn full_like(&self, value: impl Into<Scalar>) -> Result<Tensor> {
         self.full_like_on(self.device(), value)
     }
 
-    /// As [`full_like`](Tensor::full_like), on another device.
+    /// Like [`full_like`](Tensor::full_like), on another device.
     pub(crate) fn full_like_on(&self, device: Device, value: impl Into<Scalar>) -> Result<Tensor> {
         let meta = Meta { device, ..self.meta() };
         match self.layout() {
             None => Tensor::full_of(&meta, value),
-            // What partial values sum up to must be the number.
+            // Without partials: filling partial values would give a multiple of `value`.
             Some(layout) => Tensor::full_laid(&layout.without_partials(), &meta, value),
         }
     }
 
-    /// Zeros of the shape, dtype and device described, on every rank of a mesh if one is given.
+    /// Creates zeros of the given shape, dtype and device, replicated over the mesh if one is given.
     pub(crate) fn zeros_for(meta: &Meta, mesh: Option<&DeviceMesh>) -> Result<Tensor> {
         match mesh {
             None => Tensor::full_of(meta, 0),
@@ -304,22 +351,23 @@ impl Tensor {
         }
     }
 
-    /// One number everywhere in a tensor that lies on a mesh.
+    /// Creates a distributed tensor whose local tensors are filled with `value`.
     pub(crate) fn full_laid(layout: &Layout, meta: &Meta, value: impl Into<Scalar>) -> Result<Tensor> {
         let part = Tensor::full_of(&Meta { shape: layout.local_shape().clone(), ..meta.clone() }, value)?;
         Ok(Tensor::laid(part.value().part.clone(), layout.clone()))
     }
 
-    /// One number everywhere, with the shape, dtype and device described.
+    /// Creates a tensor filled with `value`, of the given shape, dtype and device.
     pub(crate) fn full_of(meta: &Meta, value: impl Into<Scalar>) -> Result<Tensor> {
         match meta.device {
-            Device::Cpu => Tensor::full_here(&meta.shape, value.into(), meta.dtype),
+            Device::Cpu => Tensor::full_on_cpu(&meta.shape, value.into(), meta.dtype),
             Device::Meta => Tensor::meta_of(&meta.shape, meta.dtype),
             other => Err(Error::argument("full", format!("device {other} is not supported"))),
         }
     }
 
-    /// A tensor of this one's shape and dtype on `device`, for somebody to put values in; until then they are zeros.
+    /// Creates a tensor of this tensor's shape, dtype and layout on `device`, to be overwritten. Until then it is
+    /// filled with zeros.
     pub fn empty_like(&self, device: Device) -> Result<Tensor> {
         let meta = Meta { device, ..self.meta() };
         match self.layout() {
@@ -329,8 +377,8 @@ impl Tensor {
     }
 }
 
-/// Returns the number of elements of a value that is about to be made, or an error if there is no memory for it.
-pub(crate) fn checked_new(op: &'static str, shape: &Shape, dtype: DType) -> Result<usize> {
+/// Checks that a new array fits into memory. Returns its number of elements.
+pub(crate) fn check_allocation(op: &'static str, shape: &Shape, dtype: DType) -> Result<usize> {
     const LARGE: usize = 1 << 32;
     let n = shape.checked_numel(op)?;
     let bytes = n * dtype.size();
@@ -345,10 +393,10 @@ pub(crate) fn checked_new(op: &'static str, shape: &Shape, dtype: DType) -> Resu
 mod tests {
     use super::*;
 
-    /// Parts of `n` elements in one range, in several, and in none.
-    fn parts(n: usize) -> Vec<(Window, Vec<usize>)> {
-        let pick = |wanted: &dyn Fn(usize) -> bool| {
-            let indices: Vec<usize> = (0..n).filter(|&i| wanted(i)).collect();
+    /// Windows of `n` elements: one range, several ranges, and none.
+    fn windows_of(n: usize) -> Vec<(Window, Vec<usize>)> {
+        let pick = |select: &dyn Fn(usize) -> bool| {
+            let indices: Vec<usize> = (0..n).filter(|&i| select(i)).collect();
             (Window::new(&[n], [indices.iter().map(|&i| i..i + 1)]).unwrap(), indices)
         };
         vec![
@@ -360,7 +408,7 @@ mod tests {
         ]
     }
 
-    /// Every number of a tensor, as bits that are equal for equal numbers only.
+    /// Returns the elements as bits, equal only for identical numbers.
     fn bits(x: &Tensor) -> Vec<u64> {
         match x.dtype() {
             DType::I64 => x.to_vec::<i64>().unwrap().into_iter().map(|x| x as u64).collect(),
@@ -372,12 +420,12 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_range_has_the_bits_of_the_whole() {
-        let check = |whole: Tensor, part: &dyn Fn(&Window) -> Result<Tensor>| {
-            let all = bits(&whole);
-            for (window, indices) in parts(whole.numel()) {
-                let part = part(&window).unwrap();
-                assert_eq!((part.dims(), part.dtype()), (&window.shape()[..], whole.dtype()));
+    fn a_slice_of_a_range_is_bit_identical_to_the_full_range() {
+        let check = |full: Tensor, make: &dyn Fn(&Window) -> Result<Tensor>| {
+            let all = bits(&full);
+            for (window, indices) in windows_of(full.numel()) {
+                let part = make(&window).unwrap();
+                assert_eq!((part.dims(), part.dtype()), (&window.shape()[..], full.dtype()));
                 assert_eq!(bits(&part), indices.iter().map(|&i| all[i]).collect::<Vec<_>>(), "{window:?}");
             }
         };
@@ -410,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_may_be_small_where_the_whole_is_too_large_for_memory() {
+    fn a_small_slice_of_a_range_too_large_for_memory_is_created() {
         let n = 1 << 58;
         let window = Window::new(&[n], [[5..7, n - 1..n]]).unwrap();
         let x =
@@ -418,9 +466,9 @@ mod tests {
         assert_eq!(x.unwrap().to_vec::<i64>().unwrap(), [5, 6, n as i64 - 1]);
         let x = Tensor::linspace_window(0.0, 1.0, DType::F64, &window).unwrap();
         assert_eq!(x.to_vec::<f64>().unwrap()[2], 1.0);
-        let refused = Tensor::arange_window(0.into(), i64::MAX.into(), 1.into(), DType::F32, |n| {
-            panic!("asked for a window of {n}")
+        let result = Tensor::arange_window(0.into(), i64::MAX.into(), 1.into(), DType::F32, |n| {
+            panic!("a window of {n} elements was requested")
         });
-        assert!(refused.is_err());
+        assert!(result.is_err());
     }
 }

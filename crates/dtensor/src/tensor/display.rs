@@ -1,4 +1,4 @@
-//! Printing, as NumPy does it: aligned columns, at most eight digits, the middle of large tensors left out.
+//! Printing in NumPy's format: aligned columns, at most eight digits, large tensors abbreviated to their edges.
 
 use std::fmt;
 
@@ -8,31 +8,31 @@ use dtensor_array::Array;
 use dtensor_array::kernels::{cast, cat};
 use dtensor_layout::shown;
 
-/// Tensors with more elements are shown by their edges.
+/// Tensors with more elements are abbreviated to their edges.
 const THRESHOLD: usize = 1000;
-/// How many elements of an edge are shown.
+/// Number of elements printed at each edge of an abbreviated dim.
 const EDGE: usize = 3;
-/// The width at which a row is wrapped.
+/// Column at which a row is wrapped.
 const WIDTH: usize = 75;
-/// Digits after the point, at most.
+/// Most digits after the decimal point.
 const PRECISION: usize = 8;
 
 impl fmt::Display for Tensor {
-    /// The elements; of a distributed tensor, this rank's part and how it lies. Nothing is gathered.
+    /// Prints the elements; for a distributed tensor, this rank's shard and the layout. Nothing is gathered.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(layout) = self.layout() {
-            return write!(f, "{}\n({layout} on {})", self.own_part(), layout.mesh());
+            return write!(f, "{}\n({layout} on {})", self.local_shard(), layout.mesh());
         }
         match Printed::of(self) {
-            Some(printed) => f.write_str(&printed.array(" ", 0)),
+            Some(printed) => f.write_str(&printed.render(" ", 0)),
             None => write!(f, "meta({} {})", self.dtype(), self.shape()),
         }
     }
 }
 
 impl Tensor {
-    /// What this rank has of a distributed tensor.
-    fn own_part(&self) -> Tensor {
+    /// Returns this rank's shard as a tensor that is not distributed.
+    fn local_shard(&self) -> Tensor {
         Tensor::new(Value::plain(self.value().part.clone()), Link::None)
     }
 }
@@ -40,13 +40,13 @@ impl Tensor {
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(layout) = self.layout() {
-            write!(f, "DTensor(local_tensor={:?}, device_mesh={}, ", self.own_part(), layout.mesh())?;
+            write!(f, "DTensor(local_tensor={:?}, device_mesh={}, ", self.local_shard(), layout.mesh())?;
             write!(f, "placements={}, shape={}", shown(layout.placements()), layout.shape())?;
             return f.write_str(if self.requires_grad() { ", requires_grad)" } else { ")" });
         }
         f.write_str("tensor(")?;
         match Printed::of(self) {
-            Some(printed) => f.write_str(&printed.array(", ", "tensor(".len()))?,
+            Some(printed) => f.write_str(&printed.render(", ", "tensor(".len()))?,
             None => write!(f, "..., shape={}, device=meta", self.shape())?,
         }
         if self.numel() == 0 {
@@ -60,46 +60,47 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// The elements to be shown, as text of equal width.
+/// The printed elements, as strings of equal width.
 struct Printed {
     shape: Shape,
-    /// Whether only the edges of long dims are shown.
-    summarised: bool,
+    /// True if only the edges of long dims are printed.
+    abbreviated: bool,
     cells: Vec<String>,
 }
 
 impl Printed {
     fn of(tensor: &Tensor) -> Option<Printed> {
         let shape = tensor.shape();
-        let summarised = shape.numel() > THRESHOLD;
-        // No operators are applied: somebody may listen to them, or try them out.
-        let shown = edges(tensor.local("fmt").ok()?, summarised).ok()?;
+        let abbreviated = shape.numel() > THRESHOLD;
+        // Kernels are called directly, because listeners (such as `testing::validate`) must not see printing as
+        // operators.
+        let shown = take_edges(tensor.local("fmt").ok()?, abbreviated).ok()?;
         let cells = if tensor.dtype().is_int() {
-            // Exact even beyond 2⁵³, where a double is not.
+            // Printed as `i64`, because `f64` is not exact beyond 2⁵³.
             let values = cast::cast(&shown, DType::I64).and_then(|x| x.copy_to_host::<i64>()).ok()?;
             align(values.into_iter().map(|x| x.to_string()).collect())
         } else {
             let values = cast::cast(&shown, DType::F64).and_then(|x| x.copy_to_host::<f64>()).ok()?;
             match (shape.rank(), &values[..]) {
-                (0, [x]) => vec![single(*x, tensor.dtype())],
-                (_, values) => floats(values, tensor.dtype()),
+                (0, [x]) => vec![format_scalar(*x, tensor.dtype())],
+                (_, values) => format_floats(values, tensor.dtype()),
             }
         };
-        Some(Printed { shape, summarised, cells })
+        Some(Printed { shape, abbreviated, cells })
     }
 
-    /// The nested brackets. `indent` is how far the first bracket stands from the left.
-    fn array(&self, separator: &str, indent: usize) -> String {
+    /// Renders the nested brackets. `indent` is the column of the first bracket.
+    fn render(&self, separator: &str, indent: usize) -> String {
         if self.shape.contains(&0) {
             return "[]".into();
         }
         let mut out = String::new();
         let mut cells = self.cells.iter();
-        self.level(0, separator, indent, &mut cells, &mut out);
+        self.render_dim(0, separator, indent, &mut cells, &mut out);
         out
     }
 
-    fn level<'a>(
+    fn render_dim<'a>(
         &self,
         dim: usize,
         separator: &str,
@@ -117,13 +118,14 @@ impl Printed {
         let last = dim + 1 == rank;
         let mut column = indent;
         let mut first = true;
-        for step in steps(self.shape[dim], self.summarised) {
+        for index in printed_indices(self.shape[dim], self.abbreviated) {
             if !first {
                 out.push_str(separator.trim_end());
             }
             if last {
-                let cell = step.map_or(Some("..."), |_| cells.next().map(String::as_str)).unwrap_or_default();
-                // Room is left for the brackets that close the row and all around it.
+                let cell =
+                    index.map_or(Some("..."), |_| cells.next().map(String::as_str)).unwrap_or_default();
+                // Leave space for the closing brackets of this row and of the dims around it.
                 if !first && column + separator.len() + cell.len() >= WIDTH.saturating_sub(dim) {
                     out.truncate(out.trim_end().len());
                     out.push('\n');
@@ -137,12 +139,12 @@ impl Printed {
                 column += cell.len();
             } else {
                 if !first {
-                    // One blank line more for every dim further out.
+                    // Dims further out are separated by more blank lines.
                     out.extend(std::iter::repeat_n('\n', rank - dim - 1));
                     out.extend(std::iter::repeat_n(' ', indent));
                 }
-                match step {
-                    Some(_) => self.level(dim + 1, separator, indent, cells, out),
+                match index {
+                    Some(_) => self.render_dim(dim + 1, separator, indent, cells, out),
                     None => out.push_str("..."),
                 }
             }
@@ -152,20 +154,20 @@ impl Printed {
     }
 }
 
-/// The indices of a dim that are shown; `None` for the gap between the edges.
-fn steps(size: usize, summarised: bool) -> Vec<Option<usize>> {
-    if summarised && size > 2 * EDGE {
+/// Returns the indices of a dim that are printed, with `None` for the gap between the edges.
+fn printed_indices(size: usize, abbreviated: bool) -> Vec<Option<usize>> {
+    if abbreviated && size > 2 * EDGE {
         (0..EDGE).map(Some).chain([None]).chain((size - EDGE..size).map(Some)).collect()
     } else {
         (0..size).map(Some).collect()
     }
 }
 
-/// The elements that are shown.
-fn edges(whole: &Array, summarised: bool) -> crate::Result<Array> {
-    let mut shown = whole.clone();
-    for (dim, &size) in whole.dims().iter().enumerate() {
-        if summarised && size > 2 * EDGE {
+/// Returns the elements that are printed, as one array.
+fn take_edges(full: &Array, abbreviated: bool) -> crate::Result<Array> {
+    let mut shown = full.clone();
+    for (dim, &size) in full.dims().iter().enumerate() {
+        if abbreviated && size > 2 * EDGE {
             let (first, last) = (shown.narrow(dim, 0, EDGE)?, shown.narrow(dim, size - EDGE, EDGE)?);
             shown = cat::cat(&[&first, &last], dim)?;
         }
@@ -173,26 +175,26 @@ fn edges(whole: &Array, summarised: bool) -> crate::Result<Array> {
     Ok(shown)
 }
 
-/// Padded on the left to one width.
+/// Pads all cells on the left to the same width.
 fn align(cells: Vec<String>) -> Vec<String> {
     let width = cells.iter().map(String::len).max().unwrap_or(0);
     cells.into_iter().map(|cell| format!("{cell:>width$}")).collect()
 }
 
-fn floats(values: &[f64], dtype: DType) -> Vec<String> {
+fn format_floats(values: &[f64], dtype: DType) -> Vec<String> {
     let finite = || values.iter().copied().filter(|x| x.is_finite() && *x != 0.0).map(f64::abs);
     let (low, high) = (finite().fold(f64::INFINITY, f64::min), finite().fold(0.0, f64::max));
-    // Compared as numbers of the dtype, so that the `f32` next to 0.0001 counts as 0.0001.
-    let limit = |x: f64| rounded(x, dtype);
+    // Limits are rounded to the dtype, so that the `f32` nearest to 0.0001 counts as 0.0001.
+    let limit = |x: f64| round_to(x, dtype);
     if high > 0.0 && (high >= limit(1e8) || low < limit(1e-4) || limit(high / low) > 1000.0) {
-        scientific(values, dtype)
+        format_scientific(values, dtype)
     } else {
-        plain(values, dtype)
+        format_fixed(values, dtype)
     }
 }
 
-/// The nearest number of a dtype.
-fn rounded(x: f64, dtype: DType) -> f64 {
+/// Rounds to the nearest number of a dtype.
+fn round_to(x: f64, dtype: DType) -> f64 {
     match dtype {
         DType::F32 => f64::from(x as f32),
         DType::F16 => half::f16::from_f64(x).to_f64(),
@@ -201,27 +203,27 @@ fn rounded(x: f64, dtype: DType) -> f64 {
     }
 }
 
-/// The shortest decimal that reads back as the same number of this dtype, as a double, which is printed just so.
-fn shortest(x: f64, dtype: DType) -> f64 {
+/// Returns the `f64` whose decimal representation is the shortest one that parses to the same number of this dtype.
+fn shortest_decimal(x: f64, dtype: DType) -> f64 {
     let read = |text: String| text.parse().unwrap_or(x);
     match dtype {
         DType::F32 => read(format!("{:e}", x as f32)),
         DType::F16 | DType::BF16 => (0..PRECISION)
             .map(|digits| read(format!("{x:.digits$e}")))
-            .find(|&short| rounded(short, dtype) == x)
+            .find(|&short| round_to(short, dtype) == x)
             .unwrap_or(x),
         _ => x,
     }
 }
 
-/// Neither a number nor finite.
-fn special(x: f64) -> Option<String> {
+/// Returns the text of NaN and infinities, and `None` for finite numbers.
+fn format_non_finite(x: f64) -> Option<String> {
     (!x.is_finite()).then(|| if x.is_nan() { "nan".into() } else { format!("{x}") })
 }
 
-/// The one number of a tensor without dims: all the digits it needs.
-fn single(x: f64, dtype: DType) -> String {
-    if let Some(text) = special(x) {
+/// Formats a scalar with as many digits as it needs.
+fn format_scalar(x: f64, dtype: DType) -> String {
+    if let Some(text) = format_non_finite(x) {
         return text;
     }
     let high = match dtype {
@@ -229,22 +231,23 @@ fn single(x: f64, dtype: DType) -> String {
         DType::F32 => 1e6,
         _ => 1e16,
     };
-    let short = shortest(x, dtype);
+    let short = shortest_decimal(x, dtype);
     if x == 0.0 || (1e-4..high).contains(&x.abs()) {
         return format!("{short:?}");
     }
-    let (mantissa, exponent) = parts(short, None);
-    format!("{mantissa}{}", signed(exponent, 2))
+    let (mantissa, exponent) = split_exponent(short, None);
+    format!("{mantissa}{}", format_exponent(exponent, 2))
 }
 
-/// `1.  ` `0.25`: as many digits as the number needs, the points in one column.
-fn plain(values: &[f64], dtype: DType) -> Vec<String> {
+/// `1.  ` `0.25`: formats without exponent, with as many digits as each number needs and the decimal points
+/// aligned.
+fn format_fixed(values: &[f64], dtype: DType) -> Vec<String> {
     let split: Vec<Result<(String, String), String>> = values
         .iter()
-        .map(|&x| match special(x) {
+        .map(|&x| match format_non_finite(x) {
             Some(text) => Err(text),
             None => {
-                let mut text = format!("{}", shortest(x, dtype));
+                let mut text = format!("{}", shortest_decimal(x, dtype));
                 if text.split_once('.').is_some_and(|(_, digits)| digits.len() > PRECISION) {
                     text = format!("{x:.PRECISION$}");
                 }
@@ -265,8 +268,8 @@ fn plain(values: &[f64], dtype: DType) -> Vec<String> {
     align(cells)
 }
 
-/// Mantissa and exponent, with as many digits after the point as needed or as given.
-fn parts(x: f64, digits: Option<usize>) -> (String, i32) {
+/// Splits a number into mantissa and exponent, with `digits` digits after the point or as many as needed.
+fn split_exponent(x: f64, digits: Option<usize>) -> (String, i32) {
     let text = match digits {
         Some(digits) => format!("{x:.digits$e}"),
         None => format!("{x:e}"),
@@ -275,22 +278,22 @@ fn parts(x: f64, digits: Option<usize>) -> (String, i32) {
     (mantissa.to_string(), exponent.parse().unwrap_or(0))
 }
 
-/// `e+05`.
-fn signed(exponent: i32, digits: usize) -> String {
+/// `e+05`: formats a signed exponent with at least `digits` digits.
+fn format_exponent(exponent: i32, digits: usize) -> String {
     let sign = if exponent < 0 { '-' } else { '+' };
     format!("e{sign}{:0>digits$}", exponent.unsigned_abs())
 }
 
-/// `1.50e-05`: one digit before the point, equally many after it everywhere.
-fn scientific(values: &[f64], dtype: DType) -> Vec<String> {
+/// `1.50e-05`: formats with one digit before the point and the same number of digits after it in all cells.
+fn format_scientific(values: &[f64], dtype: DType) -> Vec<String> {
     let split: Vec<Result<(String, i32), String>> = values
         .iter()
-        .map(|&x| match special(x) {
+        .map(|&x| match format_non_finite(x) {
             Some(text) => Err(text),
             None => {
-                let (mantissa, exponent) = parts(shortest(x, dtype), None);
+                let (mantissa, exponent) = split_exponent(shortest_decimal(x, dtype), None);
                 let (mantissa, exponent) = match mantissa.split_once('.') {
-                    Some((_, digits)) if digits.len() > PRECISION => parts(x, Some(PRECISION)),
+                    Some((_, digits)) if digits.len() > PRECISION => split_exponent(x, Some(PRECISION)),
                     _ => (mantissa, exponent),
                 };
                 let broken = mantissa.contains('.');
@@ -308,7 +311,7 @@ fn scientific(values: &[f64], dtype: DType) -> Vec<String> {
     let cell = |part: Result<(String, i32), String>| match part {
         Ok((mantissa, exponent)) => {
             let zeros = "0".repeat(precision - after(&mantissa));
-            format!("{mantissa}{zeros}{}", signed(exponent, exponents))
+            format!("{mantissa}{zeros}{}", format_exponent(exponent, exponents))
         }
         Err(text) => text,
     };

@@ -1,4 +1,4 @@
-//! What is asked of a tensor before it is used.
+//! Checks that a tensor fits before it is used.
 
 use super::{DType, Part, Tensor};
 use crate::layout::Layout;
@@ -6,13 +6,13 @@ use crate::{Error, Result};
 use dtensor_array::Array;
 
 impl Tensor {
-    /// The value, of a tensor that is on this rank alone and not a meta tensor.
+    /// Returns the array. Returns an error for distributed and meta tensors.
     pub(crate) fn local(&self, op: &'static str) -> Result<&Array> {
         self.not_distributed(op)?;
         self.part(op)
     }
 
-    /// What this rank has of the value; an error for a meta tensor.
+    /// Returns the local array. Returns an error for meta tensors.
     pub(crate) fn part(&self, op: &'static str) -> Result<&Array> {
         match &self.value.part {
             Part::Array(local) => Ok(local),
@@ -20,21 +20,21 @@ impl Tensor {
         }
     }
 
-    /// An error for a distributed tensor.
+    /// Returns an error if the tensor is distributed.
     pub(crate) fn not_distributed(&self, op: &'static str) -> Result<()> {
         match &self.value.layout {
             None => Ok(()),
             Some(layout) => Err(Error::argument(
                 op,
                 format!(
-                    "the tensor is distributed ({layout}): take this rank's part with `to_local` or the whole with \
-                     `full_tensor` first"
+                    "the tensor is distributed ({layout}): call `to_local` for this rank's shard or `full_tensor` for the full \
+                     tensor first"
                 ),
             )),
         }
     }
 
-    /// That `other` could stand in this tensor's place: its shape, dtype, device and layout are the same.
+    /// Returns an error unless `other` has this tensor's shape, dtype, device and layout.
     pub(crate) fn expect_like(&self, op: &'static str, why: &'static str, other: &Tensor) -> Result<()> {
         self.expect_meta(op, why, other)?;
         if other.layout() != self.layout() {
@@ -43,7 +43,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// That shape, dtype and device are those of `other`.
+    /// Returns an error unless `other` has this tensor's shape, dtype and device.
     pub(crate) fn expect_meta(&self, op: &'static str, why: &'static str, other: &Tensor) -> Result<()> {
         if other.dims() != self.dims() {
             return Err(Error::ShapeMismatch { op, why, left: self.shape(), right: other.shape() });

@@ -1,4 +1,4 @@
-//! [`Tensor`]: a value with a shape, a dtype and, where a gradient is wanted, a place in the graph.
+//! [`Tensor`]: an array with a shape and a dtype, and, if it requires a gradient, a node of the autograd graph.
 
 mod construct;
 mod display;
@@ -24,11 +24,13 @@ use crate::mesh::DeviceMesh;
 use crate::{Error, Result};
 use dtensor_layout::Placement;
 
-/// A multi-dimensional array.
+/// A multi-dimensional array, on one device or sharded over a mesh of ranks.
 ///
-/// A tensor is an immutable value: no operator changes one, so a value that backward will need cannot be
-/// overwritten, and clones (which are cheap) never surprise. Every operator checks its arguments and returns a
-/// [`Result`].
+/// A tensor is immutable: no operator changes it, so values that backward needs cannot be overwritten. Clones are
+/// cheap and share the value. Every operator checks its arguments and returns a [`Result`].
+///
+/// On a mesh, a tensor also has a [`Layout`]; each rank then stores only its shard. See
+/// [`distribute_tensor`](crate::distribute_tensor).
 ///
 /// ```
 /// use dtensor::Tensor;
@@ -46,14 +48,14 @@ pub struct Tensor {
     link: Link,
 }
 
-/// What this rank has of a tensor, and how the whole lies on a mesh if it does.
+/// The local tensor of this rank and, if the tensor is distributed, its layout.
 #[derive(Clone)]
 pub(crate) struct Value {
     pub(crate) part: Part,
     pub(crate) layout: Option<Layout>,
 }
 
-/// What this rank has of a tensor: a value, or only what is known of one.
+/// The local tensor of this rank: elements, or only shape and dtype on [`Device::Meta`].
 #[derive(Clone)]
 pub(crate) enum Part {
     Array(Array),
@@ -75,7 +77,7 @@ impl Part {
         }
     }
 
-    /// A part without a value.
+    /// Creates a meta part: shape and dtype without elements.
     pub(crate) fn of_meta(shape: Shape, dtype: DType) -> Part {
         Part::Meta(Arc::new(Meta { shape, dtype, device: Device::Meta }))
     }
@@ -90,7 +92,7 @@ impl Value {
         }
     }
 
-    /// Of a tensor on this rank alone.
+    /// Creates the value of a tensor that is not distributed.
     pub(crate) fn plain(part: Part) -> Value {
         Value { part, layout: None }
     }
@@ -101,17 +103,17 @@ impl Tensor {
         Tensor { value, link }
     }
 
-    /// A tensor of this rank alone, with this value and no history.
+    /// Wraps an array in a tensor that is not distributed and has no autograd history.
     pub(crate) fn of(local: Array) -> Self {
         Tensor { value: Value::plain(Part::Array(local)), link: Link::None }
     }
 
-    /// A tensor that lies on a mesh, of which this rank has this part.
+    /// Wraps a local tensor and its layout in a distributed tensor without autograd history.
     pub(crate) fn laid(part: Part, layout: Layout) -> Self {
         Tensor { value: Value { part, layout: Some(layout) }, link: Link::None }
     }
 
-    /// The same place in the graph, with another value for it: how a parameter is updated.
+    /// Returns a tensor with the same autograd link and another value. Used to update parameters.
     pub(crate) fn with_value(&self, value: Value) -> Tensor {
         Tensor { value, link: self.link.clone() }
     }
@@ -124,7 +126,7 @@ impl Tensor {
         &self.link
     }
 
-    /// Whether these hold one value, and not only equal ones.
+    /// Returns true if both share one value in memory; equal values do not suffice.
     pub(crate) fn is_same(&self, other: &Tensor) -> bool {
         match (&self.value.part, &other.value.part) {
             (Part::Array(a), Part::Array(b)) => a.is_same(b),
@@ -133,7 +135,8 @@ impl Tensor {
         }
     }
 
-    /// What this rank has of the value, to be changed; none for a meta tensor. Others who hold the tensor do not see the change.
+    /// Returns the local array for in-place changes, or `None` for a meta tensor. Other holders of the tensor do
+    /// not see the changes.
     pub(crate) fn part_mut(&mut self) -> Option<&mut Array> {
         match &mut self.value.part {
             Part::Array(local) => Some(local),
@@ -141,27 +144,38 @@ impl Tensor {
         }
     }
 
-    /// How the tensor lies on a mesh, if it is distributed.
+    /// Returns the layout (mesh, placements and global shape), or `None` if the tensor is not distributed.
     pub fn layout(&self) -> Option<&Layout> {
         self.value.layout.as_ref()
     }
 
-    /// The mesh that the tensor lies on, if it is distributed.
+    /// Returns the mesh, or `None` if the tensor is not distributed.
     pub fn mesh(&self) -> Option<&DeviceMesh> {
         self.layout().map(Layout::mesh)
     }
 
-    /// The placements, one per dim of the mesh; none if the tensor is not distributed.
+    /// Returns the placements, one per mesh dim. The slice is empty if the tensor is not distributed.
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], "tp")?;
+    /// let x = sharded::ones([4, 6], DType::F32, &mesh, [Shard(1)])?;
+    /// assert_eq!(x.placements(), [Shard(1)]);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn placements(&self) -> &[Placement] {
         self.layout().map_or(&[], Layout::placements)
     }
 
-    /// Whether the tensor lies on a mesh.
+    /// Returns true if the tensor is on a mesh, whatever its placements.
     pub fn is_distributed(&self) -> bool {
         self.value.layout.is_some()
     }
 
-    /// The size of each dim.
+    /// Returns the size of each dim. For a distributed tensor these are the global sizes.
     pub fn dims(&self) -> &[usize] {
         match &self.value.layout {
             None => self.value.part.dims(),
@@ -169,17 +183,17 @@ impl Tensor {
         }
     }
 
-    /// The size of each dim, as a value of its own.
+    /// Returns the size of each dim as an owned [`Shape`].
     pub fn shape(&self) -> Shape {
         Shape::from(self.dims())
     }
 
-    /// The number of dims.
+    /// Returns the number of dims (PyTorch's `ndim`).
     pub fn rank(&self) -> usize {
         self.dims().len()
     }
 
-    /// The size of one dim.
+    /// Returns the size of one dim. Negative dims count from the back. Returns an error if the dim is out of range.
     ///
     /// ```
     /// # use dtensor::{DType, Tensor};
@@ -193,15 +207,15 @@ impl Tensor {
         self.dims()
             .get(dim)
             .copied()
-            .ok_or_else(|| Error::argument("size", "a tensor without dims has no size of one"))
+            .ok_or_else(|| Error::argument("size", "dim: a scalar (0-d tensor) has no dims"))
     }
 
-    /// The number of elements.
+    /// Returns the number of elements, of all ranks together if the tensor is distributed.
     pub fn numel(&self) -> usize {
         self.dims().iter().product()
     }
 
-    /// The element type.
+    /// Returns the dtype.
     pub fn dtype(&self) -> DType {
         match &self.value.part {
             Part::Array(local) => local.dtype(),
@@ -209,7 +223,7 @@ impl Tensor {
         }
     }
 
-    /// Where the value lives.
+    /// Returns the device that stores the elements.
     pub fn device(&self) -> Device {
         match &self.value.part {
             Part::Array(_) => Device::Cpu,
@@ -217,18 +231,18 @@ impl Tensor {
         }
     }
 
-    /// Whether this tensor has shape and dtype only.
+    /// Returns true if the tensor has a shape and a dtype but no elements.
     pub fn is_meta(&self) -> bool {
         self.device() == Device::Meta
     }
 
-    /// Shape, dtype and device together.
+    /// Returns shape, dtype and device together.
     pub fn meta(&self) -> Meta {
         self.value.meta()
     }
 
-    /// Whether the elements, those on this rank if it is distributed, lie row by row without gaps. Meta tensors count as
-    /// such.
+    /// Returns true if the elements (of a distributed tensor: those of this rank) are contiguous in row-major
+    /// order. Always true for meta tensors.
     pub fn is_contiguous(&self) -> bool {
         match &self.value.part {
             Part::Array(local) => local.is_contiguous(),
@@ -242,19 +256,29 @@ impl Tensor {
         dim.into().resolve(op, self.rank()).map_err(|error| locate(error, &[self], at))
     }
 
-    /// Whether operators on this tensor are recorded for [`backward`](Tensor::backward).
+    /// Returns true if operators on this tensor are recorded for [`backward`](Tensor::backward).
     pub fn requires_grad(&self) -> bool {
         !matches!(self.link, Link::None)
     }
 
-    /// Whether this tensor is not the result of a recorded operator. Only leaves keep a gradient.
+    /// Returns true if this tensor is not the result of a recorded operator. Only leaves accumulate a gradient.
     pub fn is_leaf(&self) -> bool {
         !matches!(self.link, Link::Node(..))
     }
 
-    /// A leaf with the same value, whose gradient is computed (or not) from here on. The gradient collects in the
-    /// returned tensor and its clones. On the result of a recorded operator, `true` changes nothing and `false`
-    /// is an error: [`detach`](Tensor::detach) is what cuts it off.
+    /// Returns a leaf with the same value that requires a gradient if `on` is true, and does not otherwise. The
+    /// gradient accumulates in the returned tensor and its clones. On the result of a recorded operator, `true`
+    /// changes nothing and `false` returns an error: use [`detach`](Tensor::detach) instead.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let weight = Tensor::ones([3], DType::F32)?.requires_grad_(true)?;
+    /// assert!(weight.is_leaf() && weight.mul(2.0)?.requires_grad());
+    /// assert!(weight.mul(2.0)?.requires_grad_(false).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn requires_grad_(&self, on: bool) -> Result<Tensor> {
         const OP: &str = "requires_grad_";
         match (&self.link, on) {
@@ -279,12 +303,23 @@ impl Tensor {
         }
     }
 
-    /// The same value without history: nothing done with it reaches this tensor's gradient.
+    /// Returns the same value without autograd history: gradients of what is computed from it do not reach this
+    /// tensor. Nothing is copied.
+    ///
+    /// ```
+    /// # use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::scalar(3f32)?.requires_grad_(true)?;
+    /// x.mul(&x.detach())?.backward()?;
+    /// assert_eq!(x.grad().unwrap().item::<f32>()?, 3.0);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn detach(&self) -> Tensor {
         Tensor { value: self.value.clone(), link: Link::None }
     }
 
-    /// The gradient collected so far, if this is a leaf that has one.
+    /// Returns the accumulated gradient, or `None` if there is none yet or this is not a leaf that requires one.
     pub fn grad(&self) -> Option<Tensor> {
         match &self.link {
             Link::Leaf(leaf) => leaf.grad.lock().clone(),
@@ -292,20 +327,21 @@ impl Tensor {
         }
     }
 
-    /// Forgets the gradient collected so far.
+    /// Clears the accumulated gradient.
     pub fn zero_grad(&self) {
         if let Link::Leaf(leaf) = &self.link {
             *leaf.grad.lock() = None;
         }
     }
 
-    /// Replaces the gradient collected so far, which must be of this leaf's shape, dtype and layout.
+    /// Replaces the accumulated gradient, or clears it with `None`. Returns an error if this is not a leaf that
+    /// requires a gradient, or if the shape, dtype, device or layout of `grad` differs from the leaf's.
     pub fn set_grad(&self, grad: Option<Tensor>) -> Result<()> {
         const OP: &str = "set_grad";
         let Link::Leaf(leaf) = &self.link else {
             return Err(Error::Argument {
                 op: OP,
-                message: "only a leaf that requires grad keeps a gradient".into(),
+                message: "only a leaf tensor that requires grad has a gradient to set".into(),
             });
         };
         if let Some(grad) = &grad {
@@ -315,7 +351,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Changes the gradient collected so far, if there is one. How it was computed is forgotten.
+    /// Applies `change` to the accumulated gradient, if there is one. The gradient loses its own autograd history.
     pub(crate) fn change_grad(&self, change: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
         let Link::Leaf(leaf) = &self.link else { return Ok(()) };
         match &mut *leaf.grad.lock() {

@@ -1,10 +1,10 @@
-//! The right-hand side of an operator: a tensor or a number.
+//! [`Operand`]: the right-hand side of an operator, a tensor or a number.
 
 use dtensor_array::Scalar;
 
 use super::Tensor;
 
-/// A tensor or a number, so that `x.add(&y)` and `x.add(2.0)` are one operator.
+/// A tensor or a number. Operators take `impl Into<Operand>`, so `x.add(&y)` and `x.add(2.0)` both work.
 #[derive(Clone, Copy, Debug)]
 pub enum Operand<'a> {
     /// A tensor.

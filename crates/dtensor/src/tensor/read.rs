@@ -1,4 +1,4 @@
-//! Values back out.
+//! Copying elements of a tensor into Rust values.
 
 use dtensor_array::Element;
 
@@ -6,7 +6,8 @@ use super::Tensor;
 use crate::{Error, Result};
 
 impl Tensor {
-    /// The elements row by row. `T` must be the tensor's dtype.
+    /// Copies the elements into a vector, in row-major order. `T` must be the Rust type of the tensor's dtype.
+    /// Returns an error for distributed and meta tensors.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -22,7 +23,7 @@ impl Tensor {
         self.local("to_vec")?.copy_to_host()
     }
 
-    /// The elements of a matrix, row by row.
+    /// Copies a matrix into one vector per row. Returns an error if the tensor does not have 2 dims.
     pub fn to_vec2<T: Element>(&self) -> Result<Vec<Vec<T>>> {
         let &[rows, columns] = self.dims() else {
             return Err(Error::argument("to_vec2", format!("expected 2 dims, got shape {}", self.shape())));
@@ -31,12 +32,13 @@ impl Tensor {
         Ok((0..rows).map(|i| flat[i * columns..(i + 1) * columns].to_vec()).collect())
     }
 
-    /// The elements row by row, as doubles, whatever the dtype.
+    /// Copies the elements into a vector of `f64`, in row-major order, whatever the dtype.
     pub fn to_f64_vec(&self) -> Result<Vec<f64>> {
         self.local("to_f64_vec")?.copy_to_host_f64()
     }
 
-    /// The one element. `T` must be the tensor's dtype. A distributed tensor is gathered or reduced first.
+    /// Returns the only element. `T` must be the Rust type of the tensor's dtype. A distributed tensor is gathered
+    /// or reduced first. Returns an error if the tensor does not have exactly one element.
     ///
     /// ```
     /// # use dtensor::Tensor;
@@ -47,18 +49,18 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn item<T: Element>(&self) -> Result<T> {
-        Ok(self.only("item")?.to_vec::<T>()?[0])
+        Ok(self.to_local_scalar("item")?.to_vec::<T>()?[0])
     }
 
-    /// The one element as a double, whatever the dtype.
+    /// Returns the only element as `f64`, whatever the dtype. Otherwise like [`item`](Tensor::item).
     #[track_caller]
     pub fn item_f64(&self) -> Result<f64> {
-        Ok(self.only("item_f64")?.to_f64_vec()?[0])
+        Ok(self.to_local_scalar("item_f64")?.to_f64_vec()?[0])
     }
 
-    /// A tensor of one element, on this rank.
+    /// Returns this one-element tensor as a tensor that is not distributed.
     #[track_caller]
-    fn only(&self, op: &'static str) -> Result<Tensor> {
+    fn to_local_scalar(&self, op: &'static str) -> Result<Tensor> {
         if self.numel() != 1 {
             let message = format!("a tensor with {} elements cannot be converted to scalar", self.numel());
             return Err(Error::argument(op, message));

@@ -126,7 +126,7 @@ fn indices_out_of_bounds_are_refused_with_index_and_size() -> Result<()> {
         |x| x.select(0, 0),
         |x| x.index_select(0, &ints([1])),
     ] {
-        refused(f(&zeros(())), &["without dims"]);
+        refused(f(&zeros(())), &["0-d"]);
     }
     refused(x.slice(0, 0, 2, 0), &["slice", "step", "greater than zero"]);
     // As in Python, a slice is clipped to what is there.
@@ -214,10 +214,10 @@ fn nothing_gives_what_there_is_to_give() -> Result<()> {
         |x| Ok(x.max_dim(0, false)?.0),
         |x| Ok(x.min_dim(0, true)?.0),
     ] {
-        refused(f(&none), &["[0]", "nothing to choose from"]);
-        refused(f(&zeros([0, 2]).select(1, 0)?), &["nothing to choose from"]);
+        refused(f(&none), &["[0]", "non-zero size"]);
+        refused(f(&zeros([0, 2]).select(1, 0)?), &["non-zero size"]);
     }
-    refused(none.norm_all(f64::INFINITY), &["norm", "nothing"]);
+    refused(none.norm_all(f64::INFINITY), &["norm", "zero elements"]);
     refused(Tensor::cat(&[], 0), &["cat", "non-empty"]);
     refused(Tensor::stack(&[], 0), &["stack", "non-empty"]);
     refused(none.item::<f32>(), &["item", "0 elements"]);

@@ -48,7 +48,7 @@ fn shapes_that_do_not_fit_are_named() -> Result<()> {
     refused(a.rms_norm(2, Some(&b), 1e-5), &["rms_norm", "[2, 3]", "[4]"]);
 
     refused(a.index_select(0, &ints([2, 2])), &["index_select", "index", "1 dims", "[2, 2]"]);
-    refused(zeros(()).index_select(0, &ints([1])), &["index_select", "without dims"]);
+    refused(zeros(()).index_select(0, &ints([1])), &["index_select", "0-d"]);
     refused(ints([2]).embedding(&b, None), &["embedding", "weight", "2 dims", "[4]"]);
     refused(a.gather(0, &ints([2])), &["gather", "index", "2 dims", "[2]"]);
     refused(a.gather(0, &ints([2, 4])), &["gather", "[2, 3]", "[2, 4]"]);
@@ -58,15 +58,15 @@ fn shapes_that_do_not_fit_are_named() -> Result<()> {
 
     refused(Tensor::cat(&[&a, &zeros([2, 4])], 0), &["cat", "[2, 3]", "[2, 4]"]);
     refused(Tensor::cat(&[&a, &b], 0), &["cat", "[2, 3]", "[4]"]);
-    refused(Tensor::cat(&[&zeros(()), &zeros(())], 0), &["cat", "without dims"]);
+    refused(Tensor::cat(&[&zeros(()), &zeros(())], 0), &["cat", "0-d"]);
     refused(Tensor::stack(&[&a, &b], 0), &["stack", "equal size", "[2, 3]", "[4]"]);
     refused(a.split(&[1, 1], 1), &["split", "[1, 1]", "dim 1", "[2, 3]"]);
     refused(a.split(&[usize::MAX, 4], 1), &["split", "[2, 3]"]);
     refused(zeros(()).split(&[1], 0), &["split", "[]"]);
     refused(a.chunk(0, 0), &["chunk", "greater than 0"]);
     refused(zeros([0]).chunk(usize::MAX, 0), &["chunk"]);
-    refused(zeros(()).chunk(1, 0), &["chunk", "without dims"]);
-    refused(zeros(()).unbind(0), &["unbind", "without dims"]);
+    refused(zeros(()).chunk(1, 0), &["chunk", "0-d"]);
+    refused(zeros(()).unbind(0), &["unbind", "0-d"]);
     refused(zeros([2, 3, 4]).t(), &["t: ", "at most 2", "3"]);
     refused(b.tril(0), &["tril", "2 dims", "[4]"]);
     refused(zeros(()).triu(0), &["triu", "2 dims", "[]"]);
