@@ -1,7 +1,7 @@
-//! Which module is running, for those who watch.
+//! Tracks which module is running, for listeners.
 //!
-//! A module does not know its place in the tree. When one is entered that nobody has heard of, the tree below it is walked, and
-//! all modules in it are named by it; see [`names`]. What tells one module from others is in [`identity`].
+//! A module does not know its path in the tree. When a module without a name is entered, the tree below it is walked,
+//! and all modules in it are named; see [`names`]. How a module is recognized is in [`identity`].
 
 mod identity;
 mod names;
@@ -14,20 +14,20 @@ use super::Module;
 use crate::comm::{Running, running_module, set_running_module};
 use names::NAMES;
 
-/// A module that begins to run.
+/// The event of a module that starts to run.
 pub(crate) struct Entered<'a> {
     pub(crate) module: &'a dyn Module,
     pub(crate) running: &'static Running,
 }
 
 listeners! {
-    /// Told of every module that is run on this thread.
+    /// Notified of every module that runs on this thread.
     pub(crate) static MODULES: dyn Fn(&Entered<'_>);
 }
 
-/// Runs `body`, of whose modules the listener is told.
+/// Runs `body` and notifies the listener of the modules that it runs.
 pub(crate) fn watched<R>(listener: Rc<dyn Fn(&Entered<'_>)>, body: impl FnOnce() -> R) -> R {
-    /// Names are given anew to whoever watches next.
+    /// Names start anew for the next listener.
     struct EndWatch;
     impl Drop for EndWatch {
         fn drop(&mut self) {
@@ -40,33 +40,33 @@ pub(crate) fn watched<R>(listener: Rc<dyn Fn(&Entered<'_>)>, body: impl FnOnce()
     MODULES.listen(listener, body)
 }
 
-/// A module that is running, until this is dropped.
-pub(super) struct Inside {
+/// Marks a module as running until it is dropped.
+pub(super) struct RunningGuard {
     parent: Option<&'static Running>,
 }
 
-impl Inside {
-    pub(super) fn enter(module: &dyn Module) -> Option<Inside> {
+impl RunningGuard {
+    pub(super) fn enter(module: &dyn Module) -> Option<RunningGuard> {
         if !MODULES.any() {
             return None;
         }
         let (kind, parent) = (module.kind(), running_module());
         let name = names::name_of(module, kind);
         let running = name.running(kind, parent);
-        let lying = names::lying_in(module, &name);
-        NAMES.with_borrow_mut(|names| names.lying.push(lying));
+        let by_address = names::names_by_address(module, &name);
+        NAMES.with_borrow_mut(|names| names.by_address.push(by_address));
         set_running_module(Some(running));
-        let inside = Inside { parent };
-        // They may run modules themselves.
+        let guard = RunningGuard { parent };
+        // Listeners are called last, because they may run modules themselves.
         MODULES.each(|listener| listener(&Entered { module, running }));
-        Some(inside)
+        Some(guard)
     }
 }
 
-impl Drop for Inside {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         set_running_module(self.parent);
-        NAMES.with_borrow_mut(|names| names.lying.pop());
+        NAMES.with_borrow_mut(|names| names.by_address.pop());
     }
 }
 
