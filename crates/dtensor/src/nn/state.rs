@@ -106,10 +106,10 @@ pub(super) fn load<M: Module + ?Sized>(
     let mut values = Vec::new();
     for (path, place) in &entries {
         let Some(value) = state.get(path) else { continue };
-        let here = place.get();
-        match mismatch(path, value, &here, "the model") {
+        let target = place.get();
+        match mismatch(path, value, &target, "the model") {
             Some(why) => wrong.push(why),
-            None => values.push((place, value, here)),
+            None => values.push((place, value, target)),
         }
     }
     if !wrong.is_empty() {
@@ -119,33 +119,33 @@ pub(super) fn load<M: Module + ?Sized>(
     let fitted = on_behalf_of(at, || {
         values
             .into_iter()
-            .map(|(place, value, here)| Ok((place, fit_to(value, &here)?)))
+            .map(|(place, value, target)| Ok((place, fit_to(value, &target)?)))
             .collect::<Result<Vec<_>>>()
     })?;
     fitted.iter().try_for_each(|(place, value)| place.set(value))?;
     Ok(keys)
 }
 
-/// Returns why a value of a state dict cannot be loaded into `here`, or `None` if it can.
-pub(crate) fn mismatch(path: &str, value: &Tensor, here: &Tensor, whose: &str) -> Option<String> {
-    if value.dims() != here.dims() {
-        let (given, there) = (value.shape(), here.shape());
+/// Returns why a value of a state dict cannot be loaded into `target`, or `None` if it can.
+pub(crate) fn mismatch(path: &str, value: &Tensor, target: &Tensor, whose: &str) -> Option<String> {
+    if value.dims() != target.dims() {
+        let (given, there) = (value.shape(), target.shape());
         Some(format!("size mismatch for `{path}`: {given} in the state, {there} in {whose}"))
-    } else if value.is_distributed() && value.mesh() != here.mesh() {
+    } else if value.is_distributed() && value.mesh() != target.mesh() {
         let on = |x: &Tensor| x.mesh().map_or("no mesh".into(), |mesh| format!("mesh {mesh}"));
-        Some(format!("`{path}` is on {} in the state, on {} in {whose}", on(value), on(here)))
-    } else if value.is_meta() != here.is_meta() {
-        Some(format!("`{path}` is on {} in the state, on {} in {whose}", value.device(), here.device()))
+        Some(format!("`{path}` is on {} in the state, on {} in {whose}", on(value), on(target)))
+    } else if value.is_meta() != target.is_meta() {
+        Some(format!("`{path}` is on {} in the state, on {} in {whose}", value.device(), target.device()))
     } else {
         None
     }
 }
 
-/// Casts a value of a state dict to the dtype of `here`, and distributes or redistributes it to its layout.
+/// Casts a value of a state dict to the dtype of `target`, and distributes or redistributes it to its layout.
 #[track_caller]
-pub(crate) fn fit_to(value: &Tensor, here: &Tensor) -> Result<Tensor> {
-    let value = value.detach().to_dtype(here.dtype())?;
-    match here.layout() {
+pub(crate) fn fit_to(value: &Tensor, target: &Tensor) -> Result<Tensor> {
+    let value = value.detach().to_dtype(target.dtype())?;
+    match target.layout() {
         // A plain value is equal on all ranks, and each rank takes its shard without communication.
         Some(layout) if !value.is_distributed() => {
             distribute_tensor_from(&value, layout.mesh(), layout.placements().to_vec(), None)

@@ -265,10 +265,10 @@ mod tests {
                 Ok(loss)
             };
             step()?;
-            let there = addresses(&*optimizer);
+            let before = addresses(&*optimizer);
             // The graphs behind the retained losses do not share the parameters' memory.
             let losses = (0..3).map(|_| step()).collect::<Result<Vec<_>>>()?;
-            assert_eq!(addresses(&*optimizer), there);
+            assert_eq!(addresses(&*optimizer), before);
             assert_eq!(losses.len(), 3);
         }
         Ok(())
@@ -280,13 +280,13 @@ mod tests {
         for optimizer in all(std::slice::from_ref(&weight)) {
             weight.get().set_grad(Some(Tensor::ones([3], DType::F32)?))?;
             optimizer.step()?;
-            let there = address(&weight.get());
-            let held = weight.get();
+            let before = address(&weight.get());
+            let shared = weight.get();
             optimizer.step()?;
-            assert_eq!(address(&held), there);
+            assert_eq!(address(&shared), before);
             let moved = address(&weight.get());
-            assert_ne!(moved, there);
-            drop(held);
+            assert_ne!(moved, before);
+            drop(shared);
             optimizer.step()?;
             assert_eq!(address(&weight.get()), moved);
             // The same holds for the optimizer state.
@@ -306,10 +306,10 @@ mod tests {
     fn gradients_are_clipped_in_place() -> Result<()> {
         let weight = Parameter::new(&Tensor::ones([3], DType::F32)?)?;
         weight.get().set_grad(Some(Tensor::full([3], 4.0, DType::F32)?))?;
-        let there = address(&weight.grad().unwrap());
+        let before = address(&weight.grad().unwrap());
         clip_grad_norm(std::slice::from_ref(&weight), 1.0, ClipOptions::default())?;
         let grad = weight.grad().unwrap();
-        assert_eq!(address(&grad), there);
+        assert_eq!(address(&grad), before);
         assert!(grad.to_vec::<f32>()?[0] < 1.0);
         Ok(())
     }

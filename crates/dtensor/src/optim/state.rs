@@ -93,7 +93,7 @@ impl<'a> Reader<'a> {
 /// The state of one parameter as found in a state dict.
 struct LoadedState<'a> {
     count: u64,
-    here: Tensor,
+    target: Tensor,
     slots: Vec<&'a Tensor>,
 }
 
@@ -133,8 +133,8 @@ pub(super) fn load<O: Update>(groups: &mut Groups<O>, state: &StateDict) -> Resu
             ));
         }
         for member in &group.members {
-            let here = member.parameter.get().detach();
-            found.push(read_member_state::<O>(&mut reader, number, new.slots(), here));
+            let target = member.parameter.get().detach();
+            found.push(read_member_state::<O>(&mut reader, number, new.slots(), target));
             number += 1;
         }
         options.push(new);
@@ -150,7 +150,7 @@ pub(super) fn load<O: Update>(groups: &mut Groups<O>, state: &StateDict) -> Resu
     super::update::expect_not_negative(O::NAME, "factor of the learning rate", factor)?;
     let states = on_behalf_of(at, || {
         let fitted = |found: &LoadedState<'_>| -> Result<ParameterState> {
-            let slots = found.slots.iter().map(|slot| fit_to(slot, &found.here)).collect::<Result<_>>()?;
+            let slots = found.slots.iter().map(|slot| fit_to(slot, &found.target)).collect::<Result<_>>()?;
             Ok(ParameterState { count: found.count, slots })
         };
         found.iter().map(fitted).collect::<Result<Vec<_>>>()
@@ -167,9 +167,9 @@ fn read_member_state<'a, O: Update>(
     reader: &mut Reader<'a>,
     number: usize,
     needed: usize,
-    here: Tensor,
+    target: Tensor,
 ) -> LoadedState<'a> {
-    let mut found = LoadedState { count: 0, here, slots: Vec::new() };
+    let mut found = LoadedState { count: 0, target, slots: Vec::new() };
     let keys: Vec<String> = O::SLOTS.iter().map(|name| state_key(number, name)).collect();
     let step = state_key(number, STEP);
     let begun = keys.iter().any(|key| reader.has(key)) || (O::COUNTS && reader.has(&step));
@@ -191,7 +191,7 @@ fn read_member_state<'a, O: Update>(
             break;
         }
         let Some(value) = reader.tensor(key) else { continue };
-        match mismatch(key, value, &found.here, "the optimizer") {
+        match mismatch(key, value, &found.target, "the optimizer") {
             Some(why) => reader.errors.push(why),
             None if !value.dtype().is_float() => {
                 reader

@@ -56,8 +56,8 @@ impl Default for DataParallelOptions {
 ///
 ///     // This replica's half of eight examples.
 ///     let batch = Tensor::rand([8, 10], DType::F32)?;
-///     let part = batch.narrow(0, 4 * replicas.rank(), 4)?;
-///     model.forward(&part)?.pow(2)?.mean_all()?.backward()?;
+///     let slice = batch.narrow(0, 4 * replicas.rank(), 4)?;
+///     model.forward(&slice)?.pow(2)?.mean_all()?.backward()?;
 ///     replicas.average_gradients()?;
 ///     optimizer.step()?;
 ///     Ok(())
@@ -132,22 +132,24 @@ impl DataParallel {
             Some(grad) => Ok((true, local_shard(&grad)?)),
             None => Ok((false, local_shard(&parameter.get())?.zeros_like()?)),
         };
-        let parts: Vec<(bool, Tensor)> = parameters.iter().map(local_grad).collect::<Result<_>>()?;
-        let buckets = assign_buckets(parts.iter().map(|(_, part)| part), self.bucket_bytes);
+        let shards: Vec<(bool, Tensor)> = parameters.iter().map(local_grad).collect::<Result<_>>()?;
+        let buckets = assign_buckets(shards.iter().map(|(_, shard)| shard), self.bucket_bytes);
         // All reductions are started before the first is waited for.
         let mut pending = Vec::with_capacity(buckets.len());
         for bucket in &buckets {
-            let found: Vec<f32> = bucket.iter().map(|&i| if parts[i].0 { 1.0 } else { 0.0 }).collect();
-            let found = Tensor::from_slice(&found, [bucket.len()])?.to_dtype(parts[bucket[0]].1.dtype())?;
-            let together: Vec<&Tensor> = once(&found).chain(bucket.iter().map(|&i| &parts[i].1)).collect();
-            pending.push(self.group.all_reduce_coalesced_async(&together, ReduceOp::Avg)?);
+            let has_grad: Vec<f32> = bucket.iter().map(|&i| if shards[i].0 { 1.0 } else { 0.0 }).collect();
+            let has_grad =
+                Tensor::from_slice(&has_grad, [bucket.len()])?.to_dtype(shards[bucket[0]].1.dtype())?;
+            let tensors: Vec<&Tensor> = once(&has_grad).chain(bucket.iter().map(|&i| &shards[i].1)).collect();
+            pending.push(self.group.all_reduce_coalesced_async(&tensors, ReduceOp::Avg)?);
         }
         let averages: Vec<Vec<Tensor>> =
             pending.into_iter().map(|reduction| reduction.wait()).collect::<Result<_>>()?;
         for (bucket, averages) in buckets.iter().zip(averages) {
-            let (found, averages) = averages.split_first().expect("as many as were given");
-            for ((&i, average), found) in bucket.iter().zip(averages).zip(found.to_f64_vec()?) {
-                if found > 0.0 {
+            let (has_grad, averages) =
+                averages.split_first().expect("the result has as many tensors as the input");
+            for ((&i, average), has_grad) in bucket.iter().zip(averages).zip(has_grad.to_f64_vec()?) {
+                if has_grad > 0.0 {
                     let value = parameters[i].get();
                     value.set_grad(Some(with_layout_of(&value, average)?))?;
                 }
@@ -260,18 +262,18 @@ fn expect_identical(group: &Group, tensors: &[ModelTensor]) -> Result<()> {
 
 /// Sets all tensors to the values of replica 0.
 fn broadcast(group: &Group, tensors: &[ModelTensor], bucket_bytes: usize) -> Result<()> {
-    let parts: Vec<Tensor> =
+    let shards: Vec<Tensor> =
         tensors.iter().map(|tensor| local_shard(&tensor.get())).collect::<Result<_>>()?;
-    let buckets = assign_buckets(parts.iter(), bucket_bytes);
+    let buckets = assign_buckets(shards.iter(), bucket_bytes);
     let start = |bucket: &Vec<usize>| {
-        let flat: Vec<Tensor> = bucket.iter().map(|&i| parts[i].flatten_all()).collect::<Result<_>>()?;
+        let flat: Vec<Tensor> = bucket.iter().map(|&i| shards[i].flatten_all()).collect::<Result<_>>()?;
         group.broadcast_async(&Tensor::cat(&flat.iter().collect::<Vec<_>>(), 0)?, 0)
     };
     let pending: Vec<_> = buckets.iter().map(start).collect::<Result<_>>()?;
     for (bucket, broadcast) in buckets.iter().zip(pending) {
-        let sizes: Vec<usize> = bucket.iter().map(|&i| parts[i].numel()).collect();
+        let sizes: Vec<usize> = bucket.iter().map(|&i| shards[i].numel()).collect();
         for (&i, value) in bucket.iter().zip(broadcast.wait()?.split(&sizes, 0)?) {
-            let value = value.reshape(parts[i].shape())?;
+            let value = value.reshape(shards[i].shape())?;
             tensors[i].set(&with_layout_of(&tensors[i].get(), &value)?)?;
         }
     }
@@ -285,29 +287,29 @@ fn local_shard(x: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns a tensor with the layout of `like` and another local tensor.
-fn with_layout_of(like: &Tensor, part: &Tensor) -> Result<Tensor> {
+fn with_layout_of(like: &Tensor, shard: &Tensor) -> Result<Tensor> {
     let mut tensor = like.detach();
     if let Some(own) = tensor.part_mut() {
-        *own = part.local(OP)?.clone();
+        *own = shard.local(OP)?.clone();
     }
     Ok(tensor)
 }
 
 /// Groups tensors into buckets by index: in order, one dtype per bucket, as many as fit into `bytes`.
-fn assign_buckets<'a>(parts: impl Iterator<Item = &'a Tensor>, bytes: usize) -> Vec<Vec<usize>> {
+fn assign_buckets<'a>(shards: impl Iterator<Item = &'a Tensor>, bytes: usize) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
     // The bucket of each dtype that is still open, and its size in bytes.
     let mut open: Vec<(DType, usize, usize)> = Vec::new();
-    for (i, part) in parts.enumerate() {
-        let size = part.numel() * part.dtype().size();
-        match open.iter_mut().find(|(dtype, ..)| *dtype == part.dtype()) {
+    for (i, shard) in shards.enumerate() {
+        let size = shard.numel() * shard.dtype().size();
+        match open.iter_mut().find(|(dtype, ..)| *dtype == shard.dtype()) {
             Some((_, bucket, full)) if full.saturating_add(size) <= bytes => {
                 buckets[*bucket].push(i);
                 *full += size;
             }
-            found => {
-                let new = (part.dtype(), buckets.len(), size);
-                match found {
+            other => {
+                let new = (shard.dtype(), buckets.len(), size);
+                match other {
                     Some(full) => *full = new,
                     None => open.push(new),
                 }
@@ -326,8 +328,8 @@ mod tests {
     fn assign_buckets_fills_each_dtype_in_order() {
         let of = |n: usize, dtype| Tensor::zeros([n], dtype).unwrap();
         let (f, b) = (DType::F32, DType::BF16);
-        let parts = [of(2, f), of(3, b), of(1, f), of(9, f), of(0, f), of(1, b), of(1, f)];
-        let into = |bytes| assign_buckets(parts.iter(), bytes);
+        let shards = [of(2, f), of(3, b), of(1, f), of(9, f), of(0, f), of(1, b), of(1, f)];
+        let into = |bytes| assign_buckets(shards.iter(), bytes);
         assert_eq!(into(12), [vec![0, 2], vec![1, 5], vec![3], vec![4, 6]]);
         assert_eq!(into(usize::MAX), [vec![0, 2, 3, 4, 6], vec![1, 5]]);
         assert_eq!(into(0), [vec![0], vec![1], vec![2], vec![3], vec![4], vec![5], vec![6]]);

@@ -22,8 +22,8 @@ use super::ParallelStyle;
 /// };
 /// plan.push("norm", SequenceParallel::new());
 /// assert_eq!(plan.len(), 3);
-/// let whole = ParallelPlan::from(ColwiseParallel::new());
-/// assert_eq!(whole.iter().next().unwrap().0, "");
+/// let single = ParallelPlan::from(ColwiseParallel::new());
+/// assert_eq!(single.iter().next().unwrap().0, "");
 /// ```
 #[derive(Clone, Default)]
 pub struct ParallelPlan {

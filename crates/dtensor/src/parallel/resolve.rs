@@ -66,11 +66,11 @@ impl<'p> ResolvedPlan<'p> {
         plan: &'p ParallelPlan,
         lenient: bool,
     ) -> Result<Self> {
-        let mut all =
+        let mut resolved =
             ResolvedPlan { mesh, entries: Vec::new(), placements: HashMap::new(), placed_by: HashMap::new() };
         for (path, style) in plan.iter() {
             match resolve(root, path) {
-                Ok(found) => all.add(found, &**style)?,
+                Ok(found) => resolved.add(found, &**style)?,
                 Err(why) => {
                     let message = format!("parallelize_plan key `{path}` could not be resolved: {why}");
                     if !lenient {
@@ -80,7 +80,7 @@ impl<'p> ResolvedPlan<'p> {
                 }
             }
         }
-        Ok(all)
+        Ok(resolved)
     }
 
     fn add(&mut self, found: Vec<(String, &'p dyn Module)>, style: &'p dyn ParallelStyle) -> Result<()> {

@@ -12,8 +12,8 @@ use crate::{DeviceMesh, Placement, Result};
 /// ```
 /// use dtensor::Shard;
 /// use dtensor::parallel::Partition;
-/// let bias_is_whole: Partition = vec![("weight".into(), Shard(1))];
-/// # let _ = bias_is_whole;
+/// let replicated_bias: Partition = vec![("weight".into(), Shard(1))];
+/// # let _ = replicated_bias;
 /// ```
 pub type Partition = Vec<(String, Placement)>;
 

@@ -44,21 +44,21 @@ const OP: &str = "local_map";
 ///     .out_placements([Replicate]);
 ///
 ///     let (w, x) = (Tensor::ones([3, 5], DType::F32)?, Tensor::ones([5, 4], DType::F32)?);
-///     let laid_w = distribute_tensor(&w, &mesh, [Shard(1)])?;
-///     let laid_x = distribute_tensor(&x, &mesh, [Shard(0)])?;
-///     let y = mm.call((&mesh, &laid_w, &laid_x))?;
+///     let sharded_w = distribute_tensor(&w, &mesh, [Shard(1)])?;
+///     let sharded_x = distribute_tensor(&x, &mesh, [Shard(0)])?;
+///     let y = mm.call((&mesh, &sharded_w, &sharded_x))?;
 ///     assert_eq!((y.dims(), y.placements()), (&[3, 4][..], &[Replicate][..]));
 ///     assert_eq!(y.to_local()?.to_vec::<f32>()?, [5.; 12]);
 ///
 ///     // Inputs with other placements are an error, unless they may be redistributed.
 ///     let rows = distribute_tensor(&w, &mesh, [Shard(0)])?;
-///     assert!(mm.call((&mesh, &rows, &laid_x)).is_err());
-///     let moving = mm.clone().redistribute_inputs(true);
-///     assert_eq!(moving.call((&mesh, &rows, &laid_x))?.to_local()?.to_vec::<f32>()?, [5.; 12]);
+///     assert!(mm.call((&mesh, &rows, &sharded_x)).is_err());
+///     let redistributing = mm.clone().redistribute_inputs(true);
+///     assert_eq!(redistributing.call((&mesh, &rows, &sharded_x))?.to_local()?.to_vec::<f32>()?, [5.; 12]);
 ///
 ///     // A closure makes it look like a plain function.
 ///     let product = |w: &Tensor, x: &Tensor| mm.call((&mesh, w, x));
-///     assert_eq!(product(&laid_w, &laid_x)?.dims(), [3, 4]);
+///     assert_eq!(product(&sharded_w, &sharded_x)?.dims(), [3, 4]);
 ///     Ok(())
 /// })?;
 /// # Ok(())
