@@ -21,8 +21,8 @@ pub fn derive_module(input: TokenStream) -> TokenStream {
 /// these.
 ///
 /// A module whose `forward` takes one `&Tensor` and returns one also becomes a `dtensor::nn::Layer`. `Tensor` and
-/// `Result` are recognized by their names alone; if they belong to another library, write `#[forward(layer =
-/// false)]`.
+/// `Result` are recognized by their names alone; if they belong to another library, write
+/// `#[forward(layer = false)]`.
 #[proc_macro_attribute]
 pub fn forward(arguments: TokenStream, item: TokenStream) -> TokenStream {
     forward::rewrite(arguments.into(), item.into()).unwrap_or_else(syn::Error::into_compile_error).into()

@@ -114,8 +114,8 @@ pub fn local_map<F>(function: F) -> LocalMap<F> {
 /// # Ranks
 ///
 /// All ranks of the mesh must call it. On a rank outside the mesh a call is an error, unlike for operators: there is
-/// no shard to run the function on, and the number and dtypes of the results are unknown. Guard the call with `if
-/// mesh.coordinate().is_some()`.
+/// no shard to run the function on, and the number and dtypes of the results are unknown. Guard the call
+/// with `if mesh.coordinate().is_some()`.
 ///
 /// ```
 /// use dtensor::prelude::*;
