@@ -1,4 +1,4 @@
-//! `#[forward]`.
+//! The `#[forward]` attribute.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
@@ -10,21 +10,24 @@ pub(crate) fn rewrite(arguments: TokenStream, item: TokenStream) -> Result<Token
         "layer = false" => false,
         _ => {
             let message =
-                "`#[forward]` takes no arguments but `layer = false`, for a `Result` of another library";
+                "`#[forward]` takes no arguments except `layer = false`, for a `Result` of another library";
             return Err(Error::new_spanned(arguments, message));
         }
     };
     let mut block = match syn::parse2(item)? {
         Item::Impl(block) => block,
         other => {
-            let message = "`#[forward]` goes on the `impl` block that has the module's `forward` in it";
+            let message = "`#[forward]` goes on the `impl` block that contains the module's `forward`";
             return Err(Error::new_spanned(other, message));
         }
     };
     if let Some((_, path, _)) = &block.trait_ {
-        return Err(Error::new_spanned(path, "`#[forward]` is for the module's own `impl` block"));
+        return Err(Error::new_spanned(
+            path,
+            "`#[forward]` belongs on the module's own `impl` block, not on a trait's",
+        ));
     }
-    // There may be several, for one configuration each.
+    // There may be several, each under its own `#[cfg]`.
     let (forwards, others): (Vec<_>, Vec<_>) = std::mem::take(&mut block.items)
         .into_iter()
         .partition(|item| matches!(item, ImplItem::Fn(f) if f.sig.ident == "forward"));
@@ -37,7 +40,7 @@ pub(crate) fn rewrite(arguments: TokenStream, item: TokenStream) -> Result<Token
     let mut traits = quote! { impl #generics ::dtensor::nn::derive::Forwards for #ty #bounds {} };
     for item in forwards {
         let ImplItem::Fn(inner) = item else { continue };
-        let output = checked_output(&inner)?;
+        let output = result_type(&inner)?;
         if may_be_layer && is_layer(&inner, output) {
             let configured = inner.attrs.iter().filter(|attribute| is_configuration(attribute));
             traits.extend(quote! {
@@ -57,19 +60,22 @@ pub(crate) fn rewrite(arguments: TokenStream, item: TokenStream) -> Result<Token
     Ok(quote! { #block #traits })
 }
 
-/// What it returns, which has to be a result.
-fn checked_output(function: &ImplItemFn) -> Result<&Type> {
+/// Returns the return type of a function, or an error if it is not a `Result`.
+fn result_type(function: &ImplItemFn) -> Result<&Type> {
     if let Some(asyncness) = &function.sig.asyncness {
-        return Err(Error::new_spanned(asyncness, "`forward` is not `async`: hooks run before and after it"));
+        return Err(Error::new_spanned(
+            asyncness,
+            "`forward` must not be `async`, because hooks run before and after it",
+        ));
     }
     match &function.sig.output {
         ReturnType::Type(_, ty) if last_segment(ty).is_some_and(|name| name == "Result") => Ok(ty),
-        ReturnType::Type(_, ty) => Err(Error::new_spanned(ty, "`forward` returns a `Result`")),
-        ReturnType::Default => Err(Error::new_spanned(&function.sig, "`forward` returns a `Result`")),
+        ReturnType::Type(_, ty) => Err(Error::new_spanned(ty, "`forward` must return a `Result`")),
+        ReturnType::Default => Err(Error::new_spanned(&function.sig, "`forward` must return a `Result`")),
     }
 }
 
-/// The function that runs hooks, and what was written, under another name.
+/// Splits a `forward` into the wrapper that runs hooks, and the function as written, under another name.
 fn split(inner: ImplItemFn) -> Result<(TokenStream, ImplItemFn)> {
     let (inputs, names) = named_inputs(&inner)?;
     let mut outer = inner.sig.clone();
@@ -80,10 +86,13 @@ fn split(inner: ImplItemFn) -> Result<(TokenStream, ImplItemFn)> {
     body.attrs.retain(|attribute| {
         attribute.path().is_ident("track_caller") || is_lint(attribute) || is_configuration(attribute)
     });
-    let attributes =
-        inner.attrs.iter().filter(|attribute| !attribute.path().is_ident("track_caller")).map(allowed);
+    let attributes = inner
+        .attrs
+        .iter()
+        .filter(|attribute| !attribute.path().is_ident("track_caller"))
+        .map(expect_to_allow);
     let visibility = &inner.vis;
-    let carriers: Vec<_> = (0..names.len()).map(|i| format_ident!("__carrier{i}")).collect();
+    let hook_arguments: Vec<_> = (0..names.len()).map(|i| format_ident!("__argument{i}")).collect();
     let labels = names.iter().map(|name| name.to_string().trim_start_matches("r#").to_string());
     let wrapper = quote! {
         #(#attributes)*
@@ -91,33 +100,34 @@ fn split(inner: ImplItemFn) -> Result<(TokenStream, ImplItemFn)> {
         #visibility #outer {
             #[allow(unused_imports)]
             use ::dtensor::nn::derive::{
-                Seen as _, SeenError as _, SeenOutcome as _, Unseen as _, UnseenError as _, UnseenOutcome as _,
+                HiddenArgument as _, HiddenError as _, HiddenResult as _, VisibleArgument as _, VisibleError as _,
+                VisibleResult as _,
             };
             let __inputs;
-            let Some(__call) = ::dtensor::nn::derive::begin(self) else {
+            let Some(__call) = ::dtensor::nn::derive::begin_call(self) else {
                 return match self.__forward(#(#names),*) {
                     ::core::result::Result::Err(__error) => ::core::result::Result::Err(
-                        (&mut ::dtensor::nn::derive::Failed(::core::option::Option::Some(__error))).of_module(self)
+                        (&mut ::dtensor::nn::derive::ForwardError(::core::option::Option::Some(__error))).name_module(self)
                     ),
                     __done => __done,
                 };
             };
             let mut __given = ::dtensor::nn::Inputs::new();
             #(
-                let mut #carriers = ::dtensor::nn::derive::Carrier::new(#labels, #names);
-                (&mut #carriers).give(&mut __given);
+                let mut #hook_arguments = ::dtensor::nn::derive::HookArgument::new(#labels, #names);
+                (&mut #hook_arguments).give(&mut __given);
             )*
             __inputs = __call.before(__given)?;
-            let __output = match self.__forward(#((&mut #carriers).take(&__inputs)?),*) {
+            let __output = match self.__forward(#((&mut #hook_arguments).take(&__inputs)?),*) {
                 ::core::result::Result::Ok(__output) => __output,
                 ::core::result::Result::Err(__error) => return ::core::result::Result::Err(
-                    (&mut ::dtensor::nn::derive::Failed(::core::option::Option::Some(__error))).of_module(self)
+                    (&mut ::dtensor::nn::derive::ForwardError(::core::option::Option::Some(__error))).name_module(self)
                 ),
             };
-            let mut __outcome = ::dtensor::nn::derive::Outcome(::core::option::Option::Some(__output));
+            let mut __result = ::dtensor::nn::derive::HookResult(::core::option::Option::Some(__output));
             #[allow(clippy::needless_question_mark)]
             {
-                ::core::result::Result::Ok((&mut __outcome).after(&__call, &__inputs)?)
+                ::core::result::Result::Ok((&mut __result).after(&__call, &__inputs)?)
             }
         }
     };
@@ -126,7 +136,7 @@ fn split(inner: ImplItemFn) -> Result<(TokenStream, ImplItemFn)> {
 
 type FnArgs = syn::punctuated::Punctuated<FnArg, syn::Token![,]>;
 
-/// The arguments with names alone for patterns, and the names of all but `&self`.
+/// Returns the arguments with their patterns reduced to names, and the names of all but `&self`.
 fn named_inputs(function: &ImplItemFn) -> Result<(FnArgs, Vec<syn::Ident>)> {
     let mut inputs = function.sig.inputs.clone();
     let mut names = Vec::new();
@@ -134,7 +144,7 @@ fn named_inputs(function: &ImplItemFn) -> Result<(FnArgs, Vec<syn::Ident>)> {
         match input {
             FnArg::Receiver(receiver) if receiver.reference.is_some() && receiver.mutability.is_none() => {}
             FnArg::Receiver(receiver) => {
-                return Err(Error::new_spanned(receiver, "`forward` takes `&self`"));
+                return Err(Error::new_spanned(receiver, "`forward` must take `&self`"));
             }
             FnArg::Typed(argument) => match &mut *argument.pat {
                 Pat::Ident(ident) if ident.by_ref.is_none() && ident.subpat.is_none() => {
@@ -142,20 +152,21 @@ fn named_inputs(function: &ImplItemFn) -> Result<(FnArgs, Vec<syn::Ident>)> {
                     names.push(ident.ident.clone());
                 }
                 other => {
-                    let message = "an argument of `forward` is a name: hooks see it under that name";
+                    let message =
+                        "an argument of `forward` must be a name, because hooks see it under that name";
                     return Err(Error::new_spanned(other, message));
                 }
             },
         }
     }
     if inputs.len() == names.len() {
-        return Err(Error::new_spanned(&function.sig, "`forward` takes `&self`"));
+        return Err(Error::new_spanned(&function.sig, "`forward` must take `&self`"));
     }
     Ok((inputs, names))
 }
 
-/// What is expected to be found is found in what was written; around it, it may be.
-fn allowed(attribute: &syn::Attribute) -> syn::Attribute {
+/// Turns `#[expect]` into `#[allow]` on the wrapper, because the expected lint fires only in the function as written.
+fn expect_to_allow(attribute: &syn::Attribute) -> syn::Attribute {
     let mut attribute = attribute.clone();
     if let syn::Meta::List(list) = &mut attribute.meta
         && list.path.is_ident("expect")
@@ -180,26 +191,26 @@ fn last_segment(ty: &Type) -> Option<String> {
     }
 }
 
-/// Whether it takes one tensor and gives one.
+/// Returns true if the function takes one tensor and returns one.
 fn is_layer(function: &ImplItemFn, output: &Type) -> bool {
-    let one = |ty: &Type| last_segment(ty).is_some_and(|name| name == "Tensor");
-    let takes = match function.sig.inputs.iter().nth(1) {
+    let is_tensor = |ty: &Type| last_segment(ty).is_some_and(|name| name == "Tensor");
+    let takes_tensor = match function.sig.inputs.iter().nth(1) {
         Some(FnArg::Typed(argument)) if function.sig.inputs.len() == 2 => match &*argument.ty {
-            Type::Reference(reference) => reference.mutability.is_none() && one(&reference.elem),
+            Type::Reference(reference) => reference.mutability.is_none() && is_tensor(&reference.elem),
             _ => false,
         },
         _ => false,
     };
-    let gives = match output {
+    let returns_tensor = match output {
         Type::Path(path) => match &path.path.segments.last().map(|segment| &segment.arguments) {
             Some(syn::PathArguments::AngleBracketed(types)) => {
-                matches!(types.args.iter().collect::<Vec<_>>()[..], [syn::GenericArgument::Type(ty)] if one(ty))
+                matches!(types.args.iter().collect::<Vec<_>>()[..], [syn::GenericArgument::Type(ty)] if is_tensor(ty))
             }
             _ => false,
         },
         _ => false,
     };
-    takes && gives && function.sig.generics.params.is_empty()
+    takes_tensor && returns_tensor && function.sig.generics.params.is_empty()
 }
 
 #[cfg(test)]
@@ -208,12 +219,12 @@ mod tests {
 
     use super::*;
 
-    fn refused(item: TokenStream) -> String {
-        rewrite(TokenStream::new(), item).expect_err("it is refused").to_string()
+    fn error_of(item: TokenStream) -> String {
+        rewrite(TokenStream::new(), item).expect_err("it returns an error").to_string()
     }
 
     #[test]
-    fn what_is_no_forward_of_a_module_is_refused() {
+    fn invalid_forward_is_an_error() {
         let cases = [
             (
                 quote! { fn forward(&self, x: &Tensor) -> Result<Tensor> { todo!() } },
@@ -228,29 +239,35 @@ mod tests {
                 quote! { impl M { fn backward(&self) -> Result<()> {} } },
                 "there is no `forward` in this block",
             ),
-            (quote! { impl M { fn forward(x: &Tensor) -> Result<Tensor> {} } }, "takes `&self`"),
-            (quote! { impl M { fn forward(self, x: &Tensor) -> Result<Tensor> {} } }, "takes `&self`"),
-            (quote! { impl M { fn forward(&mut self, x: &Tensor) -> Result<Tensor> {} } }, "takes `&self`"),
+            (quote! { impl M { fn forward(x: &Tensor) -> Result<Tensor> {} } }, "must take `&self`"),
+            (quote! { impl M { fn forward(self, x: &Tensor) -> Result<Tensor> {} } }, "must take `&self`"),
+            (
+                quote! { impl M { fn forward(&mut self, x: &Tensor) -> Result<Tensor> {} } },
+                "must take `&self`",
+            ),
             (
                 quote! { impl M { fn forward(&self, _: &Tensor) -> Result<Tensor> {} } },
                 "hooks see it under that name",
             ),
-            (quote! { impl M { fn forward(&self, (a, b): Pair) -> Result<Tensor> {} } }, "is a name"),
-            (quote! { impl M { fn forward(&self, x: &Tensor) -> Tensor {} } }, "returns a `Result`"),
-            (quote! { impl M { fn forward(&self, x: &Tensor) {} } }, "returns a `Result`"),
-            (quote! { impl M { async fn forward(&self, x: &Tensor) -> Result<Tensor> {} } }, "not `async`"),
+            (quote! { impl M { fn forward(&self, (a, b): Pair) -> Result<Tensor> {} } }, "must be a name"),
+            (quote! { impl M { fn forward(&self, x: &Tensor) -> Tensor {} } }, "must return a `Result`"),
+            (quote! { impl M { fn forward(&self, x: &Tensor) {} } }, "must return a `Result`"),
+            (
+                quote! { impl M { async fn forward(&self, x: &Tensor) -> Result<Tensor> {} } },
+                "must not be `async`",
+            ),
         ];
         for (item, expected) in cases {
-            let error = refused(item.clone());
+            let error = error_of(item.clone());
             assert!(error.contains(expected), "`{expected}` is not in `{error}` of {item}");
         }
         let block = quote! { impl M { fn forward(&self) -> Result<()> {} } };
-        let error = rewrite(quote! { hooks = false }, block).expect_err("it is refused").to_string();
+        let error = rewrite(quote! { hooks = false }, block).expect_err("it returns an error").to_string();
         assert!(error.contains("takes no arguments"));
     }
 
     #[test]
-    fn one_tensor_in_and_one_out_makes_a_layer() {
+    fn forward_from_tensor_to_tensor_implements_layer() {
         let is_layer = |signature: TokenStream| {
             let block = quote! { impl M { #signature { todo!() } } };
             let written = rewrite(TokenStream::new(), block).expect("it is a module").to_string();

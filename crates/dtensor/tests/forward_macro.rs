@@ -266,7 +266,7 @@ fn hooks_may_give_lists_and_not_what_they_do_not_know() -> Result<()> {
     assert!(hidden.forward().is_ok());
     hidden.base.register_forward_hook(|_, _, outputs| Ok(outputs));
     let error = hidden.forward().err().unwrap().to_string();
-    assert!(error.contains("`Hidden` has hooks after forward") && error.contains("Opaque"), "{error}");
+    assert!(error.contains("`Hidden` has forward hooks") && error.contains("Opaque"), "{error}");
     Ok(())
 }
 

@@ -207,7 +207,7 @@ fn layers_refuse_what_they_cannot_do() -> Result<()> {
         &["queries must be [batch, length", "size 4", "[2, 8]"],
     );
     assert!(attention.forward(&zeros(&[2, 3, 7])).is_err());
-    check(message(Linear::new(4, 6, false)?.with_heads(4)), &["6 outputs are not those of 4 heads"]);
+    check(message(Linear::new(4, 6, false)?.with_heads(4)), &["6 outputs cannot be split into 4 heads"]);
     check(message(Linear::new(4, 6, false)?.with_heads(0)), &["0 heads"]);
 
     for (rows, padding) in [(3, 3), (3, -4), (0, 0), (3, i64::MIN)] {

@@ -114,38 +114,38 @@ fn hooks_see_and_change_every_kind_of_input() -> Result<()> {
 }
 
 #[test]
-fn hooks_that_give_something_else_are_refused() -> Result<()> {
+fn hooks_that_return_other_values_are_an_error() -> Result<()> {
     let model = mix();
     type Change = fn(Inputs) -> Inputs;
     let changes: [(Change, &str); 6] = [
-        (|_| Inputs::new(), "gave 0 inputs, but forward of `Mix` takes 7"),
+        (|_| Inputs::new(), "returned 0 inputs, but forward of `Mix` takes 7"),
         (
             |mut i| {
                 i.push("more", true);
                 i
             },
-            "gave 8 inputs",
+            "returned 8 inputs",
         ),
         (
             |mut i| {
                 i["x"] = true.into();
                 i
             },
-            "something for input `x` that is no",
+            "a value for input `x` that is not a",
         ),
         (
             |mut i| {
                 i["x"] = Argument::Nothing;
                 i
             },
-            "something for input `x` that is no",
+            "a value for input `x` that is not a",
         ),
         (
             |mut i| {
                 i["times"] = (-1i64).into();
                 i
             },
-            "something for input `times` that is no",
+            "a value for input `times` that is not a",
         ),
         (
             |i| {
@@ -153,7 +153,7 @@ fn hooks_that_give_something_else_are_refused() -> Result<()> {
                 i.iter().for_each(|(_, argument)| renamed.push("other", argument.clone()));
                 renamed
             },
-            "something for input `x` that is no",
+            "a value for input `x` that is not a",
         ),
     ];
     for (change, expected) in changes {
@@ -170,7 +170,10 @@ fn hooks_that_give_something_else_are_refused() -> Result<()> {
     for change in outputs {
         let hook = model.base.register_forward_hook(move |_, _, outputs| Ok(change(outputs)));
         let error = message(run(&model, None));
-        assert!(error.contains("after forward of `Mix` gave something else than it returns"), "{error}");
+        assert!(
+            error.contains("forward hook of `Mix` returned outputs that do not match its return type"),
+            "{error}"
+        );
         hook.remove();
     }
     // What a hook says goes to the caller.

@@ -1,9 +1,9 @@
-//! Layers that change each element by itself, and the one that changes nothing.
+//! Activation layers, and the identity.
 
 use super::{Base, Module, forward};
 use crate::{Result, Tensor};
 
-/// The larger of each element and 0.
+/// The rectified linear unit: max(x, 0) of each element.
 ///
 /// ```
 /// use dtensor::nn::Relu;
@@ -21,7 +21,7 @@ pub struct Relu {
 
 #[forward]
 impl Relu {
-    /// The layer.
+    /// Creates the layer.
     pub fn new() -> Self {
         Relu::default()
     }
@@ -33,7 +33,7 @@ impl Relu {
     }
 }
 
-/// The Gaussian error linear unit of each element, in one of its [forms](crate::Gelu).
+/// The Gaussian error linear unit of each element, in one of two [forms](crate::Gelu).
 ///
 /// ```
 /// use dtensor::nn;
@@ -47,7 +47,7 @@ impl Relu {
 /// ```
 #[derive(Clone, Debug, Default, Module)]
 pub struct Gelu {
-    /// Exact, or through the hyperbolic tangent.
+    /// The exact form, or the tanh approximation.
     #[module(skip)]
     pub form: crate::Gelu,
     base: Base,
@@ -55,7 +55,7 @@ pub struct Gelu {
 
 #[forward]
 impl Gelu {
-    /// The layer, in the form given; the exact one is the default.
+    /// Creates the layer in the given form.
     pub fn new(form: crate::Gelu) -> Self {
         Gelu { form, base: Base::new() }
     }
@@ -67,7 +67,7 @@ impl Gelu {
     }
 }
 
-/// x · sigmoid(x) of each element.
+/// The sigmoid linear unit: x · sigmoid(x) of each element.
 ///
 /// ```
 /// use dtensor::nn::Silu;
@@ -86,7 +86,7 @@ pub struct Silu {
 
 #[forward]
 impl Silu {
-    /// The layer.
+    /// Creates the layer.
     pub fn new() -> Self {
         Silu::default()
     }
@@ -98,7 +98,7 @@ impl Silu {
     }
 }
 
-/// What it is given. A place for hooks, and for a layer that is left out.
+/// Returns its input. Useful as a place for hooks, or instead of a layer that is left out.
 ///
 /// ```
 /// use dtensor::nn::Identity;
@@ -116,12 +116,12 @@ pub struct Identity {
 
 #[forward]
 impl Identity {
-    /// The layer.
+    /// Creates the layer.
     pub fn new() -> Self {
         Identity::default()
     }
 
-    /// Gives what it is given.
+    /// Returns the input.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(x.clone())

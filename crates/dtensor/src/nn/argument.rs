@@ -1,4 +1,4 @@
-//! What goes into a module and comes out of it, as hooks see it.
+//! Inputs and outputs of modules, as hooks see them.
 
 use std::ops::{Index, IndexMut};
 
@@ -25,20 +25,20 @@ use crate::{Error, Result, Scalar, Tensor};
 pub enum Argument {
     /// A tensor.
     Tensor(Tensor),
-    /// Several tensors.
+    /// A list of tensors.
     Tensors(Vec<Tensor>),
     /// A number.
     Number(Scalar),
-    /// Yes or no.
+    /// A boolean.
     Flag(bool),
-    /// An optional one that is not there.
+    /// A missing option.
     Nothing,
-    /// Of a type that hooks know nothing of. It goes through untouched.
+    /// A value of a type that hooks cannot see. It is passed through unchanged.
     Other,
 }
 
 impl Argument {
-    /// The tensor that it is.
+    /// Returns the tensor, if it is one.
     pub fn as_tensor(&self) -> Option<&Tensor> {
         match self {
             Argument::Tensor(tensor) => Some(tensor),
@@ -72,7 +72,7 @@ impl Argument {
         }
     }
 
-    fn as_whole(&self) -> Option<i64> {
+    fn as_integer(&self) -> Option<i64> {
         match self {
             Argument::Number(Scalar::Int(number)) => Some(*number),
             _ => None,
@@ -88,7 +88,7 @@ impl Argument {
     }
 }
 
-/// The inputs of a module's `forward`, in order and under the names of its arguments.
+/// The inputs of a module's `forward`, in order and with the names of its arguments.
 ///
 /// ```
 /// use dtensor::inputs;
@@ -108,7 +108,7 @@ pub struct Inputs {
     arguments: SmallVec<[(&'static str, Argument); 4]>,
 }
 
-/// An input by its place or its name.
+/// The index or the name of an input.
 ///
 /// ```
 /// use dtensor::inputs;
@@ -137,42 +137,42 @@ impl Which for &str {
 }
 
 impl Inputs {
-    /// No inputs.
+    /// Creates an empty list of inputs.
     pub fn new() -> Self {
         Inputs::default()
     }
 
-    /// Adds an input after the others.
+    /// Appends an input.
     pub fn push(&mut self, name: &'static str, argument: impl Into<Argument>) {
         self.arguments.push((name, argument.into()));
     }
 
-    /// How many there are.
+    /// Returns the number of inputs.
     pub fn len(&self) -> usize {
         self.arguments.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no inputs.
     pub fn is_empty(&self) -> bool {
         self.arguments.is_empty()
     }
 
-    /// Their names, in order.
+    /// Iterates over the names, in order.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
         self.arguments.iter().map(|(name, _)| *name)
     }
 
-    /// Names and inputs, in order.
+    /// Iterates over names and inputs, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Argument)> {
         self.arguments.iter().map(|(name, argument)| (*name, argument))
     }
 
-    /// An input, if there is one.
+    /// Returns an input, if it exists.
     pub fn get(&self, which: impl Which) -> Option<&Argument> {
         which.find(self).map(|i| &self.arguments[i].1)
     }
 
-    /// An input that has to be there and to be a tensor.
+    /// Returns an input that must exist and be a tensor.
     pub fn tensor(&self, which: impl Which) -> Result<&Tensor> {
         self.get(which).and_then(Argument::as_tensor).ok_or_else(|| {
             let names = self.names().collect::<Vec<_>>().join(", ");
@@ -201,7 +201,7 @@ impl<W: Which> IndexMut<W> for Inputs {
     }
 }
 
-/// [`Inputs`](crate::nn::Inputs) from arguments and their names.
+/// Builds [`Inputs`](crate::nn::Inputs) from arguments and their names.
 ///
 /// ```
 /// use dtensor::inputs;
@@ -229,7 +229,7 @@ macro_rules! inputs {
     };
 }
 
-/// What a module's `forward` gives, in order: one tensor, or the parts of a tuple or list.
+/// The outputs of a module's `forward`, in order: one tensor, or the elements of a tuple or list.
 ///
 /// ```
 /// use dtensor::nn::Outputs;
@@ -248,22 +248,22 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// How many there are.
+    /// Returns the number of outputs.
     pub fn len(&self) -> usize {
         self.arguments.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no outputs.
     pub fn is_empty(&self) -> bool {
         self.arguments.is_empty()
     }
 
-    /// All of them, in order.
+    /// Iterates over the outputs, in order.
     pub fn iter(&self) -> impl Iterator<Item = &Argument> {
         self.arguments.iter()
     }
 
-    /// An output that has to be there and to be a tensor.
+    /// Returns an output that must exist and be a tensor.
     pub fn tensor(&self, i: usize) -> Result<&Tensor> {
         self.arguments.get(i).and_then(Argument::as_tensor).ok_or_else(|| {
             let message = format!("expecting output {i} to be a tensor; there are {} outputs", self.len());
@@ -298,12 +298,12 @@ impl FromIterator<Argument> for Outputs {
     }
 }
 
-/// A type that the arguments of a `forward` may have so that hooks see them. Arguments of other types go past the hooks.
+/// A type of `forward` arguments that hooks can see. Arguments of other types bypass the hooks.
 ///
 /// ```
 /// use dtensor::nn::{Argument, Passed};
 ///
-/// /// Where to begin.
+/// /// The first position.
 /// #[derive(Clone, Copy, Debug, PartialEq)]
 /// struct Start(i64);
 ///
@@ -321,9 +321,9 @@ impl FromIterator<Argument> for Outputs {
 /// assert_eq!(Start::take(&true.into()), None);
 /// ```
 pub trait Passed<'a>: Sized {
-    /// What hooks see.
+    /// Converts the argument to the form that hooks see.
     fn give(&self) -> Argument;
-    /// What `forward` gets of what hooks have made of it; nothing, if that is of another kind.
+    /// Converts back the argument that the hooks return. `None` if it has the wrong type.
     fn take(argument: &'a Argument) -> Option<Self>;
 }
 
@@ -363,14 +363,14 @@ impl<'a> Passed<'a> for Tensor {
     }
 }
 
-fn optional(tensor: Option<&Tensor>) -> Argument {
+fn from_optional(tensor: Option<&Tensor>) -> Argument {
     tensor.map_or(Argument::Nothing, |tensor| Argument::Tensor(tensor.clone()))
 }
 
 arguments! {
     &'a Tensor: x => Argument::Tensor(x.clone()), seen => seen.as_tensor();
-    Option<&'a Tensor>: x => optional(x), seen => seen.as_optional();
-    Option<Tensor>: x => optional(x.as_ref()), seen => seen.as_optional().map(|x| x.cloned());
+    Option<&'a Tensor>: x => from_optional(x), seen => seen.as_optional();
+    Option<Tensor>: x => from_optional(x.as_ref()), seen => seen.as_optional().map(|x| x.cloned());
     &'a [Tensor]: x => Argument::Tensors(x.to_vec()), seen => seen.as_tensors();
     Vec<Tensor>: x => Argument::Tensors(x), seen => seen.as_tensors().map(<[Tensor]>::to_vec);
     bool: x => Argument::Flag(x), seen => seen.as_flag();
@@ -379,17 +379,17 @@ arguments! {
     &'a Vec<Tensor>: x => Argument::Tensors(x.clone()), seen => seen.as_list();
 }
 
-/// A whole number that is too large for one that hooks see goes past them.
-macro_rules! whole_numbers {
+/// Integers. One that does not fit into an `i64` becomes `Argument::Other` and bypasses the hooks.
+macro_rules! integers {
     ($($number:ty),*) => {
         arguments! {$(
             $number: x => i64::try_from(x).map_or(Argument::Other, |x| Argument::Number(x.into())),
-                seen => seen.as_whole()?.try_into().ok();
+                seen => seen.as_integer()?.try_into().ok();
         )*}
     };
 }
 
-whole_numbers!(i8, i16, i32, i64, isize, u8, u16, u32, u64, usize);
+integers!(i8, i16, i32, i64, isize, u8, u16, u32, u64, usize);
 
 macro_rules! options {
     ($($of:ty),*) => {
@@ -404,7 +404,7 @@ macro_rules! options {
 
 options!(bool, f32, f64, i32, i64, u32, u64, usize);
 
-/// A type that a `forward` may return so that hooks see what is in it.
+/// A return type of `forward` whose contents hooks can see.
 ///
 /// ```
 /// use dtensor::nn::{Outputs, Returned};
@@ -434,9 +434,9 @@ options!(bool, f32, f64, i32, i64, u32, u64, usize);
 /// # }
 /// ```
 pub trait Returned: Sized {
-    /// What hooks see.
+    /// Converts the result to the form that hooks see.
     fn give(self) -> Outputs;
-    /// What the caller gets of what hooks have made of it; nothing, if that is of another kind.
+    /// Converts back the outputs that the hooks return. `None` if they have the wrong types.
     fn take(outputs: Outputs) -> Option<Self>;
 }
 

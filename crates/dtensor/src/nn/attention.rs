@@ -1,15 +1,14 @@
-//! Attention with several heads.
+//! Multi-head attention.
 
 use super::{Base, Dropout, Linear, Module, forward};
 use crate::ops::probability;
 use crate::{Attention, Error, Result, Tensor};
 
-/// Attention of a sequence to itself, with several heads: three layers make queries, keys and values of the
-/// input, each head attends with its part of them, and a fourth layer puts together what the heads found.
-/// None has a bias.
+/// Multi-head self-attention: three linear layers project the input to queries, keys and values, every head attends
+/// with its slice of them, and a fourth layer projects the concatenated heads to the output. No layer has a bias.
 ///
-/// The heads may lie on different ranks, as distributed tensors or as parts that each rank has for itself: a
-/// rank attends with the heads that it has, and nothing moves. No head can be [cut](Linear::with_heads).
+/// The heads can be sharded over ranks, as distributed tensors or as local shards. Each rank then computes its own
+/// heads, and no communication is needed. A head cannot be [split](Linear::with_heads) between ranks.
 ///
 /// ```
 /// use dtensor::nn::MultiHeadAttention;
@@ -23,15 +22,15 @@ use crate::{Attention, Error, Result, Tensor};
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct MultiHeadAttention {
-    /// Drops from what comes out.
+    /// Dropout on the output.
     pub resid_dropout: Dropout,
-    /// Makes queries.
+    /// Query projection.
     pub wq: Linear,
-    /// Makes keys.
+    /// Key projection.
     pub wk: Linear,
-    /// Makes values.
+    /// Value projection.
     pub wv: Linear,
-    /// Puts together what the heads found.
+    /// Output projection.
     pub wo: Linear,
     n_heads: usize,
     head_dim: usize,
@@ -42,7 +41,7 @@ pub struct MultiHeadAttention {
 
 #[forward]
 impl MultiHeadAttention {
-    /// For vectors of size `dim`, cut into `n_heads` heads of equal size; nothing is dropped, and everything is seen.
+    /// Creates a layer for vectors of size `dim` with `n_heads` heads of equal size, without dropout and causal mask.
     pub fn new(dim: usize, n_heads: usize) -> Result<Self> {
         if n_heads == 0 || dim == 0 || !dim.is_multiple_of(n_heads) {
             let message = format!("dim must be divisible by n_heads, but got {dim} and {n_heads}");
@@ -63,28 +62,28 @@ impl MultiHeadAttention {
         })
     }
 
-    /// That drops attention weights, and elements of what comes out, with probability `p` while it trains.
+    /// Sets the probability `p` with which attention weights and elements of the output are dropped in training.
     pub fn with_dropout(self, p: f64) -> Result<Self> {
         let dropout_p = probability("MultiHeadAttention", p)?;
         Ok(MultiHeadAttention { dropout_p, resid_dropout: Dropout::new(p)?, ..self })
     }
 
-    /// In which position i sees positions 0 to i only, or everything.
+    /// With `true`, position i attends only to positions 0 to i.
     pub fn with_causal(self, causal: bool) -> Self {
         MultiHeadAttention { causal, ..self }
     }
 
-    /// The number of heads of the whole.
+    /// Returns the global number of heads.
     pub fn n_heads(&self) -> usize {
         self.n_heads
     }
 
-    /// The size of one head.
+    /// Returns the size of one head.
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
 
-    /// Applies the layer to `[batch, length, dim]`.
+    /// Applies the layer to an input of shape `[batch, length, dim]`.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let queries = self.heads("queries", &self.wq.forward(x)?)?;
@@ -92,14 +91,15 @@ impl MultiHeadAttention {
         let values = self.heads("values", &self.wv.forward(x)?)?;
         let dropout = if self.base.is_training() { self.dropout_p } else { 0.0 };
         let options = Attention { causal: self.causal, dropout, ..Attention::default() };
-        let found = queries.scaled_dot_product_attention(&keys, &values, options)?.transpose(1, 2)?;
-        let &[batch, length, heads, size] = found.dims() else {
+        let attended = queries.scaled_dot_product_attention(&keys, &values, options)?.transpose(1, 2)?;
+        let &[batch, length, heads, size] = attended.dims() else {
             unreachable!("it has the dims of the queries")
         };
-        self.resid_dropout.forward(&self.wo.forward(&found.view([batch, length, heads * size])?)?)
+        self.resid_dropout.forward(&self.wo.forward(&attended.view([batch, length, heads * size])?)?)
     }
 
-    /// `[batch, length, heads · size]` as `[batch, heads, length, size]`: all heads, or those that this rank has.
+    /// Reshapes `[batch, length, heads · size]` to `[batch, heads, length, size]`, with all heads or those of this
+    /// rank.
     #[track_caller]
     fn heads(&self, what: &str, x: &Tensor) -> Result<Tensor> {
         match *x.dims() {

@@ -1,4 +1,4 @@
-//! What a module knows of itself beside its fields.
+//! `Base`: the hooks and the training mode of a module.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use super::{Inputs, Module, Outputs};
 use crate::Result;
 use crate::owner::Owner;
 
-/// What is done before a module's `forward`: the module, its inputs; what it gets instead.
+/// A hook before `forward`: takes the module and its inputs, and returns the inputs to use instead.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::owner::Owner;
 ///     inputs["x"] = inputs.tensor("x")?.mul(0.5)?.into();
 ///     Ok(inputs)
 /// });
-/// // One hook on several modules.
+/// // The same hook on several modules.
 /// let layers = [Relu::new(), Relu::new()];
 /// for layer in &layers {
 ///     let hook = halve.clone();
@@ -34,7 +34,7 @@ use crate::owner::Owner;
 /// ```
 pub type PreHook = Arc<dyn Fn(&dyn Module, Inputs) -> Result<Inputs> + Send + Sync>;
 
-/// What is done after a module's `forward`: the module, what it got, what it gave; what its caller gets instead.
+/// A hook after `forward`: takes the module, its inputs and its outputs, and returns the outputs to use instead.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -54,8 +54,8 @@ pub type PreHook = Arc<dyn Fn(&dyn Module, Inputs) -> Result<Inputs> + Send + Sy
 /// ```
 pub type Hook = Arc<dyn Fn(&dyn Module, &Inputs, Outputs) -> Result<Outputs> + Send + Sync>;
 
-/// The hooks of a module and whether it trains: what `super().__init__()` gives a module in PyTorch. Every layer of this library
-/// has one; a module of one's own has one if it has a field of this type.
+/// The hooks and the training mode of a module: what `super().__init__()` sets up in PyTorch. Every layer of this
+/// library has one. Your own module gets one with a field of this type.
 ///
 /// ```
 /// use dtensor::nn::{Base, Linear, Module, forward};
@@ -76,7 +76,7 @@ pub type Hook = Arc<dyn Fn(&dyn Module, &Inputs, Outputs) -> Result<Outputs> + S
 ///
 /// # fn main() -> Result<()> {
 /// let model = Doubled { inner: Linear::new(2, 3, false)?, base: Base::new() };
-/// // The caller gets the first column only.
+/// // The hook keeps the first column only.
 /// let hook = model.base.register_forward_hook(|_, _, mut outputs| {
 ///     outputs[0] = outputs.tensor(0)?.narrow(1, 0, 1)?.into();
 ///     Ok(outputs)
@@ -90,30 +90,30 @@ pub type Hook = Arc<dyn Fn(&dyn Module, &Inputs, Outputs) -> Result<Outputs> + S
 /// ```
 #[derive(Default)]
 pub struct Base {
-    pub(super) state: Arc<State>,
+    pub(super) state: Arc<BaseState>,
 }
 
-pub(super) struct State {
+pub(super) struct BaseState {
     training: AtomicBool,
-    hooked: AtomicBool,
+    has_hooks: AtomicBool,
     hooks: RwLock<Hooks>,
-    /// Who has laid the module's parameters on a mesh.
+    /// Name of the style or function that distributed the module's parameters.
     distributed: RwLock<Option<String>>,
     pub(super) owner: Owner,
 }
 
-/// The hooks of one module, in the order in which they came.
+/// The hooks of one module, in the order of registration.
 #[derive(Clone, Default)]
 pub(super) struct Hooks {
     pub(super) before: Vec<(u64, PreHook)>,
     pub(super) after: Vec<(u64, Hook)>,
 }
 
-impl Default for State {
+impl Default for BaseState {
     fn default() -> Self {
-        State {
+        BaseState {
             training: AtomicBool::new(true),
-            hooked: AtomicBool::new(false),
+            has_hooks: AtomicBool::new(false),
             hooks: RwLock::default(),
             distributed: RwLock::default(),
             owner: Owner::default(),
@@ -121,51 +121,53 @@ impl Default for State {
     }
 }
 
-impl State {
-    pub(super) fn copied(&self) -> State {
-        State {
+impl BaseState {
+    pub(super) fn copy_state(&self) -> BaseState {
+        BaseState {
             training: AtomicBool::new(self.training.load(Ordering::Relaxed)),
-            hooked: AtomicBool::new(self.hooked.load(Ordering::Relaxed)),
+            has_hooks: AtomicBool::new(self.has_hooks.load(Ordering::Relaxed)),
             hooks: RwLock::new(self.hooks.read().clone()),
             distributed: RwLock::new(self.distributed.read().clone()),
             owner: Owner::default(),
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Hooks)) {
+    fn update_hooks(&self, update: impl FnOnce(&mut Hooks)) {
         let mut hooks = self.hooks.write();
-        change(&mut hooks);
-        self.hooked.store(!(hooks.before.is_empty() && hooks.after.is_empty()), Ordering::Release);
+        update(&mut hooks);
+        self.has_hooks.store(!(hooks.before.is_empty() && hooks.after.is_empty()), Ordering::Release);
     }
 }
 
 impl Base {
-    /// Of a module that trains and has no hooks.
+    /// Creates a base in training mode, without hooks.
     pub fn new() -> Self {
         Base::default()
     }
 
-    /// Has `hook` look at the inputs of every `forward` from now on, and change them, after the hooks that are there.
+    /// Registers a hook that sees and may change the inputs of every later `forward`. Hooks run in the order of
+    /// registration.
     pub fn register_forward_pre_hook(
         &self,
         hook: impl Fn(&dyn Module, Inputs) -> Result<Inputs> + Send + Sync + 'static,
     ) -> HookHandle {
         let handle = HookHandle::new(self);
-        self.state.change(|hooks| hooks.before.push((handle.id, Arc::new(hook))));
+        self.state.update_hooks(|hooks| hooks.before.push((handle.id, Arc::new(hook))));
         handle
     }
 
-    /// Has `hook` look at the outputs of every `forward` from now on, and change them, after the hooks that are there.
+    /// Registers a hook that sees and may change the outputs of every later `forward`. Hooks run in the order of
+    /// registration.
     pub fn register_forward_hook(
         &self,
         hook: impl Fn(&dyn Module, &Inputs, Outputs) -> Result<Outputs> + Send + Sync + 'static,
     ) -> HookHandle {
         let handle = HookHandle::new(self);
-        self.state.change(|hooks| hooks.after.push((handle.id, Arc::new(hook))));
+        self.state.update_hooks(|hooks| hooks.after.push((handle.id, Arc::new(hook))));
         handle
     }
 
-    /// Whether the module trains.
+    /// Returns true in training mode.
     pub fn is_training(&self) -> bool {
         self.state.training.load(Ordering::Relaxed)
     }
@@ -174,16 +176,17 @@ impl Base {
         self.state.training.store(training, Ordering::Relaxed);
     }
 
-    /// The hooks, if there are any. They may change while they run.
+    /// Returns a copy of the hooks, if there are any. A copy, because hooks may be registered or removed while they
+    /// run.
     pub(super) fn hooks(&self) -> Option<Hooks> {
-        self.is_hooked().then(|| self.state.hooks.read().clone())
+        self.has_hooks().then(|| self.state.hooks.read().clone())
     }
 
-    pub(super) fn is_hooked(&self) -> bool {
-        self.state.hooked.load(Ordering::Acquire)
+    pub(super) fn has_hooks(&self) -> bool {
+        self.state.has_hooks.load(Ordering::Acquire)
     }
 
-    /// Who has laid the module's parameters on a mesh.
+    /// Returns the name of the style or function that distributed the module's parameters.
     pub(crate) fn distributed_by(&self) -> Option<String> {
         self.state.distributed.read().clone()
     }
@@ -192,13 +195,13 @@ impl Base {
         *self.state.distributed.write() = Some(by.to_string());
     }
 
-    /// Makes it what it was before hooks and marks were put on it.
-    pub(super) fn put_back(&self, hooks: Hooks, distributed_by: Option<String>) {
-        self.state.change(|now| *now = hooks);
+    /// Restores the hooks and the distribution mark.
+    pub(super) fn restore(&self, hooks: Hooks, distributed_by: Option<String>) {
+        self.state.update_hooks(|now| *now = hooks);
         *self.state.distributed.write() = distributed_by;
     }
 
-    /// Whether two handles are of the same module.
+    /// Returns true if both are the base of one module.
     pub fn is(&self, other: &Base) -> bool {
         Arc::ptr_eq(&self.state, &other.state)
     }
@@ -216,7 +219,7 @@ impl fmt::Debug for Base {
     }
 }
 
-/// A hook that has been put on a module. Dropping this leaves it there.
+/// A registered hook. Dropping the handle does not remove the hook.
 ///
 /// ```
 /// use dtensor::nn::{Identity, Module};
@@ -232,7 +235,7 @@ impl fmt::Debug for Base {
 /// # }
 /// ```
 pub struct HookHandle {
-    state: Arc<State>,
+    state: Arc<BaseState>,
     id: u64,
 }
 
@@ -242,9 +245,9 @@ impl HookHandle {
         HookHandle { state: base.state.clone(), id: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Takes the hook off again.
+    /// Removes the hook from its module.
     pub fn remove(self) {
-        self.state.change(|hooks| {
+        self.state.update_hooks(|hooks| {
             hooks.before.retain(|(id, _)| *id != self.id);
             hooks.after.retain(|(id, _)| *id != self.id);
         });

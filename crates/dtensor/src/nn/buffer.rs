@@ -1,4 +1,4 @@
-//! A tensor that a model owns and no optimizer changes.
+//! Buffers: tensors that a model owns and no optimizer updates.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use parking_lot::RwLock;
 
 use crate::{Result, Tensor};
 
-/// A place that holds a tensor which belongs to the model's state but has no gradient: running statistics, a table of
-/// positions. Clones are the same place.
+/// A shared cell that holds a tensor of the model's state that has no gradient, such as running statistics or a
+/// position table. Clones are the same buffer.
 ///
 /// ```
 /// use dtensor::nn::{Buffer, Module};
@@ -36,50 +36,51 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// A buffer with this value, which is saved with the model.
+    /// Creates a buffer that is part of the state dict.
     pub fn new(value: &Tensor) -> Self {
         Buffer { cell: Arc::new(RwLock::new(value.detach())), persistent: true }
     }
 
-    /// A buffer with this value, which can be made again and is not part of the state dict.
+    /// Creates a buffer that is not part of the state dict, because it can be recomputed.
     pub fn transient(value: &Tensor) -> Self {
         Buffer { persistent: false, ..Buffer::new(value) }
     }
 
-    /// The tensor it holds now.
+    /// Returns the current tensor.
     pub fn get(&self) -> Tensor {
         self.cell.read().clone()
     }
 
-    /// Puts another value of the same shape and dtype in its place. On a mesh, the value is brought to how the buffer lies.
+    /// Sets another value of the same shape and dtype. If the buffer is distributed, the value is redistributed to
+    /// its layout.
     #[track_caller]
     pub fn set(&self, value: &Tensor) -> Result<()> {
         let mut cell = self.cell.write();
-        *cell = super::parameter::fitting(&cell, "a buffer keeps its shape", value)?.detach();
+        *cell = super::parameter::fit_value(&cell, "a buffer keeps its shape", value)?.detach();
         Ok(())
     }
 
-    /// Puts another tensor, of any shape, dtype, device and layout, in its place.
+    /// Replaces the tensor by one of any shape, dtype, device and layout.
     pub fn replace(&self, value: &Tensor) {
         *self.cell.write() = value.detach();
     }
 
-    /// Whether it is part of the state dict.
+    /// Returns true if the buffer is part of the state dict.
     pub fn is_persistent(&self) -> bool {
         self.persistent
     }
 
-    /// Whether two handles are the same buffer.
+    /// Returns true if both handles are the same buffer.
     pub fn is(&self, other: &Buffer) -> bool {
         Arc::ptr_eq(&self.cell, &other.cell)
     }
 
-    /// Where it lies: clones lie at the same place.
+    /// Returns the address of the cell, which all clones share.
     pub(super) fn address(&self) -> usize {
         Arc::as_ptr(&self.cell).addr()
     }
 
-    pub(super) fn copied(&self) -> RwLock<Tensor> {
+    pub(super) fn copy_cell(&self) -> RwLock<Tensor> {
         RwLock::new(self.get())
     }
 }

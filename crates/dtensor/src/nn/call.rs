@@ -1,4 +1,4 @@
-//! What happens around a module's `forward`: hooks, and notes for those who watch. `#[forward]` writes the calls.
+//! The code around a module's `forward`: hooks and listeners. `#[forward]` generates the calls.
 #![allow(missing_docs)]
 
 use std::marker::PhantomData;
@@ -6,42 +6,42 @@ use std::panic::Location;
 
 use super::argument::{Argument, Inputs, Outputs, Passed, Returned};
 use super::base::Hooks;
-use super::track::{Inside, MODULES, name_module};
+use super::track::{MODULES, RunningGuard, name_module};
 use super::{Base, Module};
 use crate::{Error, Result};
 use dtensor_array::origin::{asked_by, on_behalf_of};
 
-/// A call of a module that somebody has hooks on or watches.
-pub struct Call<'m> {
+/// A call of a module that has hooks or listeners.
+pub struct HookedCall<'m> {
     module: &'m dyn Module,
     hooks: Hooks,
     at: &'static Location<'static>,
-    _inside: Option<Inside>,
+    _running: Option<RunningGuard>,
 }
 
-/// Begins a call, if there is more to it than `forward` itself.
+/// Begins a call, or returns `None` if there are neither hooks nor listeners.
 #[track_caller]
-pub fn begin<M: Module>(module: &M) -> Option<Call<'_>> {
-    if !MODULES.any() && !module.base().is_some_and(Base::is_hooked) {
+pub fn begin_call<M: Module>(module: &M) -> Option<HookedCall<'_>> {
+    if !MODULES.any() && !module.base().is_some_and(Base::has_hooks) {
         return None;
     }
-    Some(Call {
+    Some(HookedCall {
         module,
         hooks: module.base().and_then(Base::hooks).unwrap_or_default(),
         at: asked_by(Location::caller()),
-        _inside: Inside::enter(module),
+        _running: RunningGuard::enter(module),
     })
 }
 
-impl Call<'_> {
-    /// The inputs as the hooks want them.
+impl HookedCall<'_> {
+    /// Runs the pre-hooks on the inputs.
     pub fn before(&self, mut inputs: Inputs) -> Result<Inputs> {
-        let takes = inputs.len();
+        let expected = inputs.len();
         for (_, hook) in &self.hooks.before {
             inputs = on_behalf_of(self.at, || hook(self.module, inputs))?;
-            if inputs.len() != takes {
+            if inputs.len() != expected {
                 let message = format!(
-                    "a hook before forward gave {} inputs, but forward of `{}` takes {takes}",
+                    "a forward pre-hook returned {} inputs, but forward of `{}` takes {expected}",
                     inputs.len(),
                     self.module.kind()
                 );
@@ -59,29 +59,29 @@ impl Call<'_> {
     }
 }
 
-impl std::fmt::Debug for Call<'_> {
+impl std::fmt::Debug for HookedCall<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Call({} at {})", self.module.kind(), self.at)
+        write!(f, "HookedCall({} at {})", self.module.kind(), self.at)
     }
 }
 
-/// An argument on its way through the hooks.
+/// An argument that is passed through the hooks.
 #[derive(Debug)]
-pub struct Carrier<'a, T> {
+pub struct HookArgument<'a, T> {
     value: Option<T>,
     name: &'static str,
-    taken_from: PhantomData<&'a Argument>,
+    lifetime: PhantomData<&'a Argument>,
 }
 
-impl<T> Carrier<'_, T> {
-    /// With an argument and its name.
+impl<T> HookArgument<'_, T> {
+    /// Wraps an argument and its name.
     pub fn new(name: &'static str, value: T) -> Self {
-        Carrier { value: Some(value), name, taken_from: PhantomData }
+        HookArgument { value: Some(value), name, lifetime: PhantomData }
     }
 
-    fn wrong(&self) -> Error {
+    fn type_error(&self) -> Error {
         let message = format!(
-            "a hook before forward gave something for input `{}` that is no {}",
+            "a forward pre-hook returned a value for input `{}` that is not a {}",
             self.name,
             std::any::type_name::<T>()
         );
@@ -89,13 +89,13 @@ impl<T> Carrier<'_, T> {
     }
 }
 
-/// Found first, when hooks can see arguments of this type.
-pub trait Seen<'a, T> {
+/// Method resolution selects this trait if hooks can see arguments of this type.
+pub trait VisibleArgument<'a, T> {
     fn give(&mut self, inputs: &mut Inputs);
     fn take(&mut self, inputs: &'a Inputs) -> Result<T>;
 }
 
-impl<'a, T: Passed<'a>> Seen<'a, T> for Carrier<'a, T> {
+impl<'a, T: Passed<'a>> VisibleArgument<'a, T> for HookArgument<'a, T> {
     fn give(&mut self, inputs: &mut Inputs) {
         inputs.push(self.name, self.value.as_ref().map_or(Argument::Nothing, Passed::give));
     }
@@ -103,20 +103,21 @@ impl<'a, T: Passed<'a>> Seen<'a, T> for Carrier<'a, T> {
     fn take(&mut self, inputs: &'a Inputs) -> Result<T> {
         let given = inputs.get(self.name);
         match (given, self.value.take()) {
-            // One that hooks could not be shown.
+            // An argument of a visible type that has no `Argument` form, such as an integer above `i64::MAX`: the
+            // hooks saw `Other`.
             (Some(Argument::Other), Some(value)) => Ok(value),
-            _ => given.and_then(T::take).ok_or_else(|| self.wrong()),
+            _ => given.and_then(T::take).ok_or_else(|| self.type_error()),
         }
     }
 }
 
-/// Found one reference further, when they cannot.
-pub trait Unseen<'a, T> {
+/// Method resolution falls back to this trait, one reference further, if hooks cannot see the argument.
+pub trait HiddenArgument<'a, T> {
     fn give(&mut self, inputs: &mut Inputs);
     fn take(&mut self, inputs: &'a Inputs) -> Result<T>;
 }
 
-impl<'a, T> Unseen<'a, T> for &mut Carrier<'a, T> {
+impl<'a, T> HiddenArgument<'a, T> for &mut HookArgument<'a, T> {
     fn give(&mut self, inputs: &mut Inputs) {
         inputs.push(self.name, Argument::Other);
     }
@@ -124,49 +125,49 @@ impl<'a, T> Unseen<'a, T> for &mut Carrier<'a, T> {
     fn take(&mut self, inputs: &'a Inputs) -> Result<T> {
         match (inputs.get(self.name), self.value.take()) {
             (Some(Argument::Other), Some(value)) => Ok(value),
-            _ => Err(self.wrong()),
+            _ => Err(self.type_error()),
         }
     }
 }
 
-/// A result on its way through the hooks.
+/// A result that is passed through the hooks.
 #[derive(Debug)]
-pub struct Outcome<T>(pub Option<T>);
+pub struct HookResult<T>(pub Option<T>);
 
-/// Found first, when hooks can see results of this type.
-pub trait SeenOutcome<T> {
-    fn after(&mut self, call: &Call<'_>, inputs: &Inputs) -> Result<T>;
+/// Method resolution selects this trait if hooks can see results of this type.
+pub trait VisibleResult<T> {
+    fn after(&mut self, call: &HookedCall<'_>, inputs: &Inputs) -> Result<T>;
 }
 
-impl<T: Returned> SeenOutcome<T> for Outcome<T> {
-    fn after(&mut self, call: &Call<'_>, inputs: &Inputs) -> Result<T> {
-        let wrong = || {
+impl<T: Returned> VisibleResult<T> for HookResult<T> {
+    fn after(&mut self, call: &HookedCall<'_>, inputs: &Inputs) -> Result<T> {
+        let type_error = || {
             let message = format!(
-                "a hook after forward of `{}` gave something else than it returns",
+                "a forward hook of `{}` returned outputs that do not match its return type",
                 call.module.kind()
             );
             Error::argument("forward", message)
         };
-        let value = self.0.take().ok_or_else(wrong)?;
+        let value = self.0.take().ok_or_else(type_error)?;
         if call.hooks.after.is_empty() {
             return Ok(value);
         }
-        T::take(call.after(inputs, value.give())?).ok_or_else(wrong)
+        T::take(call.after(inputs, value.give())?).ok_or_else(type_error)
     }
 }
 
-/// Found one reference further, when they cannot.
-pub trait UnseenOutcome<T> {
-    fn after(&mut self, call: &Call<'_>, inputs: &Inputs) -> Result<T>;
+/// Method resolution falls back to this trait, one reference further, if hooks cannot see the result.
+pub trait HiddenResult<T> {
+    fn after(&mut self, call: &HookedCall<'_>, inputs: &Inputs) -> Result<T>;
 }
 
-impl<T> UnseenOutcome<T> for &mut Outcome<T> {
-    fn after(&mut self, call: &Call<'_>, _: &Inputs) -> Result<T> {
+impl<T> HiddenResult<T> for &mut HookResult<T> {
+    fn after(&mut self, call: &HookedCall<'_>, _: &Inputs) -> Result<T> {
         match self.0.take() {
             Some(value) if call.hooks.after.is_empty() => Ok(value),
             _ => {
                 let message = format!(
-                    "`{}` has hooks after forward, which do not know what it returns: a {}",
+                    "`{}` has forward hooks, which cannot see its return type {}: implement `Returned` for it",
                     call.module.kind(),
                     std::any::type_name::<T>()
                 );
@@ -176,18 +177,19 @@ impl<T> UnseenOutcome<T> for &mut Outcome<T> {
     }
 }
 
-/// An error on its way out of a module's `forward`.
+/// An error that leaves a module's `forward`.
 #[derive(Debug)]
-pub struct Failed<E>(pub Option<E>);
+pub struct ForwardError<E>(pub Option<E>);
 
-/// Found first, when the error is this library's.
-pub trait SeenError<E> {
-    fn of_module<M: Module>(&mut self, module: &M) -> E;
+/// Method resolution selects this trait for errors of this library.
+pub trait VisibleError<E> {
+    /// Returns the error with the module's name in it.
+    fn name_module<M: Module>(&mut self, module: &M) -> E;
 }
 
-impl SeenError<Error> for Failed<Error> {
+impl VisibleError<Error> for ForwardError<Error> {
     #[cold]
-    fn of_module<M: Module>(&mut self, module: &M) -> Error {
+    fn name_module<M: Module>(&mut self, module: &M) -> Error {
         match self.0.take().expect("it holds an error until it is named") {
             Error::Located(mut located) => {
                 name_module(&mut located, module);
@@ -198,13 +200,14 @@ impl SeenError<Error> for Failed<Error> {
     }
 }
 
-/// Found one reference further, when it is another library's.
-pub trait UnseenError<E> {
-    fn of_module<M: Module>(&mut self, module: &M) -> E;
+/// Method resolution falls back to this trait, one reference further, for errors of other libraries.
+pub trait HiddenError<E> {
+    /// Returns the error with the module's name in it.
+    fn name_module<M: Module>(&mut self, module: &M) -> E;
 }
 
-impl<E> UnseenError<E> for &mut Failed<E> {
-    fn of_module<M: Module>(&mut self, _: &M) -> E {
+impl<E> HiddenError<E> for &mut ForwardError<E> {
+    fn name_module<M: Module>(&mut self, _: &M) -> E {
         self.0.take().expect("it holds an error until it is taken")
     }
 }

@@ -1,4 +1,4 @@
-//! Lists and maps of modules, and what points to one.
+//! `Module` for lists, maps, options and smart pointers.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -9,7 +9,8 @@ use super::walk::Walk;
 use super::{Base, Module};
 use crate::declare::tuples;
 
-/// A list of modules under their numbers, as PyTorch calls it. It runs nothing by itself: see [`Sequential`](super::Sequential).
+/// A list of modules, under PyTorch's name. The children are named by index. It has no `forward`: see
+/// [`Sequential`](super::Sequential).
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module, ModuleList};
@@ -64,7 +65,7 @@ impl<M: Module> Module for BTreeMap<String, M> {
 }
 
 impl<M: Module, S> Module for HashMap<String, M, S> {
-    /// In the order of the names, so that it is the same on all ranks and in every run.
+    /// Visits the modules in the order of their names, so that it is the same on all ranks and in every run.
     fn visit<'a>(&'a self, walk: &mut Walk<'a>) {
         let sorted: BTreeMap<&String, &'a M> = self.iter().collect();
         walk.module(DICT, self, |walk| {
@@ -99,7 +100,7 @@ impl<M: Module> Module for Option<M> {
     }
 }
 
-/// What only points to a module stands for it.
+/// A pointer to a module acts as that module.
 macro_rules! pointers {
     ($($pointer:ty),*) => {$(
         impl<M: Module + ?Sized> Module for $pointer {

@@ -1,10 +1,10 @@
-//! Layers that look at their input through a window.
+//! Convolution layers.
 
 use super::{Base, Module, Parameter, forward};
 use crate::{Convolution, Error, Result, Shape, Tensor};
 
-/// Weight and bias, uniform within ±1/√(numbers that one output is made of).
-fn drawn(
+/// Creates weight and bias, uniform within ±1/√(inputs / groups · elements of the kernel).
+fn init_parameters(
     op: &'static str,
     inputs: usize,
     outputs: usize,
@@ -22,14 +22,14 @@ fn drawn(
     }
     let shape: Shape = [outputs, inputs / groups].into_iter().chain(kernel.iter().copied()).collect();
     shape.checked_numel(op)?;
-    let seen = shape[1..].iter().product::<usize>();
-    let bound = if seen > 0 { 1.0 / (seen as f64).sqrt() } else { 0.0 };
+    let fan_in = shape[1..].iter().product::<usize>();
+    let bound = if fan_in > 0 { 1.0 / (fan_in as f64).sqrt() } else { 0.0 };
     let uniform = move |like: &Tensor| like.uniform_like(-bound, bound);
     let weight = Parameter::drawn(shape, uniform)?;
     Ok((weight, if bias { Some(Parameter::drawn([outputs], uniform)?) } else { None }))
 }
 
-/// The [convolution](Tensor::conv1d) of `[batch, inputs, length]`.
+/// A 1-d [convolution](Tensor::conv1d) of `[batch, inputs, length]`.
 ///
 /// ```
 /// use dtensor::nn::Conv1d;
@@ -42,9 +42,9 @@ fn drawn(
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct Conv1d {
-    /// `[outputs, inputs / groups, kernel]`.
+    /// Kernel of shape `[outputs, inputs / groups, kernel length]`.
     pub weight: Parameter,
-    /// `[outputs]`, if there is one.
+    /// Bias of shape `[outputs]`, if any.
     pub bias: Option<Parameter>,
     #[module(skip)]
     options: Convolution<1>,
@@ -53,7 +53,8 @@ pub struct Conv1d {
 
 #[forward]
 impl Conv1d {
-    /// A layer with weights and biases uniform within ±1/√(inputs / groups · kernel), drawn from this thread's generator.
+    /// Creates a layer with weight and bias uniform within ±1/√(inputs / groups · kernel length), drawn from this
+    /// thread's generator.
     pub fn new(
         inputs: usize,
         outputs: usize,
@@ -61,11 +62,11 @@ impl Conv1d {
         bias: bool,
         options: Convolution<1>,
     ) -> Result<Self> {
-        let (weight, bias) = drawn("Conv1d", inputs, outputs, &kernel, options.groups, bias)?;
+        let (weight, bias) = init_parameters("Conv1d", inputs, outputs, &kernel, options.groups, bias)?;
         Ok(Conv1d { weight, bias, options, base: Base::new() })
     }
 
-    /// How it is done.
+    /// Returns stride, padding, dilation and groups.
     pub fn options(&self) -> Convolution<1> {
         self.options
     }
@@ -77,7 +78,7 @@ impl Conv1d {
     }
 }
 
-/// The [convolution](Tensor::conv2d) of `[batch, inputs, height, width]`.
+/// A 2-d [convolution](Tensor::conv2d) of `[batch, inputs, height, width]`.
 ///
 /// ```
 /// use dtensor::nn::Conv2d;
@@ -91,9 +92,9 @@ impl Conv1d {
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct Conv2d {
-    /// `[outputs, inputs / groups, height of the kernel, width of the kernel]`.
+    /// Kernel of shape `[outputs, inputs / groups, kernel height, kernel width]`.
     pub weight: Parameter,
-    /// `[outputs]`, if there is one.
+    /// Bias of shape `[outputs]`, if any.
     pub bias: Option<Parameter>,
     #[module(skip)]
     options: Convolution<2>,
@@ -102,8 +103,8 @@ pub struct Conv2d {
 
 #[forward]
 impl Conv2d {
-    /// A layer with weights and biases uniform within ±1/√(inputs / groups · elements of the kernel), drawn from this thread's
-    /// generator.
+    /// Creates a layer with weight and bias uniform within ±1/√(inputs / groups · elements of the kernel), drawn from
+    /// this thread's generator.
     pub fn new(
         inputs: usize,
         outputs: usize,
@@ -111,11 +112,11 @@ impl Conv2d {
         bias: bool,
         options: Convolution<2>,
     ) -> Result<Self> {
-        let (weight, bias) = drawn("Conv2d", inputs, outputs, &kernel, options.groups, bias)?;
+        let (weight, bias) = init_parameters("Conv2d", inputs, outputs, &kernel, options.groups, bias)?;
         Ok(Conv2d { weight, bias, options, base: Base::new() })
     }
 
-    /// How it is done.
+    /// Returns stride, padding, dilation and groups.
     pub fn options(&self) -> Convolution<2> {
         self.options
     }

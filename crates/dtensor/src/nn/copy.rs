@@ -1,4 +1,4 @@
-//! Copies of modules that share nothing with the original.
+//! Deep copies of modules.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use dtensor_array::mode;
 use parking_lot::Mutex;
 
-use super::walk::{Piece, Walk};
+use super::walk::{Node, Walk};
 use super::{Base, Buffer, Module, Parameter};
 use crate::{Error, Result};
 
-/// The places copied so far, by the address of the original.
+/// The cells copied so far, by the address of the original.
 type Copies = Arc<Mutex<HashMap<usize, Box<dyn Any + Send>>>>;
 
 mode! {
@@ -19,10 +19,10 @@ mode! {
     static COPIES: RefCell<Option<Copies>> = None;
 }
 
-/// Another module with parameters, buffers, gradients and hooks like those of this one: a clone is the same module, a deep copy
-/// is not. A parameter that is used under two names is one parameter in the copy too.
+/// Returns an independent copy of a module, with its own parameters, buffers, gradients and hooks. A clone, in
+/// contrast, is the same module. A shared parameter stays shared within the copy.
 ///
-/// What the module holds behind an [`Arc`] is not copied by cloning; if parameters lie there, this is an error.
+/// Returns an error if parameters are held behind an [`Arc`], because cloning the module does not copy those.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module, deep_copy};
@@ -40,10 +40,10 @@ pub fn deep_copy<M: Module + Clone>(module: &M) -> Result<M> {
     let copy = COPIES.within(Some(Copies::default()), || module.clone());
     let (originals, copies) = (Walk::over(module, usize::MAX), Walk::over(&copy, usize::MAX));
     for (a, b) in originals.iter().zip(&copies) {
-        let shared = match (&a.piece, &b.piece) {
-            (Piece::Parameter(a), Piece::Parameter(b)) => a.is(b),
-            (Piece::Buffer(a), Piece::Buffer(b)) => a.is(b),
-            (Piece::Base(a), Piece::Base(b)) => a.is(b),
+        let shared = match (&a.node, &b.node) {
+            (Node::Parameter(a), Node::Parameter(b)) => a.is(b),
+            (Node::Buffer(a), Node::Buffer(b)) => a.is(b),
+            (Node::Base(a), Node::Base(b)) => a.is(b),
             _ => false,
         };
         if shared {
@@ -57,29 +57,29 @@ pub fn deep_copy<M: Module + Clone>(module: &M) -> Result<M> {
     Ok(copy)
 }
 
-/// The clone of a place: the same one, or its copy while modules are being copied.
-fn cloned<T: Send + Sync + 'static>(place: &Arc<T>, copy: impl FnOnce(&T) -> T) -> Arc<T> {
-    let address = Arc::as_ptr(place).addr();
-    let Some(copies) = COPIES.get() else { return place.clone() };
+/// Clones a cell handle: the same cell or, during a deep copy, its copy.
+fn clone_or_copy<T: Send + Sync + 'static>(cell: &Arc<T>, copy: impl FnOnce(&T) -> T) -> Arc<T> {
+    let address = Arc::as_ptr(cell).addr();
+    let Some(copies) = COPIES.get() else { return cell.clone() };
     let mut copies = copies.lock();
-    let known = copies.entry(address).or_insert_with(|| Box::new(Arc::new(copy(place))));
-    known.downcast_ref::<Arc<T>>().unwrap_or(place).clone()
+    let copied = copies.entry(address).or_insert_with(|| Box::new(Arc::new(copy(cell))));
+    copied.downcast_ref::<Arc<T>>().unwrap_or(cell).clone()
 }
 
 impl Clone for Parameter {
     fn clone(&self) -> Self {
-        Parameter { cell: cloned(&self.cell, |_| self.copied()) }
+        Parameter { cell: clone_or_copy(&self.cell, |_| self.copy_cell()) }
     }
 }
 
 impl Clone for Buffer {
     fn clone(&self) -> Self {
-        Buffer { cell: cloned(&self.cell, |_| self.copied()), persistent: self.persistent }
+        Buffer { cell: clone_or_copy(&self.cell, |_| self.copy_cell()), persistent: self.persistent }
     }
 }
 
 impl Clone for Base {
     fn clone(&self) -> Self {
-        Base { state: cloned(&self.state, |state| state.copied()) }
+        Base { state: clone_or_copy(&self.state, |state| state.copy_state()) }
     }
 }

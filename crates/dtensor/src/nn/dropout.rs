@@ -1,13 +1,13 @@
-//! Dropout as a layer.
+//! The dropout layer.
 
 use super::{Base, Module, forward};
 use crate::ops::probability;
 use crate::{Result, Tensor};
 
-/// Sets each element to 0 with probability `p` and divides the others by 1 − p, while it trains. In
-/// evaluation, and if `p` is 0, it gives what it is given, and draws nothing.
+/// Dropout: in training, sets each element to 0 with probability `p` and divides the others by 1 − p. In evaluation,
+/// and if `p` is 0, it returns its input and draws no random numbers.
 ///
-/// Of a distributed tensor, the same elements go as on a single device.
+/// In a distributed tensor, the same elements are dropped as on a single device.
 ///
 /// ```
 /// use dtensor::nn::{Dropout, Module};
@@ -30,12 +30,12 @@ pub struct Dropout {
 
 #[forward]
 impl Dropout {
-    /// The layer that drops with probability `p`, from 0 to 1.
+    /// Creates a layer that drops with probability `p`, from 0 to 1.
     pub fn new(p: f64) -> Result<Self> {
         Ok(Dropout { p: probability("Dropout", p)?, base: Base::new() })
     }
 
-    /// The probability of dropping an element.
+    /// Returns the probability of dropping an element.
     pub fn p(&self) -> f64 {
         self.p
     }

@@ -1,10 +1,10 @@
-//! The table of vectors.
+//! The embedding table.
 
 use super::{Base, Module, Parameter, forward};
 use crate::ops::padding_row;
 use crate::{DType, Error, Replicate, Result, Tensor, on_device, sharded};
 
-/// One row of `weight` per index: a last dim of the rows' size is added to the indices' shape.
+/// An embedding table: returns one row of `weight` per index, so that the output has one more dim than the indices.
 ///
 /// ```
 /// use dtensor::nn::Embedding;
@@ -18,7 +18,7 @@ use crate::{DType, Error, Replicate, Result, Tensor, on_device, sharded};
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct Embedding {
-    /// `[rows, size of a row]`.
+    /// Embedding table of shape `[rows, row size]`.
     pub weight: Parameter,
     padding: Option<i64>,
     base: Base,
@@ -26,14 +26,15 @@ pub struct Embedding {
 
 #[forward]
 impl Embedding {
-    /// A table of `rows` rows of `size` numbers, normal with mean 0 and variance 1, drawn from this thread's generator.
+    /// Creates a table of `rows` rows of `size` elements, drawn from the standard normal distribution with this
+    /// thread's generator.
     pub fn new(rows: usize, size: usize) -> Result<Self> {
         let weight = Parameter::drawn([rows, size], Tensor::randn_like)?;
         Ok(Embedding { weight, padding: None, base: Base::new() })
     }
 
-    /// As [`new`](Embedding::new), with a row that stands for nothing: it begins as zeros, and gets no gradient. `padding` counts
-    /// from the back when negative.
+    /// Creates a table with a padding row: it starts as zeros, and its gradient is always zero. A negative `padding`
+    /// counts from the back.
     ///
     /// ```
     /// use dtensor::nn::Embedding;
@@ -54,7 +55,7 @@ impl Embedding {
         Ok(Embedding { weight, padding: Some(padding), base: Base::new() })
     }
 
-    /// A table with these rows, of which one may stand for nothing: it gets no gradient.
+    /// Creates a table from an existing parameter, optionally with a padding row, whose gradient is always zero.
     pub fn from_parameter(weight: Parameter, padding: Option<i64>) -> Result<Self> {
         let table = weight.get();
         let &[rows, _] = table.dims() else {
@@ -65,19 +66,19 @@ impl Embedding {
         Ok(Embedding { weight, padding, base: Base::new() })
     }
 
-    /// The row that stands for nothing, if there is one.
+    /// Returns the index of the padding row, if any.
     pub fn padding(&self) -> Option<i64> {
         self.padding
     }
 
-    /// Looks the rows up.
+    /// Looks up the rows.
     #[track_caller]
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         ids.embedding(&self.weight.get(), self.padding)
     }
 }
 
-/// 0 to `n`, to be used with a tensor: on its device and, if it is distributed, whole on every rank of its mesh.
+/// Returns the integers 0 to `n` - 1, on the device of `beside`, and replicated on its mesh if it is distributed.
 #[track_caller]
 pub(crate) fn positions(n: usize, beside: &Tensor) -> Result<Tensor> {
     on_device(beside.device(), || match beside.mesh() {

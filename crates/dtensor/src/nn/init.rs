@@ -1,8 +1,8 @@
-//! First values of parameters.
+//! Initializers for parameters.
 //!
-//! An [`Init`] says how a tensor is to begin. It [fills](Init::apply) a parameter in place, wherever that
-//! lies, or [makes](Init::tensor) a tensor. What it makes does not depend on where: a parameter that is
-//! spread over a mesh gets the bits that it would get on one device, and fans are those of the whole.
+//! An [`Init`] is a rule for initial values. It [fills](Init::apply) a parameter in place, or [creates](Init::tensor)
+//! a tensor. The values do not depend on the layout: a distributed parameter gets the same bits as on one device, and
+//! fans are computed from the global shape.
 //!
 //! ```
 //! use dtensor::nn::init::{self, Fan, Nonlinearity};
@@ -12,7 +12,7 @@
 //! let layer = Linear::new(64, 32, true)?;
 //! init::kaiming_normal(Fan::In, Nonlinearity::Relu).apply(&layer.weight)?;
 //! init::zeros().apply(layer.bias.as_ref().unwrap())?;
-//! // Everything that is a matrix.
+//! // Apply an initializer to every matrix.
 //! let normal = init::trunc_normal(0.0, 0.02, -0.04, 0.04);
 //! for (_, parameter) in layer.named_parameters().iter().filter(|(_, p)| p.get().rank() == 2) {
 //!     normal.apply(parameter)?;
@@ -26,7 +26,7 @@ use crate::random::Distribution;
 use crate::tensor::default_device;
 use crate::{DType, Device, Error, Result, Shape, Tensor, no_grad};
 
-/// How a tensor is to begin. The functions of this module make them.
+/// A rule for the initial values of a tensor. The functions of this module create one.
 ///
 /// ```
 /// use dtensor::nn::{Parameter, init};
@@ -35,42 +35,42 @@ use crate::{DType, Device, Error, Result, Shape, Tensor, no_grad};
 /// let rule = init::xavier_uniform(1.0);
 /// let fresh = rule.tensor([5, 3], DType::F32)?;
 /// assert!(fresh.abs()?.max_all()?.item::<f32>()? <= (6f32 / 8.0).sqrt());
-/// // As the rule of a parameter, by which its module can be reset.
+/// // As the rule of a parameter, which `reset_parameters` runs again.
 /// let weight = Parameter::drawn([5, 3], move |like| rule.like(like))?;
 /// assert_eq!(weight.get().dims(), [5, 3]);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Init(Kind);
+pub struct Init(InitRule);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
+enum InitRule {
     Constant(f64),
     Eye,
-    /// By the function of this name.
-    Drawn(&'static str, Distribution),
-    Scaled(Scaled),
+    /// A distribution, and the name of the function for errors.
+    Random(&'static str, Distribution),
+    VarianceScaled(VarianceScaling),
 }
 
-/// Random numbers with mean 0, whose spread goes by the shape.
+/// Random values with mean 0, whose variance depends on the fans.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Scaled {
+struct VarianceScaling {
     name: &'static str,
-    fan: Average,
+    fan: FanMode,
     gain: f64,
     normal: bool,
 }
 
-/// What the variance is divided by.
+/// The fan that the variance is divided by.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Average {
+enum FanMode {
     One(Fan),
-    /// The mean of both.
+    /// The mean of fan in and fan out.
     Both,
 }
 
-/// Which of the two sizes of a layer its weights are scaled by.
+/// The fan that the variance of the weights is scaled by.
 ///
 /// ```
 /// use dtensor::DType;
@@ -86,37 +86,37 @@ enum Average {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Fan {
-    /// How many inputs go into one output: keeps the variance in the forward pass.
+    /// Fan in, the number of inputs of one output: preserves the variance in the forward pass.
     #[default]
     In,
-    /// How many outputs one input goes into: keeps the variance in the backward pass.
+    /// Fan out, the number of outputs of one input: preserves the variance in the backward pass.
     Out,
 }
 
-/// What follows a layer.
+/// The nonlinearity after a layer.
 ///
 /// ```
 /// use dtensor::nn::init::{Nonlinearity, calculate_gain};
-/// // Without a slope, nothing leaks.
+/// // A slope of zero is a ReLU.
 /// assert_eq!(calculate_gain(Nonlinearity::LeakyRelu(0.0)), calculate_gain(Nonlinearity::Relu));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Nonlinearity {
-    /// Nothing, or a convolution.
+    /// None, or a convolution.
     Linear,
-    /// The logistic function.
+    /// The logistic sigmoid.
     Sigmoid,
     /// The hyperbolic tangent.
     Tanh,
-    /// The positive part.
+    /// ReLU.
     Relu,
-    /// The positive part and the negative one times this.
+    /// Leaky ReLU with this negative slope.
     LeakyRelu(f64),
-    /// The self-normalising exponential unit.
+    /// The scaled exponential linear unit.
     Selu,
 }
 
-/// What weights before a nonlinearity are scaled by to keep the variance.
+/// Returns the factor for the standard deviation of weights that preserves the variance through a nonlinearity.
 ///
 /// ```
 /// use dtensor::nn::init::{Nonlinearity, calculate_gain};
@@ -133,8 +133,8 @@ pub fn calculate_gain(nonlinearity: Nonlinearity) -> f64 {
     }
 }
 
-/// How many inputs go into one output of a weight of this shape, `[outputs, inputs, …]`, and how many outputs
-/// one input goes into. Further dims are those of a kernel.
+/// Returns fan in and fan out of a weight of shape `[outputs, inputs, …]`. Further dims are those of a convolution
+/// kernel, and multiply both.
 ///
 /// ```
 /// use dtensor::nn::init::calculate_fans;
@@ -143,10 +143,10 @@ pub fn calculate_gain(nonlinearity: Nonlinearity) -> f64 {
 /// assert!(calculate_fans([8]).is_err());
 /// ```
 pub fn calculate_fans(shape: impl Into<Shape>) -> Result<(usize, usize)> {
-    fans("calculate_fans", &shape.into())
+    compute_fans("calculate_fans", &shape.into())
 }
 
-fn fans(op: &'static str, shape: &[usize]) -> Result<(usize, usize)> {
+fn compute_fans(op: &'static str, shape: &[usize]) -> Result<(usize, usize)> {
     let [outputs, inputs, kernel @ ..] = shape else {
         let message = format!(
             "fan in and fan out can not be computed for tensor with fewer than 2 dimensions, and this one has shape {}",
@@ -158,7 +158,7 @@ fn fans(op: &'static str, shape: &[usize]) -> Result<(usize, usize)> {
     Ok((inputs * kernel, outputs * kernel))
 }
 
-/// Declares functions that make a rule, each with an example.
+/// Declares functions that create an [`Init`], each with an example.
 macro_rules! rules {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) $example:literal => $kind:expr;)*) => {$(
         $(#[$doc])*
@@ -179,41 +179,41 @@ macro_rules! rules {
 }
 
 rules! {
-    /// Zeros.
-    zeros() "" => Kind::Constant(0.0);
-    /// Ones.
-    ones() "" => Kind::Constant(1.0);
-    /// One number everywhere.
-    constant(value: f64) "0.5" => Kind::Constant(value);
-    /// Ones on the diagonal of a matrix, else zeros: what comes in goes out.
-    eye() "" => Kind::Eye;
-    /// Uniform on [`low`, `high`).
-    uniform(low: f64, high: f64) "-0.1, 0.1" => Kind::Drawn("uniform", Distribution::Uniform { low, high });
-    /// Normal with this mean and standard deviation.
-    normal(mean: f64, std: f64) "0.0, 0.02" => Kind::Drawn("normal", Distribution::Normal { mean, std });
-    /// Normal with this mean and standard deviation, but between `a` and `b`, both included.
+    /// Fills with zeros.
+    zeros() "" => InitRule::Constant(0.0);
+    /// Fills with ones.
+    ones() "" => InitRule::Constant(1.0);
+    /// Fills with one value.
+    constant(value: f64) "0.5" => InitRule::Constant(value);
+    /// Fills a matrix with ones on the diagonal and zeros elsewhere: the identity.
+    eye() "" => InitRule::Eye;
+    /// Draws from the uniform distribution on [`low`, `high`).
+    uniform(low: f64, high: f64) "-0.1, 0.1" => InitRule::Random("uniform", Distribution::Uniform { low, high });
+    /// Draws from the normal distribution with this mean and standard deviation.
+    normal(mean: f64, std: f64) "0.0, 0.02" => InitRule::Random("normal", Distribution::Normal { mean, std });
+    /// Draws from the normal distribution with this mean and standard deviation, truncated to [`a`, `b`].
     trunc_normal(mean: f64, std: f64, a: f64, b: f64) "0.0, 0.02, -0.04, 0.04" =>
-        Kind::Drawn("trunc_normal", Distribution::Truncated { mean, std, low: a, high: b });
-    /// Uniform with mean 0 and the variance gain² / (mean of both fans), of Glorot and Bengio ("Understanding
-    /// the difficulty of training deep feedforward neural networks").
-    xavier_uniform(gain: f64) "1.0" => scaled("xavier_uniform", Average::Both, gain, false);
-    /// Normal with mean 0 and the variance gain² / (mean of both fans).
-    xavier_normal(gain: f64) "calculate_gain(Nonlinearity::Tanh)" => scaled("xavier_normal", Average::Both, gain, true);
-    /// Uniform with mean 0 and the variance gain² / fan, of He, Zhang, Ren and Sun ("Delving deep into
-    /// rectifiers"); the gain is that of the nonlinearity.
+        InitRule::Random("trunc_normal", Distribution::Truncated { mean, std, low: a, high: b });
+    /// Draws from the uniform distribution with mean 0 and variance gain² / (mean of both fans): Glorot and Bengio,
+    /// "Understanding the difficulty of training deep feedforward neural networks".
+    xavier_uniform(gain: f64) "1.0" => variance_scaling("xavier_uniform", FanMode::Both, gain, false);
+    /// Draws from the normal distribution with mean 0 and variance gain² / (mean of both fans).
+    xavier_normal(gain: f64) "calculate_gain(Nonlinearity::Tanh)" => variance_scaling("xavier_normal", FanMode::Both, gain, true);
+    /// Draws from the uniform distribution with mean 0 and variance gain² / fan, with the gain of the nonlinearity:
+    /// He, Zhang, Ren and Sun, "Delving deep into rectifiers".
     kaiming_uniform(fan: Fan, nonlinearity: Nonlinearity) "Fan::In, Nonlinearity::LeakyRelu(0.1)" =>
-        scaled("kaiming_uniform", Average::One(fan), calculate_gain(nonlinearity), false);
-    /// Normal with mean 0 and the variance gain² / fan; the gain is that of the nonlinearity.
+        variance_scaling("kaiming_uniform", FanMode::One(fan), calculate_gain(nonlinearity), false);
+    /// Draws from the normal distribution with mean 0 and variance gain² / fan, with the gain of the nonlinearity.
     kaiming_normal(fan: Fan, nonlinearity: Nonlinearity) "Fan::Out, Nonlinearity::Relu" =>
-        scaled("kaiming_normal", Average::One(fan), calculate_gain(nonlinearity), true);
+        variance_scaling("kaiming_normal", FanMode::One(fan), calculate_gain(nonlinearity), true);
 }
 
-fn scaled(name: &'static str, fan: Average, gain: f64, normal: bool) -> Kind {
-    Kind::Scaled(Scaled { name, fan, gain, normal })
+fn variance_scaling(name: &'static str, fan: FanMode, gain: f64, normal: bool) -> InitRule {
+    InitRule::VarianceScaled(VarianceScaling { name, fan, gain, normal })
 }
 
-impl Scaled {
-    /// The standard deviation for a tensor of this shape.
+impl VarianceScaling {
+    /// Returns the standard deviation for a tensor of this shape.
     fn std(self, shape: &[usize]) -> Result<f64> {
         if !(self.gain >= 0.0 && self.gain.is_finite()) {
             return Err(Error::argument(
@@ -221,24 +221,23 @@ impl Scaled {
                 format!("gain must be >= 0 and finite, but got {}", self.gain),
             ));
         }
-        let (inputs, outputs) = fans(self.name, shape)?;
+        let (inputs, outputs) = compute_fans(self.name, shape)?;
         let fan = match self.fan {
-            Average::One(Fan::In) => inputs as f64,
-            Average::One(Fan::Out) => outputs as f64,
-            Average::Both => (inputs + outputs) as f64 / 2.0,
+            FanMode::One(Fan::In) => inputs as f64,
+            FanMode::One(Fan::Out) => outputs as f64,
+            FanMode::Both => (inputs + outputs) as f64 / 2.0,
         };
-        // Without inputs or outputs there is no element either.
+        // A fan of zero means that the tensor has no elements.
         Ok(if fan > 0.0 { self.gain / fan.sqrt() } else { 0.0 })
     }
 }
 
 impl Init {
-    /// Gives a parameter its first value, from this thread's generator if that is random. How the parameter
-    /// lies, whether its gradient is wanted, the gradient collected so far and which parameter it is stay as
-    /// they are.
+    /// Sets the initial value of a parameter. Random values come from this thread's generator. The layout,
+    /// `requires_grad` and the accumulated gradient are kept.
     ///
-    /// A parameter without a value, one that was made on [`Device::Meta`], gets one, and lies as it did; only inside
-    /// [`on_device`](crate::on_device), where a model is made without values, it goes on without.
+    /// A parameter on [`Device::Meta`] gets memory on the default device and keeps its layout. Within
+    /// [`on_device`](crate::on_device) for the meta device, it stays without a value.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -259,41 +258,41 @@ impl Init {
         let device = if before.is_meta() { default_device() } else { before.device() };
         let place = if before.device() == device { before } else { before.empty_like(device)? };
         let value = no_grad(|| self.like(&place))?;
-        parameter.begin(&place, &value)
+        parameter.set_initial(&place, &value)
     }
 
-    /// A new tensor.
+    /// Creates a tensor.
     pub fn tensor(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
-        self.made(&Tensor::meta_of(shape, dtype)?, default_device())
+        self.create(&Tensor::meta_of(shape, dtype)?, default_device())
     }
 
-    /// A new tensor of the shape, dtype and device of another one, and on its mesh. Where that one has
-    /// partial values, this one is whole.
+    /// Creates a tensor with the shape, dtype and device of `like`, and on its mesh. If `like` is partial, the new
+    /// tensor is replicated.
     pub fn like(&self, like: &Tensor) -> Result<Tensor> {
-        self.made(like, like.device())
+        self.create(like, like.device())
     }
 
-    /// As [`like`](Init::like), on another device.
-    fn made(&self, like: &Tensor, device: Device) -> Result<Tensor> {
-        let drawn = |name, distribution| like.drawn_like(name, distribution, device);
+    /// Creates a tensor as [`like`](Init::like) does, on another device.
+    fn create(&self, like: &Tensor, device: Device) -> Result<Tensor> {
+        let draw = |name, distribution| like.drawn_like(name, distribution, device);
         match self.0 {
-            Kind::Constant(value) => like.full_like_on(device, value),
-            Kind::Eye if like.rank() != 2 => {
+            InitRule::Constant(value) => like.full_like_on(device, value),
+            InitRule::Eye if like.rank() != 2 => {
                 let message = format!(
                     "only tensors with 2 dimensions are supported, and this one has shape {}",
                     like.shape()
                 );
                 Err(Error::argument("eye", message))
             }
-            Kind::Eye => like.parts_like(device, |window| Tensor::eye_window(like.dtype(), window)),
-            Kind::Drawn(name, distribution) => drawn(name, distribution),
-            Kind::Scaled(scaled) => {
+            InitRule::Eye => like.parts_like(device, |window| Tensor::eye_window(like.dtype(), window)),
+            InitRule::Random(name, distribution) => draw(name, distribution),
+            InitRule::VarianceScaled(scaled) => {
                 let std = scaled.std(like.dims())?;
-                // That of numbers uniform within ±bound is bound / √3.
+                // A uniform distribution on ±bound has the standard deviation bound / √3.
                 let bound = 3f64.sqrt() * std;
                 let normal = Distribution::Normal { mean: 0.0, std };
                 let uniform = Distribution::Uniform { low: -bound, high: bound };
-                drawn(scaled.name, if scaled.normal { normal } else { uniform })
+                draw(scaled.name, if scaled.normal { normal } else { uniform })
             }
         }
     }

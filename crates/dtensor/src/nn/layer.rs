@@ -1,9 +1,9 @@
-//! Modules that make one tensor of one.
+//! The trait of modules that map one tensor to one tensor.
 
 use super::Module;
 use crate::{Result, Tensor};
 
-/// A module whose `forward` takes one tensor and gives one. [`#[forward]`](super::forward) implements it.
+/// A module whose `forward` maps one tensor to one tensor. [`#[forward]`](super::forward) implements it.
 ///
 /// ```
 /// use dtensor::nn::{Layer, Linear, Relu};
@@ -25,7 +25,7 @@ use crate::{Result, Tensor};
     note = "a module whose `forward` takes one `&Tensor` and returns a `Result<Tensor>` becomes one by `#[forward]`"
 )]
 pub trait Layer: Module {
-    /// Applies the module, hooks and all.
+    /// Applies the module, including its hooks.
     #[track_caller]
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
 }

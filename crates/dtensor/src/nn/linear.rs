@@ -1,9 +1,9 @@
-//! The fully connected layer.
+//! The linear (fully connected) layer.
 
 use super::{Base, Module, Parameter, forward};
 use crate::{Error, Result, Tensor};
 
-/// `x · weightᵀ + bias`, over the last dim.
+/// A linear layer: computes `x · weightᵀ + bias` over the last dim.
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -16,9 +16,9 @@ use crate::{Error, Result, Tensor};
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct Linear {
-    /// `[outputs, inputs]`.
+    /// Weight matrix of shape `[outputs, inputs]`.
     pub weight: Parameter,
-    /// `[outputs]`, if there is one.
+    /// Bias of shape `[outputs]`, if any.
     pub bias: Option<Parameter>,
     heads: Option<usize>,
     base: Base,
@@ -26,7 +26,7 @@ pub struct Linear {
 
 #[forward]
 impl Linear {
-    /// A layer with weights and biases uniform within ±1/√inputs, drawn from this thread's generator.
+    /// Creates a layer with weight and bias uniform within ±1/√inputs, drawn from this thread's generator.
     pub fn new(inputs: usize, outputs: usize, bias: bool) -> Result<Self> {
         let bound = if inputs > 0 { 1.0 / (inputs as f64).sqrt() } else { 0.0 };
         let uniform = move |like: &Tensor| like.uniform_like(-bound, bound);
@@ -38,7 +38,7 @@ impl Linear {
         })
     }
 
-    /// A layer with these parameters.
+    /// Creates a layer from existing parameters.
     pub fn from_parameters(weight: Parameter, bias: Option<Parameter>) -> Result<Self> {
         let table = weight.get();
         let &[outputs, _] = table.dims() else {
@@ -55,18 +55,19 @@ impl Linear {
         Ok(Linear { weight, bias, heads: None, base: Base::new() })
     }
 
-    /// Says that the outputs are those of so many heads, none of which is to be cut: a plan that would is refused.
+    /// Declares that the outputs are those of `heads` attention heads. Sharding a head over two ranks is then an
+    /// error.
     pub fn with_heads(mut self, heads: usize) -> Result<Self> {
         let outputs = self.weight.get().size(0)?;
         if heads == 0 || !outputs.is_multiple_of(heads) {
-            let message = format!("{outputs} outputs are not those of {heads} heads");
+            let message = format!("{outputs} outputs cannot be split into {heads} heads");
             return Err(Error::argument("Linear", message));
         }
         self.heads = Some(heads);
         Ok(self)
     }
 
-    /// The number of heads that the outputs are those of, if it was said.
+    /// Returns the number of attention heads, if it was declared.
     pub fn heads(&self) -> Option<usize> {
         self.heads
     }

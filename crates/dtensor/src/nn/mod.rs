@@ -1,4 +1,4 @@
-//! Models: parameters, the tree of modules that holds them, hooks, and layers, which are written with public operators.
+//! Neural-network modules: parameters, the module tree, hooks, layers and initializers.
 //!
 //! A module is a struct whose fields are its children, parameters and data, and a function `forward`:
 //!
@@ -29,8 +29,9 @@
 //! # }
 //! ```
 //!
-//! `#[forward]` makes a call of `forward` run the [hooks](Base) that are on the module, and tells a
-//! [`CommDebugMode`](crate::debug::CommDebugMode) which module runs. Where there is neither, it costs a look at two flags.
+//! `#[forward]` makes a call of `forward` run the module's [hooks](Base) and notify a
+//! [`CommDebugMode`](crate::debug::CommDebugMode) of the module that runs. Without hooks and listeners it costs the
+//! check of two flags.
 
 mod activations;
 mod argument;
@@ -92,7 +93,7 @@ pub use dropout::Dropout;
 /// # }
 /// ```
 ///
-/// A module is a struct with named fields: there would be no names for the children of others.
+/// Only structs with named fields can be modules, because the field names become the names of the children.
 ///
 /// ```compile_fail
 /// #[derive(dtensor::nn::Module)]
@@ -120,7 +121,7 @@ pub use dtensor_macros::Module;
 /// # fn main() -> Result<()> {
 /// let model = Bilinear { left: Linear::new(2, 3, true)?, right: Linear::new(2, 3, true)?, base: Base::new() };
 /// let x = Tensor::ones([4, 2], DType::F32)?;
-/// // Whatever is asked of it, both sides get the same.
+/// // A hook that gives both layers the same input, whatever the caller passes.
 /// model.base.register_forward_pre_hook(|_, mut inputs| {
 ///     inputs["y"] = inputs["x"].clone();
 ///     Ok(inputs)
@@ -131,7 +132,7 @@ pub use dtensor_macros::Module;
 /// # }
 /// ```
 ///
-/// It goes on the block, since it writes a function beside `forward`.
+/// The attribute belongs on the `impl` block, because it adds a second function beside `forward`.
 ///
 /// ```compile_fail
 /// # use dtensor::nn::{Module, forward};
@@ -158,17 +159,17 @@ pub use norm::{LayerNorm, RmsNorm};
 pub use parameter::Parameter;
 pub use sequential::Sequential;
 pub use state::{IncompatibleKeys, StateDict};
-pub(crate) use state::{fit, misfit};
+pub(crate) use state::{fit_to, mismatch};
 pub(crate) use track::{Entered, watched};
 pub(crate) use undo::all_or_nothing;
 pub use walk::Walk;
 
-/// What the macros write calls to.
+/// Items that the derive macros generate calls to.
 #[doc(hidden)]
 pub mod derive {
     pub use super::call::{
-        Call, Carrier, Failed, Outcome, Seen, SeenError, SeenOutcome, Unseen, UnseenError, UnseenOutcome,
-        begin,
+        ForwardError, HiddenArgument, HiddenError, HiddenResult, HookArgument, HookResult, HookedCall,
+        VisibleArgument, VisibleError, VisibleResult, begin_call,
     };
     pub use super::walk::derive::{BaseField, Field, Forwards, OtherField, PlainForward, WithForward};
 }

@@ -1,24 +1,23 @@
-//! The tree of modules.
+//! The `Module` trait: a tree of parameters, buffers and child modules.
 
 use std::any::Any;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
-use super::walk::{Found, Piece, Walk};
+use super::walk::{Node, Walk, WalkItem};
 use super::{Base, Buffer, IncompatibleKeys, Parameter, StateDict, state};
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// A part of a model: something that holds parameters, itself or in its children.
+/// A model or a part of one: it holds parameters, directly or in child modules.
 ///
-/// Derive it: `#[derive(Module)]` on a struct makes every field that is a module a child under the field's
-/// name, every [`Parameter`] and [`Buffer`] one of its own, and takes every other field for plain data. A
-/// field whose type is a type parameter of the struct must be a module. Lists, options, boxes and arrays of
-/// all these are understood too.
+/// `#[derive(Module)]` on a struct turns every field that is a module into a child under the field's name, and every
+/// [`Parameter`] and [`Buffer`] into one of the module's own. Other fields are plain data. A field whose type is a
+/// type parameter of the struct must be a module. Lists, options, boxes and arrays of these work too.
 ///
-/// A module that is to have hooks of its own, or to know whether it trains, has a field of type [`Base`].
+/// A module that has hooks, or behaves differently in training and evaluation, needs a field of type [`Base`].
 ///
-/// Parameters, buffers and bases are places, so everything here works on a shared reference, and a clone of a module
-/// is the same module; [`deep_copy`](super::deep_copy) makes another one.
+/// Parameters, buffers and bases are shared cells. So all methods take `&self`, and a clone is the same module;
+/// [`deep_copy`](super::deep_copy) creates an independent one.
 ///
 /// ```
 /// use dtensor::nn::{Dropout, Linear, Module};
@@ -47,35 +46,35 @@ use crate::{DType, Device, Error, Result, Tensor};
     note = "a struct becomes one by `#[derive(Module)]`"
 )]
 pub trait Module {
-    /// Shows itself and all it holds to `walk`.
+    /// Shows the module and everything it holds to `walk`.
     fn visit<'a>(&'a self, walk: &mut Walk<'a>);
 
-    /// Its hooks and whether it trains, if it has a place for them.
+    /// Returns the module's [`Base`] (hooks and training mode), if it has one.
     fn base(&self) -> Option<&Base> {
         None
     }
 
-    /// The module as something whose type can be asked for, where it can be: see [`downcast`].
+    /// Returns the module as `Any` if its type supports it, for [`downcast`].
     fn as_any(&self) -> Option<&dyn Any> {
         None
     }
 
-    /// Whether its `forward` runs the hooks on its [`Base`]: [`#[forward]`](super::forward) makes it.
+    /// Returns true if `forward` runs the hooks of the module's [`Base`], which needs [`#[forward]`](super::forward).
     #[doc(hidden)]
     fn runs_hooks(&self) -> bool {
         true
     }
 
-    /// The name of its type, without a path.
+    /// Returns the name of the module's type, without its path.
     fn kind(&self) -> &'static str {
-        match Walk::over(self, 0).into_iter().next().map(|found| found.piece) {
-            Some(Piece::Module { kind, .. }) => kind,
+        match Walk::over(self, 0).into_iter().next().map(|found| found.node) {
+            Some(Node::Module { kind, .. }) => kind,
             _ => "",
         }
     }
 
-    /// Every module of the tree with its dotted path, this one (under the empty path) first. One that is used under two names
-    /// comes under the first.
+    /// Returns every module of the tree with its dotted path, starting with this one (under the empty path). A shared
+    /// module is listed under its first path only.
     ///
     /// ```
     /// use dtensor::models::MLPStacked;
@@ -87,73 +86,73 @@ pub trait Module {
     /// # }
     /// ```
     fn named_modules(&self) -> Vec<(String, &dyn Module)> {
-        distinct(modules(Walk::over(self, usize::MAX)))
+        deduplicate_modules(modules(Walk::over(self, usize::MAX)))
     }
 
-    /// The modules right below this one, with their names. The name of one in a list is its number there, after that of the
-    /// list, which is a module itself.
+    /// Returns the direct children with their names. A list is a module itself, and its elements are its children,
+    /// named by their index.
     fn named_children(&self) -> Vec<(String, &dyn Module)> {
-        distinct(all_children(self))
+        deduplicate_modules(all_children(self))
     }
 
-    /// The module at a dotted path; this one at the empty path.
+    /// Returns the module at a dotted path; the empty path is this module.
     fn get_submodule(&self, path: &str) -> Result<&dyn Module> {
         let all = modules(Walk::over(self, usize::MAX));
         match all.iter().find(|(name, _)| name == path) {
             Some((_, module)) => Ok(*module),
             None => {
-                Err(missing("get_submodule", "submodule", path, all.iter().map(|(name, _)| name.as_str())))
+                Err(not_found("get_submodule", "submodule", path, all.iter().map(|(name, _)| name.as_str())))
             }
         }
     }
 
-    /// Every parameter with its dotted path, in the order of the fields. One that is used under two names comes under the
-    /// first.
+    /// Returns every parameter with its dotted path, in the order of the fields. A shared parameter is listed under
+    /// its first path only.
     fn named_parameters(&self) -> Vec<(String, Parameter)> {
-        once(parameters(Walk::over(self, usize::MAX)), Parameter::address)
+        deduplicate(parameters(Walk::over(self, usize::MAX)), Parameter::address)
     }
 
-    /// The parameters of this module itself, under all their names, without those of modules below it.
+    /// Returns the module's own parameters under all their names, without those of its children.
     fn own_parameters(&self) -> Vec<(String, Parameter)> {
         parameters(Walk::over(self, 1))
     }
 
-    /// Every parameter once.
+    /// Returns every parameter once.
     fn parameters(&self) -> Vec<Parameter> {
         self.named_parameters().into_iter().map(|(_, parameter)| parameter).collect()
     }
 
-    /// The parameter at a dotted path.
+    /// Returns the parameter at a dotted path.
     fn get_parameter(&self, path: &str) -> Result<Parameter> {
         let all = parameters(Walk::over(self, usize::MAX));
         match all.iter().find(|(name, _)| name == path) {
             Some((_, parameter)) => Ok(parameter.clone()),
             None => {
-                Err(missing("get_parameter", "parameter", path, all.iter().map(|(name, _)| name.as_str())))
+                Err(not_found("get_parameter", "parameter", path, all.iter().map(|(name, _)| name.as_str())))
             }
         }
     }
 
-    /// Puts another tensor in the place of a parameter: of any shape, dtype, device and layout. The place stays the same, so a
-    /// parameter that is used under two names is changed under both. It wants a gradient if it did before.
+    /// Replaces a parameter's tensor by one of any shape, dtype, device and layout. All paths of a shared parameter
+    /// see the new tensor. `requires_grad` is kept.
     fn register_parameter(&self, path: &str, value: &Tensor) -> Result<()> {
         self.get_parameter(path)?
             .replace(value)
             .map_err(|error| error.about("register_parameter", format!("parameter `{path}`")))
     }
 
-    /// Every buffer with its dotted path. One that is used under two names comes under the first.
+    /// Returns every buffer with its dotted path. A shared buffer is listed under its first path only.
     fn named_buffers(&self) -> Vec<(String, Buffer)> {
-        once(buffers(Walk::over(self, usize::MAX)), Buffer::address)
+        deduplicate(buffers(Walk::over(self, usize::MAX)), Buffer::address)
     }
 
-    /// The buffers of this module itself, without those of modules below it.
+    /// Returns the module's own buffers, without those of its children.
     fn own_buffers(&self) -> Vec<(String, Buffer)> {
         buffers(Walk::over(self, 1))
     }
 
-    /// The values of all parameters and of all buffers that are not [transient](Buffer::transient), by their dotted paths. One
-    /// that is used under two names is there under both. Values that lie on a mesh stay there.
+    /// Returns the values of all parameters and of all buffers that are not [transient](Buffer::transient), by dotted
+    /// path. A shared tensor is listed under all its paths. Distributed tensors stay distributed.
     ///
     /// ```
     /// use dtensor::nn::{Linear, Module};
@@ -168,22 +167,21 @@ pub trait Module {
         state::read(self)
     }
 
-    /// Puts the values of a state dict in their places, cast to the dtypes that are there. All of them or, if one does
-    /// not fit, none. If `strict`, there must be one for every place, and a place for every one; else those that are not there
-    /// are listed.
+    /// Loads the values of a state dict, cast to the dtypes of the module. Either all values are loaded or, if one
+    /// does not fit, none. If `strict`, missing and unexpected keys are an error; else they are returned.
     ///
-    /// A value that lies on the same mesh as the place is brought to how that lies. Of one that does not lie
-    /// on a mesh, every rank must have the same, and takes the part that it has in the place.
+    /// A value on the same mesh as its parameter is redistributed to the parameter's layout. A plain value for a
+    /// distributed parameter must be equal on all ranks, and each rank takes its shard.
     #[track_caller]
     fn load_state_dict(&self, state: &StateDict, strict: bool) -> Result<IncompatibleKeys> {
         state::load(self, state, strict)
     }
 
-    /// Gives every parameter a first value again, by the rule that it was [made with](Parameter::drawn), in order and each once:
-    /// what a model does that is made anew. Random ones are drawn from this thread's generator; of one that lies on a mesh, every
-    /// rank draws its part of what a single device would draw. Buffers stay as they are.
+    /// Reinitializes every parameter with the rule that it was [created with](Parameter::drawn), each once and in
+    /// order, as if the model was new. Random values come from this thread's generator; for a distributed parameter,
+    /// every rank draws its shard of what a single device would draw. Buffers are unchanged.
     ///
-    /// It is an error, and nothing is changed, if there are parameters without such a rule.
+    /// If a parameter has no such rule, this is an error and nothing is changed.
     ///
     /// ```
     /// use dtensor::nn::{Linear, Module};
@@ -202,19 +200,20 @@ pub trait Module {
     #[track_caller]
     fn reset_parameters(&self) -> Result<()> {
         let all = self.named_parameters();
-        let fixed: Vec<&str> =
+        let without_rule: Vec<&str> =
             all.iter().filter(|(_, p)| !p.has_rule()).map(|(path, _)| path.as_str()).collect();
-        if !fixed.is_empty() {
-            let names = fixed.iter().map(|path| format!("`{path}`")).collect::<Vec<_>>().join(", ");
-            let message =
-                format!("there is no rule to draw {names} by; `Parameter::drawn` makes a parameter with one");
+        if !without_rule.is_empty() {
+            let names = without_rule.iter().map(|path| format!("`{path}`")).collect::<Vec<_>>().join(", ");
+            let message = format!(
+                "{names}: there is no rule for an initial value; create the parameter with `Parameter::drawn`"
+            );
             return Err(Error::argument("reset_parameters", message));
         }
-        // All of them or, if a rule fails, none.
+        // Computes all values before setting any, so that nothing is changed if a rule fails.
         let mut values = Vec::new();
         for (path, parameter) in &all {
             let about = |error: Error| error.about("reset_parameters", format!("parameter `{path}`"));
-            values.push(parameter.redrawn().map_err(about)?);
+            values.push(parameter.initial_value().map_err(about)?);
         }
         for ((_, parameter), value) in all.iter().zip(values) {
             if let Some(value) = value {
@@ -224,34 +223,34 @@ pub trait Module {
         Ok(())
     }
 
-    /// Says to every module of the tree whether it trains.
+    /// Sets training or evaluation mode for every module of the tree.
     fn set_training(&self, training: bool) {
         for found in Walk::over(self, usize::MAX) {
-            if let Piece::Base(base) = found.piece {
+            if let Node::Base(base) = found.node {
                 base.set_training(training);
             }
         }
     }
 
-    /// As for training: dropout drops.
+    /// Switches to training mode: dropout is active.
     fn train(&self) {
         self.set_training(true);
     }
 
-    /// As for use: dropout lets everything pass.
+    /// Switches to evaluation mode: dropout is inactive.
     fn eval(&self) {
         self.set_training(false);
     }
 
-    /// Whether it trains. One that has no [`Base`] to know it by is taken to.
+    /// Returns true in training mode. A module without a [`Base`] counts as training.
     fn is_training(&self) -> bool {
         self.base().is_none_or(Base::is_training)
     }
 
-    /// Says of every parameter whether its gradient is wanted.
+    /// Sets `requires_grad` of every parameter.
     fn set_requires_grad(&self, on: bool) -> Result<()> {
-        let whole = |p: &Parameter| on && !p.get().dtype().is_float();
-        if let Some((path, parameter)) = self.named_parameters().into_iter().find(|(_, p)| whole(p)) {
+        let is_invalid = |p: &Parameter| on && !p.get().dtype().is_float();
+        if let Some((path, parameter)) = self.named_parameters().into_iter().find(|(_, p)| is_invalid(p)) {
             let dtype = parameter.get().dtype();
             let message = format!(
                 "only parameters of floating point dtype can require gradients, but `{path}` is {dtype}"
@@ -261,20 +260,20 @@ pub trait Module {
         self.parameters().iter().try_for_each(|parameter| parameter.set_requires_grad(on))
     }
 
-    /// Forgets all gradients.
+    /// Clears the gradients of all parameters.
     fn zero_grad(&self) {
         self.parameters().iter().for_each(Parameter::zero_grad);
     }
 
-    /// Casts every parameter and buffer of a floating-point dtype, and the gradients with them.
+    /// Casts all floating-point parameters and buffers, and their gradients.
     fn to_dtype(&self, dtype: DType) -> Result<()> {
         if !dtype.is_float() {
             let why = "modules are cast to floating-point dtypes only";
             return Err(Error::DType { op: "to_dtype", dtype, why });
         }
         let parameters = self.parameters();
-        let real = |parameter: &&Parameter| parameter.get().dtype().is_float();
-        parameters.iter().filter(real).try_for_each(|parameter| parameter.cast(dtype))?;
+        let is_float = |parameter: &&Parameter| parameter.get().dtype().is_float();
+        parameters.iter().filter(is_float).try_for_each(|parameter| parameter.cast(dtype))?;
         for (_, buffer) in self.named_buffers() {
             if buffer.get().dtype().is_float() {
                 buffer.replace(&buffer.get().to_dtype(dtype)?);
@@ -283,9 +282,8 @@ pub trait Module {
         Ok(())
     }
 
-    /// Puts tensors of the same shapes, dtypes and layouts on `device` in the place of all parameters and buffers, for
-    /// somebody to put values in; until then they are zeros. What is to become of a model that was made
-    /// [on the meta device](crate::on_device).
+    /// Replaces all parameters and buffers by zeros of the same shapes, dtypes and layouts on `device`, to be filled
+    /// afterwards. This gives memory to a model that was created [on the meta device](crate::on_device).
     fn to_empty(&self, device: Device) -> Result<()> {
         self.parameters()
             .iter()
@@ -297,7 +295,7 @@ pub trait Module {
     }
 }
 
-/// The module as one of type `M`, if that is what it is.
+/// Returns the module as a value of type `M`, if it is one.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module, Relu, Sequential, downcast};
@@ -313,37 +311,39 @@ pub fn downcast<M: Module + 'static>(module: &dyn Module) -> Option<&M> {
     module.as_any()?.downcast_ref()
 }
 
-fn missing<'a>(op: &'static str, what: &str, path: &str, there: impl Iterator<Item = &'a str>) -> Error {
-    let there: Vec<String> = there.filter(|name| !name.is_empty()).map(|name| format!("`{name}`")).collect();
-    let there = if there.is_empty() { "none".to_string() } else { there.join(", ") };
-    Error::argument(op, format!("there is no {what} `{path}`; there are {there}"))
+fn not_found<'a>(op: &'static str, what: &str, path: &str, existing: impl Iterator<Item = &'a str>) -> Error {
+    let existing: Vec<String> =
+        existing.filter(|name| !name.is_empty()).map(|name| format!("`{name}`")).collect();
+    let existing = if existing.is_empty() { "none".to_string() } else { existing.join(", ") };
+    Error::argument(op, format!("there is no {what} `{path}`; there are {existing}"))
 }
 
-/// Every module under all its names.
-fn modules(walk: Vec<Found<'_>>) -> Vec<(String, &dyn Module)> {
+/// Returns every module under all its names.
+fn modules(walk: Vec<WalkItem<'_>>) -> Vec<(String, &dyn Module)> {
     walk.into_iter()
-        .filter_map(|found| match found.piece {
-            Piece::Module { module, .. } => Some((found.path, module)),
+        .filter_map(|found| match found.node {
+            Node::Module { module, .. } => Some((found.path, module)),
             _ => None,
         })
         .collect()
 }
 
-/// The modules right below one, under all their names.
+/// Returns the direct children of a module under all their names.
 pub(crate) fn all_children<M: Module + ?Sized>(module: &M) -> Vec<(String, &dyn Module)> {
     let mut all = modules(Walk::over(module, 1));
     all.retain(|(path, _)| !path.is_empty());
     all
 }
 
-/// Each module under its first name. Clones are one module: they have the same base. Without one, a module is told by where it
-/// lies; but so may be one that is nothing but another of its kind.
-fn distinct(mut all: Vec<(String, &dyn Module)>) -> Vec<(String, &dyn Module)> {
+/// Keeps each module under its first name only. Modules with the same base are clones, so they are one module. A
+/// module without a base is identified by its kind and address; a module nested inside another of the same kind can
+/// share its address, and is kept.
+fn deduplicate_modules(mut all: Vec<(String, &dyn Module)>) -> Vec<(String, &dyn Module)> {
     let mut seen: HashMap<(&str, usize), String> = HashMap::new();
     all.retain(|(path, module)| {
         let (address, based) = match module.base() {
             Some(base) => (base.address(), true),
-            // Two modules without any data may lie at one address.
+            // Two modules of size zero may share an address, so they count as distinct.
             None if std::mem::size_of_val(*module) == 0 => return true,
             None => (std::ptr::from_ref(*module).cast::<()>().addr(), false),
         };
@@ -363,26 +363,26 @@ fn distinct(mut all: Vec<(String, &dyn Module)>) -> Vec<(String, &dyn Module)> {
     all
 }
 
-fn parameters(walk: Vec<Found<'_>>) -> Vec<(String, Parameter)> {
+fn parameters(walk: Vec<WalkItem<'_>>) -> Vec<(String, Parameter)> {
     walk.into_iter()
-        .filter_map(|found| match found.piece {
-            Piece::Parameter(parameter) => Some((found.path, parameter.clone())),
+        .filter_map(|found| match found.node {
+            Node::Parameter(parameter) => Some((found.path, parameter.clone())),
             _ => None,
         })
         .collect()
 }
 
-/// Each place under its first name.
-fn once<P>(mut all: Vec<(String, P)>, address: fn(&P) -> usize) -> Vec<(String, P)> {
+/// Keeps each parameter or buffer under its first name only.
+fn deduplicate<P>(mut all: Vec<(String, P)>, address: fn(&P) -> usize) -> Vec<(String, P)> {
     let mut seen = HashSet::new();
     all.retain(|(_, place)| seen.insert(address(place)));
     all
 }
 
-fn buffers(walk: Vec<Found<'_>>) -> Vec<(String, Buffer)> {
+fn buffers(walk: Vec<WalkItem<'_>>) -> Vec<(String, Buffer)> {
     walk.into_iter()
-        .filter_map(|found| match found.piece {
-            Piece::Buffer(buffer) => Some((found.path, buffer.clone())),
+        .filter_map(|found| match found.node {
+            Node::Buffer(buffer) => Some((found.path, buffer.clone())),
             _ => None,
         })
         .collect()

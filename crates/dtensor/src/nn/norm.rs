@@ -1,10 +1,10 @@
-//! Normalisation over the last dims, as layers.
+//! Normalization layers.
 
 use super::{Base, Module, Parameter, forward};
 use crate::{DType, Error, Result, Shape, Tensor};
 
-/// Normalises over the last dims to mean 0 and variance 1, then scales by `weight` and shifts by `bias`, which begin as ones and
-/// zeros.
+/// Layer normalization: normalizes over the last dims to mean 0 and variance 1, then scales by `weight` and adds
+/// `bias`. These start as ones and zeros.
 ///
 /// ```
 /// use dtensor::nn::LayerNorm;
@@ -13,16 +13,16 @@ use crate::{DType, Error, Result, Shape, Tensor};
 /// let x = Tensor::from_slice(&[1f32, 3., 5., 7.], [2, 2])?;
 /// let y = LayerNorm::new(2)?.with_eps(0.0).forward(&x)?;
 /// assert_eq!(y.to_vec::<f32>()?, [-1., 1., -1., 1.]);
-/// // Over several dims, and without parameters.
+/// // Over two dims, and without parameters.
 /// assert_eq!(LayerNorm::new([2, 2])?.without_parameters().forward(&x)?.dims(), [2, 2]);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct LayerNorm {
-    /// Of the shape of the normalized dims, if there is one.
+    /// Scale, with the shape of the normalized dims, if any.
     pub weight: Option<Parameter>,
-    /// Of the shape of the normalized dims, if there is one.
+    /// Bias, with the shape of the normalized dims, if any.
     pub bias: Option<Parameter>,
     shape: Shape,
     eps: f64,
@@ -31,9 +31,9 @@ pub struct LayerNorm {
 
 #[forward]
 impl LayerNorm {
-    /// Over last dims of this shape, with weight and bias. 1e-5 is added to the variance.
+    /// Creates a norm over the last dims, which have this shape, with weight and bias, and an epsilon of 1e-5.
     pub fn new(shape: impl Into<Shape>) -> Result<Self> {
-        let shape = normalized("LayerNorm", shape.into())?;
+        let shape = check_normalized_shape("LayerNorm", shape.into())?;
         Ok(LayerNorm {
             weight: Some(Parameter::drawn(&shape, Tensor::ones_like)?),
             bias: Some(Parameter::drawn(&shape, Tensor::zeros_like)?),
@@ -43,27 +43,27 @@ impl LayerNorm {
         })
     }
 
-    /// With another number added to the variance.
+    /// Sets the epsilon that is added to the variance.
     pub fn with_eps(self, eps: f64) -> Self {
         LayerNorm { eps, ..self }
     }
 
-    /// That scales only.
+    /// Removes the bias.
     pub fn without_bias(self) -> Self {
         LayerNorm { bias: None, ..self }
     }
 
-    /// That neither scales nor shifts.
+    /// Removes weight and bias.
     pub fn without_parameters(self) -> Self {
         LayerNorm { weight: None, bias: None, ..self }
     }
 
-    /// The sizes of the dims it normalises over.
+    /// Returns the shape of the normalized dims.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// What is added to the variance.
+    /// Returns the epsilon that is added to the variance.
     pub fn eps(&self) -> f64 {
         self.eps
     }
@@ -78,7 +78,8 @@ impl LayerNorm {
     }
 }
 
-/// Divides by the root of the mean square over the last dims, then scales by `weight`, which begins as ones.
+/// Root-mean-square normalization: divides by the root of the mean square over the last dims, then scales by
+/// `weight`, which starts as ones.
 ///
 /// ```
 /// use dtensor::nn::RmsNorm;
@@ -92,7 +93,7 @@ impl LayerNorm {
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct RmsNorm {
-    /// Of the shape of the normalized dims, if there is one.
+    /// Scale, with the shape of the normalized dims, if any.
     pub weight: Option<Parameter>,
     shape: Shape,
     eps: Option<f64>,
@@ -101,30 +102,30 @@ pub struct RmsNorm {
 
 #[forward]
 impl RmsNorm {
-    /// Over last dims of this shape, with a weight. The least number that makes a difference to 1 is added to
-    /// the mean square, in the precision in which it is computed.
+    /// Creates a norm over the last dims, which have this shape, with a weight. By default the epsilon is the machine
+    /// epsilon of the precision in which the norm is computed.
     pub fn new(shape: impl Into<Shape>) -> Result<Self> {
-        let shape = normalized("RmsNorm", shape.into())?;
+        let shape = check_normalized_shape("RmsNorm", shape.into())?;
         let weight = Parameter::drawn(&shape, Tensor::ones_like)?;
         Ok(RmsNorm { weight: Some(weight), shape, eps: None, base: Base::new() })
     }
 
-    /// With another number added to the mean square.
+    /// Sets the epsilon that is added to the mean square.
     pub fn with_eps(self, eps: f64) -> Self {
         RmsNorm { eps: Some(eps), ..self }
     }
 
-    /// That does not scale.
+    /// Removes the weight.
     pub fn without_weight(self) -> Self {
         RmsNorm { weight: None, ..self }
     }
 
-    /// The sizes of the dims it normalises over.
+    /// Returns the shape of the normalized dims.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// What is added to the mean square, if it was said.
+    /// Returns the epsilon that is added to the mean square, if it was set.
     pub fn eps(&self) -> Option<f64> {
         self.eps
     }
@@ -140,7 +141,7 @@ impl RmsNorm {
     }
 }
 
-fn normalized(op: &'static str, shape: Shape) -> Result<Shape> {
+fn check_normalized_shape(op: &'static str, shape: Shape) -> Result<Shape> {
     if shape.rank() == 0 {
         return Err(Error::argument(op, "expected normalized_shape to be at least 1-dimensional"));
     }

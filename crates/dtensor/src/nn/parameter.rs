@@ -1,4 +1,4 @@
-//! A tensor that a model owns and an optimizer changes.
+//! Parameters: tensors that a model owns and an optimizer updates.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,13 +9,12 @@ use crate::comm::Site;
 use crate::owner::Owner;
 use crate::{DType, Result, Shape, Tensor, no_grad, on_device};
 
-/// Makes a value from a tensor whose shape, dtype, device and layout it is to have.
+/// Computes an initial value with the shape, dtype, device and layout of the given tensor.
 type Rule = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 
-/// A place that holds a tensor. Clones are the same place, so a parameter used under two names is one parameter.
+/// A shared cell that holds a trainable tensor. Clones are the same parameter, which is how weights are tied.
 ///
-/// The tensor itself never changes: an update puts another one in its place, so whatever a graph saved of the old
-/// value stays right.
+/// The tensor itself is immutable: an update stores a new tensor, so that values saved for backward stay valid.
 ///
 /// ```
 /// use dtensor::nn::Parameter;
@@ -34,7 +33,7 @@ pub struct Parameter {
 
 pub(super) struct Cell {
     tensor: RwLock<Tensor>,
-    /// How it gets its first value.
+    /// Computes the initial value.
     rule: Option<Rule>,
     pub(super) owner: Owner,
 }
@@ -46,13 +45,14 @@ impl Cell {
 }
 
 impl Parameter {
-    /// A parameter with this value, whose gradient is wanted.
+    /// Creates a parameter with this value that requires a gradient.
     pub fn new(value: &Tensor) -> Result<Self> {
         Ok(Parameter { cell: Cell::new(value.detach().requires_grad_(true)?, None) })
     }
 
-    /// A parameter of this shape, of `f32`, whose first value `rule` makes, and another one whenever its module is
-    /// [reset](super::Module::reset_parameters). The rule is given a tensor, and makes one of the same shape, dtype and layout.
+    /// Creates an `f32` parameter of this shape. `rule` computes its initial value, and a new one whenever its module
+    /// is [reset](super::Module::reset_parameters). The rule gets a tensor, and must return one of the same shape,
+    /// dtype and layout.
     ///
     /// ```
     /// use dtensor::nn::{Module, Parameter};
@@ -74,67 +74,67 @@ impl Parameter {
     ) -> Result<Self> {
         let like = Tensor::zeros(shape, DType::F32)?.requires_grad_(true)?;
         let parameter = Parameter { cell: Cell::new(like, Some(Arc::new(rule))) };
-        if let Some(value) = parameter.redrawn()? {
+        if let Some(value) = parameter.initial_value()? {
             parameter.set(&value)?;
         }
         Ok(parameter)
     }
 
-    /// What its rule makes now, if it has one.
+    /// Runs the rule, if there is one, and returns a new initial value.
     #[track_caller]
-    pub(super) fn redrawn(&self) -> Result<Option<Tensor>> {
+    pub(super) fn initial_value(&self) -> Result<Option<Tensor>> {
         let Some(rule) = &self.cell.rule else { return Ok(None) };
         let before = self.get().detach();
         let value = no_grad(|| on_device(before.device(), || rule(&before)))?;
-        fitting(&before, "a parameter is drawn in its own shape", &value).map(Some)
+        fit_value(&before, "an initial value has the shape of its parameter", &value).map(Some)
     }
 
-    /// Whether it knows how to get its first value again.
+    /// Returns true if the parameter has a rule for its initial value.
     pub(super) fn has_rule(&self) -> bool {
         self.cell.rule.is_some()
     }
 
-    /// A parameter with this value, whose gradient is not wanted. It may be of any dtype.
+    /// Creates a parameter that requires no gradient. Any dtype is allowed.
     pub fn frozen(value: &Tensor) -> Self {
         Parameter { cell: Cell::new(value.detach(), None) }
     }
 
-    /// The tensor it holds now: a leaf that collects the gradient.
+    /// Returns the current tensor: the leaf whose gradient is accumulated.
     pub fn get(&self) -> Tensor {
         self.cell.tensor.read().clone()
     }
 
-    /// The gradient collected so far.
+    /// Returns the accumulated gradient.
     pub fn grad(&self) -> Option<Tensor> {
         self.cell.tensor.read().grad()
     }
 
-    /// Forgets the gradient collected so far.
+    /// Clears the gradient.
     pub fn zero_grad(&self) {
         self.cell.tensor.read().zero_grad();
     }
 
-    /// Puts another value of the same shape and dtype in its place, keeping the gradient. On a mesh, the value is brought to how
-    /// the parameter lies.
+    /// Sets another value of the same shape and dtype, and keeps the gradient. If the parameter is distributed, the
+    /// value is redistributed to its layout.
     #[track_caller]
     pub fn set(&self, value: &Tensor) -> Result<()> {
         self.check_owner("set")?;
         let mut cell = self.cell.tensor.write();
-        let value = fitting(&cell, "a parameter keeps its shape", value)?;
+        let value = fit_value(&cell, "a parameter keeps its shape", value)?;
         *cell = cell.with_value(value.value().clone());
         Ok(())
     }
 
-    /// Puts a first value in its place, brought to how `like` lies: that is what is there or, where that has
-    /// no value, what is to be there.
+    /// Sets an initial value, redistributed to the layout of `like`: the current tensor or, if that has no value, the
+    /// tensor that replaces it.
     #[track_caller]
-    pub(super) fn begin(&self, like: &Tensor, value: &Tensor) -> Result<()> {
-        let value = fitting(like, "a parameter keeps its shape", value)?;
+    pub(super) fn set_initial(&self, like: &Tensor, value: &Tensor) -> Result<()> {
+        let value = fit_value(like, "a parameter keeps its shape", value)?;
         if self.get().device() == value.device() { self.set(&value) } else { self.replace(&value) }
     }
 
-    /// Puts another tensor, of any shape, dtype, device and layout, in its place, and forgets the gradient. A gradient is wanted
-    /// if it was before; then the dtype has to be a floating-point one.
+    /// Replaces the tensor by one of any shape, dtype, device and layout, and clears the gradient. `requires_grad` is
+    /// kept, and if it is true, the dtype must be a floating-point one.
     pub fn replace(&self, value: &Tensor) -> Result<()> {
         self.check_owner("replace")?;
         let mut cell = self.cell.tensor.write();
@@ -142,8 +142,8 @@ impl Parameter {
         Ok(())
     }
 
-    /// Puts a tensor that was here back, with the gradient that it has.
-    pub(super) fn put_back(&self, tensor: Tensor) {
+    /// Restores an earlier tensor together with its gradient.
+    pub(super) fn restore(&self, tensor: Tensor) {
         *self.cell.tensor.write() = tensor;
     }
 
@@ -161,12 +161,12 @@ impl Parameter {
         Ok(())
     }
 
-    /// Whether its gradient is wanted.
+    /// Returns true if a gradient is accumulated in backward.
     pub fn requires_grad(&self) -> bool {
         self.cell.tensor.read().requires_grad()
     }
 
-    /// Says whether its gradient is wanted. If not, the one collected so far is forgotten.
+    /// Sets `requires_grad`. Switching it off clears the gradient.
     pub fn set_requires_grad(&self, on: bool) -> Result<()> {
         self.check_owner("set_requires_grad")?;
         let mut cell = self.cell.tensor.write();
@@ -174,14 +174,14 @@ impl Parameter {
         Ok(())
     }
 
-    /// Replaces the value by what `rule` makes of it and its gradient, unrecorded. Without a gradient, nothing happens.
+    /// Replaces the value by `rule(value, gradient)`, without recording. Does nothing if there is no gradient.
     pub fn update(&self, rule: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>) -> Result<()> {
         let Some(grad) = self.grad() else { return Ok(()) };
         let value = no_grad(|| rule(&self.get().detach(), &grad))?;
         self.set(&value)
     }
 
-    /// Has `rule` change the value in its place, given the gradient. Without a gradient, nothing happens.
+    /// Lets `rule` change the value in place, given the gradient. Does nothing if there is no gradient.
     pub(crate) fn change(&self, rule: impl FnOnce(&mut Tensor, &Tensor) -> Result<()>) -> Result<()> {
         self.check_owner("step")?;
         let mut cell = self.cell.tensor.write();
@@ -189,23 +189,23 @@ impl Parameter {
         rule(&mut cell, &grad)
     }
 
-    /// Has `rule` change the gradient in its place. Without a gradient, nothing happens.
+    /// Lets `rule` change the gradient in place. Does nothing if there is no gradient.
     pub(crate) fn change_grad(&self, rule: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
         self.check_owner("clip")?;
         self.cell.tensor.read().change_grad(rule)
     }
 
-    /// Returns an error if this rank has not made the parameter.
+    /// Returns an error if another rank created the parameter.
     pub(super) fn check_owner(&self, op: &'static str) -> Result<()> {
         self.cell.owner.check(op, "a parameter")
     }
 
-    /// Whether two handles are the same parameter.
+    /// Returns true if both handles are the same parameter.
     pub fn is(&self, other: &Parameter) -> bool {
         Arc::ptr_eq(&self.cell, &other.cell)
     }
 
-    pub(super) fn copied(&self) -> Cell {
+    pub(super) fn copy_cell(&self) -> Cell {
         let tensor = self.get();
         let copy = tensor.detach().requires_grad_(tensor.requires_grad());
         let copy = copy.expect("a parameter is of a floating-point dtype");
@@ -220,18 +220,18 @@ impl Parameter {
     }
 }
 
-/// A new value for a tensor that keeps its shape and dtype, brought to how it lies.
+/// Checks that a new value has the shape and dtype of the old one, and redistributes it to the old layout.
 #[track_caller]
-pub(super) fn fitting(old: &Tensor, why: &'static str, value: &Tensor) -> Result<Tensor> {
+pub(super) fn fit_value(old: &Tensor, why: &'static str, value: &Tensor) -> Result<Tensor> {
     old.expect_meta("set", why, value)?;
-    let relaid = match old.layout() {
+    let redistributed = match old.layout() {
         Some(layout) if value.mesh() == old.mesh() => {
             value.detach().redistribute_to(layout, &Site::caller())?
         }
         _ => value.clone(),
     };
-    old.expect_like("set", why, &relaid)?;
-    Ok(relaid)
+    old.expect_like("set", why, &redistributed)?;
+    Ok(redistributed)
 }
 
 impl fmt::Debug for Parameter {

@@ -1,4 +1,4 @@
-//! Layers one after the other.
+//! A sequence of layers.
 
 use std::any::Any;
 use std::fmt;
@@ -7,7 +7,8 @@ use std::ops::Index;
 use super::{Base, Layer, Module, Walk, forward};
 use crate::{Result, Tensor};
 
-/// Layers of any types, each given what the one before gives. They are children under their numbers: `0`, `1`, ….
+/// A sequence of layers of any types, each applied to the output of the one before. The children are named `0`, `1`,
+/// ….
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module, Relu, Sequential};
@@ -26,55 +27,55 @@ use crate::{Result, Tensor};
 /// ```
 #[derive(Default)]
 pub struct Sequential {
-    layers: Vec<Box<dyn Element>>,
+    layers: Vec<Box<dyn CloneLayer>>,
     base: Base,
 }
 
-/// A layer that can be cloned without its type being known.
-trait Element: Layer + Send + Sync {
-    fn cloned(&self) -> Box<dyn Element>;
+/// A layer that can be cloned as a trait object.
+trait CloneLayer: Layer + Send + Sync {
+    fn clone_boxed(&self) -> Box<dyn CloneLayer>;
 }
 
-impl<L: Layer + Clone + Send + Sync + 'static> Element for L {
-    fn cloned(&self) -> Box<dyn Element> {
+impl<L: Layer + Clone + Send + Sync + 'static> CloneLayer for L {
+    fn clone_boxed(&self) -> Box<dyn CloneLayer> {
         Box::new(self.clone())
     }
 }
 
 #[forward]
 impl Sequential {
-    /// No layers: what goes in comes out.
+    /// Creates an empty sequence, which returns its input.
     pub fn new() -> Self {
         Sequential::default()
     }
 
-    /// With one more layer, after the others.
+    /// Appends a layer.
     pub fn push(mut self, layer: impl Layer + Clone + Send + Sync + 'static) -> Self {
         self.layers.push(Box::new(layer));
         self
     }
 
-    /// How many layers there are.
+    /// Returns the number of layers.
     pub fn len(&self) -> usize {
         self.layers.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no layers.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
-    /// A layer, if there are so many.
+    /// Returns the layer at index `i`, if there is one.
     pub fn get(&self, i: usize) -> Option<&dyn Layer> {
         self.layers.get(i).map(|layer| &**layer as &dyn Layer)
     }
 
-    /// The layers, in order.
+    /// Iterates over the layers, in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &dyn Layer> + ExactSizeIterator {
         self.layers.iter().map(|layer| &**layer as &dyn Layer)
     }
 
-    /// Applies the layers.
+    /// Applies the layers, in order.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let mut x = x.clone();
@@ -96,7 +97,7 @@ impl Index<usize> for Sequential {
 impl Clone for Sequential {
     fn clone(&self) -> Self {
         Sequential {
-            layers: self.layers.iter().map(|layer| layer.cloned()).collect(),
+            layers: self.layers.iter().map(|layer| layer.clone_boxed()).collect(),
             base: self.base.clone(),
         }
     }

@@ -1,15 +1,15 @@
-//! The state of a model, by name.
+//! State dicts: the values of a model by name.
 
 use std::collections::{BTreeMap, HashSet};
 use std::panic::Location;
 
-use super::walk::{Piece, Walk};
+use super::walk::{Node, Walk};
 use super::{Buffer, Module, Parameter};
 use crate::comm::Site;
 use crate::{Error, Result, Tensor, distribute_tensor_from};
 use dtensor_array::origin::{asked_by, on_behalf_of};
 
-/// The values of a model's parameters and buffers, by their dotted paths.
+/// The values of a model's parameters and buffers, by dotted path.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module, StateDict};
@@ -24,7 +24,7 @@ use dtensor_array::origin::{asked_by, on_behalf_of};
 /// ```
 pub type StateDict = BTreeMap<String, Tensor>;
 
-/// What of a state dict and a model did not fit together by name.
+/// The keys in which a state dict and a model differ.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module};
@@ -39,50 +39,50 @@ pub type StateDict = BTreeMap<String, Tensor>;
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IncompatibleKeys {
-    /// Places of the model that the state dict has no value for.
+    /// Keys of the model that the state dict does not have.
     pub missing_keys: Vec<String>,
-    /// Values of the state dict that the model has no place for.
+    /// Keys of the state dict that the model does not have.
     pub unexpected_keys: Vec<String>,
 }
 
-/// A place of the model that a state dict has a value for.
-enum Place<'a> {
+/// A parameter or buffer that is part of the state dict.
+enum StateEntry<'a> {
     Parameter(&'a Parameter),
     Buffer(&'a Buffer),
 }
 
-impl Place<'_> {
+impl StateEntry<'_> {
     fn get(&self) -> Tensor {
         match self {
-            Place::Parameter(parameter) => parameter.get(),
-            Place::Buffer(buffer) => buffer.get(),
+            StateEntry::Parameter(parameter) => parameter.get(),
+            StateEntry::Buffer(buffer) => buffer.get(),
         }
     }
 
     fn set(&self, value: &Tensor) -> Result<()> {
         match self {
-            Place::Parameter(parameter) => parameter.set(value),
-            Place::Buffer(buffer) => buffer.set(value),
+            StateEntry::Parameter(parameter) => parameter.set(value),
+            StateEntry::Buffer(buffer) => buffer.set(value),
         }
     }
 }
 
-fn places<M: Module + ?Sized>(module: &M) -> Vec<(String, Place<'_>)> {
-    let place = |piece| match piece {
-        Piece::Parameter(parameter) => Some(Place::Parameter(parameter)),
-        Piece::Buffer(buffer) if buffer.is_persistent() => Some(Place::Buffer(buffer)),
+fn state_entries<M: Module + ?Sized>(module: &M) -> Vec<(String, StateEntry<'_>)> {
+    let entry = |node| match node {
+        Node::Parameter(parameter) => Some(StateEntry::Parameter(parameter)),
+        Node::Buffer(buffer) if buffer.is_persistent() => Some(StateEntry::Buffer(buffer)),
         _ => None,
     };
     let found = Walk::over(module, usize::MAX).into_iter();
-    found.filter_map(|found| Some((found.path, place(found.piece)?))).collect()
+    found.filter_map(|found| Some((found.path, entry(found.node)?))).collect()
 }
 
-/// The values of all parameters and persistent buffers. One that is used under two names is there under both.
+/// Returns the values of all parameters and persistent buffers. A shared tensor is listed under all its paths.
 pub(super) fn read<M: Module + ?Sized>(module: &M) -> StateDict {
-    places(module).into_iter().map(|(path, place)| (path, place.get().detach())).collect()
+    state_entries(module).into_iter().map(|(path, place)| (path, place.get().detach())).collect()
 }
 
-/// Puts the values in their places, all of them or, if one does not fit, none.
+/// Loads the values into a module: all of them or, if one does not fit, none.
 #[track_caller]
 pub(super) fn load<M: Module + ?Sized>(
     module: &M,
@@ -90,9 +90,9 @@ pub(super) fn load<M: Module + ?Sized>(
     strict: bool,
 ) -> Result<IncompatibleKeys> {
     let at = asked_by(Location::caller());
-    let places = places(module);
-    let paths: HashSet<&String> = places.iter().map(|(path, _)| path).collect();
-    let missing = places.iter().map(|(path, _)| path).filter(|path| !state.contains_key(*path));
+    let entries = state_entries(module);
+    let paths: HashSet<&String> = entries.iter().map(|(path, _)| path).collect();
+    let missing = entries.iter().map(|(path, _)| path).filter(|path| !state.contains_key(*path));
     let keys = IncompatibleKeys {
         missing_keys: missing.cloned().collect(),
         unexpected_keys: state.keys().filter(|key| !paths.contains(key)).cloned().collect(),
@@ -104,12 +104,12 @@ pub(super) fn load<M: Module + ?Sized>(
         }
     }
     let mut values = Vec::new();
-    for (path, place) in &places {
+    for (path, place) in &entries {
         let Some(value) = state.get(path) else { continue };
-        let here = place.get();
-        match misfit(path, value, &here, "the model") {
+        let target = place.get();
+        match mismatch(path, value, &target, "the model") {
             Some(why) => wrong.push(why),
-            None => values.push((place, value, here)),
+            None => values.push((place, value, target)),
         }
     }
     if !wrong.is_empty() {
@@ -119,34 +119,34 @@ pub(super) fn load<M: Module + ?Sized>(
     let fitted = on_behalf_of(at, || {
         values
             .into_iter()
-            .map(|(place, value, here)| Ok((place, fit(value, &here)?)))
+            .map(|(place, value, target)| Ok((place, fit_to(value, &target)?)))
             .collect::<Result<Vec<_>>>()
     })?;
     fitted.iter().try_for_each(|(place, value)| place.set(value))?;
     Ok(keys)
 }
 
-/// Why a value of a state dict has no place where `here` is, if it has none.
-pub(crate) fn misfit(path: &str, value: &Tensor, here: &Tensor, whose: &str) -> Option<String> {
-    if value.dims() != here.dims() {
-        let (given, there) = (value.shape(), here.shape());
+/// Returns why a value of a state dict cannot be loaded into `target`, or `None` if it can.
+pub(crate) fn mismatch(path: &str, value: &Tensor, target: &Tensor, whose: &str) -> Option<String> {
+    if value.dims() != target.dims() {
+        let (given, there) = (value.shape(), target.shape());
         Some(format!("size mismatch for `{path}`: {given} in the state, {there} in {whose}"))
-    } else if value.is_distributed() && value.mesh() != here.mesh() {
+    } else if value.is_distributed() && value.mesh() != target.mesh() {
         let on = |x: &Tensor| x.mesh().map_or("no mesh".into(), |mesh| format!("mesh {mesh}"));
-        Some(format!("`{path}` lies on {} in the state, on {} in {whose}", on(value), on(here)))
-    } else if value.is_meta() != here.is_meta() {
-        Some(format!("`{path}` is on {} in the state, on {} in {whose}", value.device(), here.device()))
+        Some(format!("`{path}` is on {} in the state, on {} in {whose}", on(value), on(target)))
+    } else if value.is_meta() != target.is_meta() {
+        Some(format!("`{path}` is on {} in the state, on {} in {whose}", value.device(), target.device()))
     } else {
         None
     }
 }
 
-/// A value of a state dict in the dtype of `here`, brought to how that lies.
+/// Casts a value of a state dict to the dtype of `target`, and distributes or redistributes it to its layout.
 #[track_caller]
-pub(crate) fn fit(value: &Tensor, here: &Tensor) -> Result<Tensor> {
-    let value = value.detach().to_dtype(here.dtype())?;
-    match here.layout() {
-        // Every rank has all of it, and takes its part.
+pub(crate) fn fit_to(value: &Tensor, target: &Tensor) -> Result<Tensor> {
+    let value = value.detach().to_dtype(target.dtype())?;
+    match target.layout() {
+        // A plain value is equal on all ranks, and each rank takes its shard without communication.
         Some(layout) if !value.is_distributed() => {
             distribute_tensor_from(&value, layout.mesh(), layout.placements().to_vec(), None)
         }

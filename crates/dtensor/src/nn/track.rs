@@ -1,7 +1,7 @@
-//! Which module is running, for those who watch.
+//! Tracks which module is running, for listeners.
 //!
-//! A module does not know its place in the tree. When one is entered that nobody has heard of, the tree below it is walked, and
-//! all modules in it are named by it; see [`names`]. What tells one module from others is in [`identity`].
+//! A module does not know its path in the tree. When a module without a name is entered, the tree below it is walked,
+//! and all modules in it are named; see [`names`]. How a module is recognized is in [`identity`].
 
 mod identity;
 mod names;
@@ -12,25 +12,25 @@ use std::rc::Rc;
 use dtensor_array::{Located, listeners};
 
 use super::Module;
-use super::walk::{Piece, Walk};
+use super::walk::{Node, Walk};
 use crate::comm::{Running, running_module, set_running_module};
-use identity::{Identity, spot};
+use identity::{Identity, address_key};
 use names::NAMES;
 
-/// A module that begins to run.
+/// The event of a module that starts to run.
 pub(crate) struct Entered<'a> {
     pub(crate) module: &'a dyn Module,
     pub(crate) running: &'static Running,
 }
 
 listeners! {
-    /// Told of every module that is run on this thread.
+    /// Notified of every module that runs on this thread.
     pub(crate) static MODULES: dyn Fn(&Entered<'_>);
 }
 
-/// Runs `body`, of whose modules the listener is told.
+/// Runs `body` and notifies the listener of the modules that it runs.
 pub(crate) fn watched<R>(listener: Rc<dyn Fn(&Entered<'_>)>, body: impl FnOnce() -> R) -> R {
-    /// Names are given anew to whoever watches next.
+    /// Names start anew for the next listener.
     struct EndWatch;
     impl Drop for EndWatch {
         fn drop(&mut self) {
@@ -43,33 +43,33 @@ pub(crate) fn watched<R>(listener: Rc<dyn Fn(&Entered<'_>)>, body: impl FnOnce()
     MODULES.listen(listener, body)
 }
 
-/// A module that is running, until this is dropped.
-pub(super) struct Inside {
+/// Marks a module as running until it is dropped.
+pub(super) struct RunningGuard {
     parent: Option<&'static Running>,
 }
 
-impl Inside {
-    pub(super) fn enter(module: &dyn Module) -> Option<Inside> {
+impl RunningGuard {
+    pub(super) fn enter(module: &dyn Module) -> Option<RunningGuard> {
         if !MODULES.any() {
             return None;
         }
         let (kind, parent) = (module.kind(), running_module());
         let name = names::name_of(module, kind);
         let running = name.running(kind, parent);
-        let lying = names::lying_in(module, &name);
-        NAMES.with_borrow_mut(|names| names.lying.push(lying));
+        let by_address = names::names_by_address(module, &name);
+        NAMES.with_borrow_mut(|names| names.by_address.push(by_address));
         set_running_module(Some(running));
-        let inside = Inside { parent };
-        // They may run modules themselves.
+        let guard = RunningGuard { parent };
+        // Listeners are called last, because they may run modules themselves.
         MODULES.each(|listener| listener(&Entered { module, running }));
-        Some(inside)
+        Some(guard)
     }
 }
 
-impl Drop for Inside {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         set_running_module(self.parent);
-        NAMES.with_borrow_mut(|names| names.lying.pop());
+        NAMES.with_borrow_mut(|names| names.by_address.pop());
     }
 }
 
@@ -80,7 +80,7 @@ pub(super) fn name_module(located: &mut Located, module: &dyn Module) {
         let mut hasher = DefaultHasher::new();
         match Identity::of(module, kind) {
             Some(identity) => identity.key.hash(&mut hasher),
-            None => spot(module, kind).hash(&mut hasher),
+            None => address_key(module, kind).hash(&mut hasher),
         }
         hasher.finish()
     };
@@ -90,8 +90,8 @@ pub(super) fn name_module(located: &mut Located, module: &dyn Module) {
         // A `forward` that another one of the same module called.
         Some(_) if located.module_key == outer => return,
         Some(inner) => {
-            let inside = Walk::over(module, usize::MAX).into_iter().find_map(|found| match found.piece {
-                Piece::Module { module, .. } if key(module) == located.module_key => Some(found.path),
+            let inside = Walk::over(module, usize::MAX).into_iter().find_map(|found| match found.node {
+                Node::Module { module, .. } if key(module) == located.module_key => Some(found.path),
                 _ => None,
             });
             // A module that is no field of this one keeps its own name.

@@ -1,11 +1,10 @@
-//! A walk over a tree of modules.
+//! Visiting all modules, parameters and buffers of a tree.
 
 use super::{Base, Buffer, Module, Parameter};
 
-/// A walk over a tree of modules, which notes what it is shown and the path there.
+/// A visitor of a module tree. It records everything that it is shown, with the path.
 ///
-/// [`Module::visit`] shows it things; `#[derive(Module)]` writes that. Somebody who writes it by hand says
-/// which fields there are:
+/// `#[derive(Module)]` implements [`Module::visit`]. A manual implementation names the fields:
 ///
 /// ```
 /// use dtensor::nn::{Module, Parameter, Walk};
@@ -22,19 +21,19 @@ use super::{Base, Buffer, Module, Parameter};
 /// ```
 pub struct Walk<'a> {
     path: String,
-    /// How many modules the walk is in, and in how many it looks.
+    /// The number of modules that the walk is inside of, and the limit for it.
     depth: usize,
     limit: usize,
-    found: Vec<Found<'a>>,
+    items: Vec<WalkItem<'a>>,
 }
 
-/// Something on the way.
-pub(crate) struct Found<'a> {
+/// An item of the tree, with its path.
+pub(crate) struct WalkItem<'a> {
     pub(crate) path: String,
-    pub(crate) piece: Piece<'a>,
+    pub(crate) node: Node<'a>,
 }
 
-pub(crate) enum Piece<'a> {
+pub(crate) enum Node<'a> {
     Module { kind: &'static str, module: &'a dyn Module },
     Parameter(&'a Parameter),
     Buffer(&'a Buffer),
@@ -42,16 +41,17 @@ pub(crate) enum Piece<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Everything in a module, and in modules in it, down to as many levels; at none, only the module itself is seen.
-    pub(crate) fn over<M: Module + ?Sized>(module: &'a M, levels: usize) -> Vec<Found<'a>> {
-        let mut walk = Walk { path: String::new(), depth: 0, limit: levels, found: Vec::new() };
+    /// Returns everything in a module and in modules nested up to `levels` deep. With 0 levels, only the module
+    /// itself is recorded.
+    pub(crate) fn over<M: Module + ?Sized>(module: &'a M, levels: usize) -> Vec<WalkItem<'a>> {
+        let mut walk = Walk { path: String::new(), depth: 0, limit: levels, items: Vec::new() };
         module.visit(&mut walk);
-        walk.found
+        walk.items
     }
 
-    /// Sees a module, here, and what `fields` shows of it.
+    /// Records a module, and what `fields` shows of it.
     pub fn module(&mut self, kind: &'static str, module: &'a dyn Module, fields: impl FnOnce(&mut Self)) {
-        self.note(Piece::Module { kind, module });
+        self.record(Node::Module { kind, module });
         if self.depth < self.limit {
             self.depth += 1;
             fields(self);
@@ -59,7 +59,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes down to a field.
+    /// Visits a field.
     pub fn child(&mut self, name: &str, field: &'a dyn Module) {
         let before = self.path.len();
         if before > 0 {
@@ -70,23 +70,23 @@ impl<'a> Walk<'a> {
         self.path.truncate(before);
     }
 
-    fn note(&mut self, piece: Piece<'a>) {
-        self.found.push(Found { path: self.path.clone(), piece });
+    fn record(&mut self, node: Node<'a>) {
+        self.items.push(WalkItem { path: self.path.clone(), node });
     }
 }
 
 impl std::fmt::Debug for Walk<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Walk({}, {} found)", self.path, self.found.len())
+        write!(f, "Walk({}, {} found)", self.path, self.items.len())
     }
 }
 
-/// What is no module but a field of one.
+/// Implements [`Module`] for the types that are fields of modules, but have no children.
 macro_rules! leaves {
     ($($leaf:ident),*) => {$(
         impl Module for $leaf {
             fn visit<'a>(&'a self, walk: &mut Walk<'a>) {
-                walk.note(Piece::$leaf(self));
+                walk.record(Node::$leaf(self));
             }
         }
     )*};
@@ -94,7 +94,7 @@ macro_rules! leaves {
 
 leaves!(Parameter, Buffer, Base);
 
-/// What the derive macro writes calls to.
+/// Items that the derive macro generates calls to.
 #[doc(hidden)]
 pub(super) mod derive {
     use super::Base;
@@ -102,7 +102,7 @@ pub(super) mod derive {
     #[derive(Debug)]
     pub struct Field<'a, T: ?Sized>(pub &'a T);
 
-    /// Found first, when the field is the module's base.
+    /// Method resolution selects this trait if the field is the module's base.
     pub trait BaseField<'a> {
         fn base_field(&self) -> Option<&'a Base>;
     }
@@ -113,10 +113,10 @@ pub(super) mod derive {
         }
     }
 
-    /// That a module's `forward` runs its hooks. `#[forward]` implements it.
+    /// Marks a module whose `forward` runs its hooks. `#[forward]` implements it.
     pub trait Forwards {}
 
-    /// Found first, when the module's `forward` runs hooks.
+    /// Method resolution selects this trait if the module's `forward` runs hooks.
     pub trait WithForward {
         fn runs_hooks(&self) -> bool;
     }
@@ -127,7 +127,7 @@ pub(super) mod derive {
         }
     }
 
-    /// Found one reference further, when it does not.
+    /// Method resolution falls back to this trait, one reference further, if it does not.
     pub trait PlainForward {
         fn runs_hooks(&self) -> bool {
             false
@@ -136,7 +136,7 @@ pub(super) mod derive {
 
     impl<T: ?Sized> PlainForward for &Field<'_, T> {}
 
-    /// Found one reference further, when it is not.
+    /// Method resolution falls back to this trait, one reference further, if the field is not the module's base.
     pub trait OtherField<'a> {
         fn base_field(&self) -> Option<&'a Base> {
             None

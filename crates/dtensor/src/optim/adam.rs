@@ -1,11 +1,11 @@
-//! Adam, and AdamW.
+//! Adam and AdamW.
 
 use super::Descent;
-use super::update::{Field, Step, Update, expect_not_negative};
+use super::update::{OptionValue, Update, UpdateArgs, expect_not_negative};
 use crate::{Error, Result};
 use dtensor_array::kernels::optim::{AdamStep, adam};
 
-/// Adam: along a running mean of the gradient over the root of a running mean of its square.
+/// Adam: scales the running mean of the gradient by the root of the running mean of its square.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module};
@@ -25,7 +25,8 @@ use dtensor_array::kernels::optim::{AdamStep, adam};
 /// ```
 pub type Adam = Descent<AdamOptions>;
 
-/// Adam where decay has nothing to do with the gradient: parameters are multiplied by one minus learning rate times decay.
+/// AdamW: Adam with decoupled weight decay, which multiplies the parameter by 1 − learning rate · `weight_decay` in
+/// every step.
 ///
 /// ```
 /// use dtensor::nn::Parameter;
@@ -51,17 +52,17 @@ macro_rules! options {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq)]
         pub struct $options {
-            /// The learning rate.
+            /// Learning rate.
             pub lr: f64,
-            /// How much of the running means of the gradient and of its square stays from step to step.
+            /// Decay rates of the two moment estimates (`beta1`, `beta2`).
             pub betas: (f64, f64),
-            /// Added to the root, which may be 0.
+            /// Added to the denominator for numerical stability.
             pub eps: f64,
             $(#[$decay])*
             pub weight_decay: f64,
-            /// Divides by the root of the largest mean of squares that there has been, and not of the last.
+            /// Use the AMSGrad variant: divide by the root of the largest second moment seen so far.
             pub amsgrad: bool,
-            /// Goes up, not down.
+            /// Maximize the objective instead of minimizing it.
             pub maximize: bool,
         }
 
@@ -109,25 +110,25 @@ macro_rules! options {
                 if self.amsgrad { 3 } else { 2 }
             }
 
-            fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+            fn fields(&mut self) -> Vec<(&'static str, OptionValue<'_>)> {
                 vec![
-                    ("lr", Field::Number(&mut self.lr)),
-                    ("beta1", Field::Number(&mut self.betas.0)),
-                    ("beta2", Field::Number(&mut self.betas.1)),
-                    ("eps", Field::Number(&mut self.eps)),
-                    ("weight_decay", Field::Number(&mut self.weight_decay)),
-                    ("amsgrad", Field::Flag(&mut self.amsgrad)),
-                    ("maximize", Field::Flag(&mut self.maximize)),
+                    ("lr", OptionValue::Number(&mut self.lr)),
+                    ("beta1", OptionValue::Number(&mut self.betas.0)),
+                    ("beta2", OptionValue::Number(&mut self.betas.1)),
+                    ("eps", OptionValue::Number(&mut self.eps)),
+                    ("weight_decay", OptionValue::Number(&mut self.weight_decay)),
+                    ("amsgrad", OptionValue::Flag(&mut self.amsgrad)),
+                    ("maximize", OptionValue::Flag(&mut self.maximize)),
                 ]
             }
 
-            fn update(&self, step: Step<'_, '_>) -> Result<()> {
+            fn update(&self, step: UpdateArgs<'_, '_>) -> Result<()> {
                 let ($o, $lr) = (self, step.lr);
-                // The running means began at zero: after n steps they are so much too small.
-                let too_small = |beta: f64| 1.0 - beta.powf(step.count as f64);
+                // The running means start at zero, so they are divided by this bias correction.
+                let bias_correction = |beta: f64| 1.0 - beta.powf(step.count as f64);
                 let numbers = AdamStep {
-                    lr: step.lr / too_small(self.betas.0),
-                    scale: 1.0 / too_small(self.betas.1).sqrt(),
+                    lr: step.lr / bias_correction(self.betas.0),
+                    scale: 1.0 / bias_correction(self.betas.1).sqrt(),
                     betas: self.betas,
                     eps: self.eps,
                     weight_decay: $added,
@@ -135,7 +136,7 @@ macro_rules! options {
                     maximize: self.maximize,
                 };
                 let [mean, square, largest @ ..] = step.state else {
-                    return Err(Error::argument(Self::NAME, "the running means are not there"));
+                    return Err(Error::argument(Self::NAME, "the moment estimates are missing"));
                 };
                 let largest = largest.first_mut().map(|slot| &mut **slot);
                 adam(&numbers, step.value, step.grad, [mean, square], largest)
@@ -145,7 +146,7 @@ macro_rules! options {
 }
 
 options! {
-    /// How [`Adam`] goes. A number alone is a learning rate.
+    /// Options of [`Adam`]. A number converts into options with this learning rate.
     ///
     /// ```
     /// use dtensor::optim::{Adam, AdamOptions};
@@ -154,12 +155,12 @@ options! {
     /// assert!(error.contains("invalid beta parameter at index 1: 1"), "{error}");
     /// ```
     AdamOptions, "Adam", 0.0,
-    /// How much of the parameter is added to its gradient.
+    /// Weight decay (L2 penalty): this multiple of the parameter is added to its gradient.
     |o, _lr| (o.weight_decay, 1.0)
 }
 
 options! {
-    /// How [`AdamW`] goes. A number alone is a learning rate.
+    /// Options of [`AdamW`]. A number converts into options with this learning rate.
     ///
     /// ```
     /// use dtensor::optim::AdamWOptions;
@@ -167,6 +168,6 @@ options! {
     /// assert_eq!(AdamWOptions::default().weight_decay, 0.01);
     /// ```
     AdamWOptions, "AdamW", 0.01,
-    /// How much smaller the parameter becomes in every step, times the learning rate.
+    /// Decoupled weight decay: in every step the parameter is multiplied by 1 − learning rate · `weight_decay`.
     |o, lr| (0.0, 1.0 - lr * o.weight_decay)
 }

@@ -1,9 +1,9 @@
-//! Gradients that are too large are made smaller.
+//! Gradient clipping.
 
 use std::collections::HashSet;
 use std::panic::Location;
 
-use super::expect_whole;
+use super::expect_not_partial;
 use crate::comm::{ReduceOp, Site};
 use crate::mesh::DeviceMesh;
 use crate::nn::Parameter;
@@ -12,7 +12,7 @@ use dtensor_array::Array;
 use dtensor_array::kernels::{cast, optim, reduce};
 use dtensor_array::origin::{asked_by, on_behalf_of};
 
-/// How [`clip_grad_norm`] measures.
+/// Options of [`clip_grad_norm`].
 ///
 /// ```
 /// use dtensor::optim::ClipOptions;
@@ -21,9 +21,10 @@ use dtensor_array::origin::{asked_by, on_behalf_of};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClipOptions {
-    /// Which norm: 2 for the Euclidean one, 1 for the sum of magnitudes, ∞ for the largest magnitude, or any other p.
+    /// The order p of the norm: 2 for the Euclidean norm, 1 for the sum of absolute values, ∞ for the largest
+    /// absolute value, or any other p.
     pub norm_type: f64,
-    /// Whether a norm that is infinite or no number is an error; else the gradients become 0 or NaN.
+    /// If true, an infinite or NaN norm is an error; else the gradients are scaled by it and become 0 or NaN.
     pub error_if_nonfinite: bool,
 }
 
@@ -33,12 +34,12 @@ impl Default for ClipOptions {
     }
 }
 
-/// If the norm of all gradients together is larger than `max_norm`, makes them smaller so that it no longer is. Returns the
-/// norm that they had: a number that does not lie on a mesh, and the same on all ranks.
+/// Scales the gradients so that their total norm is at most `max_norm`, and returns the norm before clipping: a plain
+/// scalar that is equal on all ranks.
 ///
-/// Parameters may lie in any way, on several meshes and on none. What ranks have in common counts once. There is one all-reduce
-/// for all parameters of one mesh, and none if none of them is cut. All ranks of the meshes must call this. Parameters without a
-/// gradient do not count, and one that comes twice counts once.
+/// Parameters can have any layout, on several meshes or none. Replicated elements count once. There is one all-reduce
+/// per mesh on which some gradient is sharded. This is a collective: all ranks of the meshes must call it. Parameters
+/// without a gradient are skipped, and duplicates count once.
 ///
 /// ```
 /// use dtensor::nn::Parameter;
@@ -68,16 +69,16 @@ pub fn clip_grad_norm(parameters: &[Parameter], max_norm: f64, options: ClipOpti
         );
         return Err(Error::argument(OP, message));
     }
-    // As PyTorch has it, so that a norm of 0 can be divided by.
+    // PyTorch adds the same constant. It also avoids dividing by a norm of 0.
     let factor = max_norm / (total + 1e-6);
-    // What is no number goes on to the gradients.
+    // NaN is passed on to the gradients.
     if factor < 1.0 || factor.is_nan() {
-        change(&parameters, |part| optim::scale(part, factor))?;
+        change_grads(&parameters, |part| optim::scale(part, factor))?;
     }
-    number(total, dtype)
+    scalar(total, dtype)
 }
 
-/// The norm of all gradients together, as [`clip_grad_norm`] finds it.
+/// Returns the total norm of all gradients, computed as [`clip_grad_norm`] does.
 ///
 /// ```
 /// use dtensor::nn::Parameter;
@@ -97,10 +98,10 @@ pub fn clip_grad_norm(parameters: &[Parameter], max_norm: f64, options: ClipOpti
 pub fn grad_norm(parameters: &[Parameter], norm_type: f64) -> Result<Tensor> {
     const OP: &str = "grad_norm";
     let (total, dtype) = norm(OP, &with_grads(OP, parameters)?, norm_type)?;
-    number(total, dtype)
+    scalar(total, dtype)
 }
 
-/// Brings every element of the gradients to between −`clip_value` and `clip_value`.
+/// Clamps every element of the gradients to between −`clip_value` and `clip_value`.
 ///
 /// ```
 /// use dtensor::nn::Parameter;
@@ -117,15 +118,15 @@ pub fn grad_norm(parameters: &[Parameter], norm_type: f64) -> Result<Tensor> {
 pub fn clip_grad_value(parameters: &[Parameter], clip_value: f64) -> Result<()> {
     const OP: &str = "clip_grad_value";
     expect_bound(OP, "clip_value", clip_value)?;
-    change(&with_grads(OP, parameters)?, |part| optim::clamp(part, clip_value))
+    change_grads(&with_grads(OP, parameters)?, |part| optim::clamp(part, clip_value))
 }
 
-/// An error for what is no bound of magnitudes.
+/// Returns an error unless a bound is a non-negative number.
 fn expect_bound(op: &'static str, what: &str, bound: f64) -> Result<()> {
     if bound >= 0.0 { Ok(()) } else { Err(Error::argument(op, format!("invalid {what}: {bound}"))) }
 }
 
-/// Those that have a gradient, each once.
+/// Returns the parameters that have a gradient, each once.
 fn with_grads<'a>(op: &'static str, parameters: &'a [Parameter]) -> Result<Vec<&'a Parameter>> {
     let mut seen = HashSet::new();
     let mut found = Vec::new();
@@ -133,34 +134,34 @@ fn with_grads<'a>(op: &'static str, parameters: &'a [Parameter]) -> Result<Vec<&
         if let Some(grad) = parameter.grad()
             && seen.insert(parameter.address())
         {
-            expect_whole(op, &grad)?;
+            expect_not_partial(op, &grad)?;
             found.push(parameter);
         }
     }
     Ok(found)
 }
 
-/// Changes this rank's parts of the gradients, where they are if nobody holds them.
-fn change(parameters: &[&Parameter], f: impl Fn(&mut Array) -> Result<()>) -> Result<()> {
+/// Changes this rank's shards of the gradients, in place if their memory is not shared.
+fn change_grads(parameters: &[&Parameter], f: impl Fn(&mut Array) -> Result<()>) -> Result<()> {
     for parameter in parameters {
         parameter.change_grad(|grad| grad.part_mut().map_or(Ok(()), &f))?;
     }
     Ok(())
 }
 
-/// A number of a dtype that gradients were measured in.
-fn number(x: f64, dtype: DType) -> Result<Tensor> {
+/// Creates a scalar with the dtype of the norm.
+fn scalar(x: f64, dtype: DType) -> Result<Tensor> {
     Tensor::scalar(x)?.to_dtype(dtype)
 }
 
-/// How the norms of parts make up the norm of the whole.
+/// How the norms of shards combine to the total norm.
 #[derive(Clone, Copy)]
-struct Sum {
+struct NormReduction {
     p: f64,
     op: ReduceOp,
 }
 
-impl Sum {
+impl NormReduction {
     fn new(op: &'static str, p: f64) -> Result<Self> {
         let reduce = match p {
             _ if p.is_nan() => return Err(Error::argument(op, "norm_type is not a number")),
@@ -168,15 +169,15 @@ impl Sum {
             f64::NEG_INFINITY => ReduceOp::Min,
             _ => ReduceOp::Sum,
         };
-        Ok(Sum { p, op: reduce })
+        Ok(NormReduction { p, op: reduce })
     }
 
-    /// That of no elements.
-    fn nothing(self) -> f64 {
+    /// Returns the contribution of zero elements.
+    fn identity(self) -> f64 {
         if self.op == ReduceOp::Min { f64::INFINITY } else { 0.0 }
     }
 
-    fn add(self, a: f64, b: f64) -> f64 {
+    fn combine(self, a: f64, b: f64) -> f64 {
         match self.op {
             _ if a.is_nan() || b.is_nan() => f64::NAN,
             ReduceOp::Max => a.max(b),
@@ -185,9 +186,9 @@ impl Sum {
         }
     }
 
-    /// The summand of an array.
-    fn of(self, part: &Array) -> Result<f64> {
-        // Of half precision, a norm would be rounded to half precision.
+    /// Returns the contribution of an array.
+    fn contribution(self, part: &Array) -> Result<f64> {
+        // The norm of a half-precision array would be rounded to half precision, so compute it in `f32`.
         let part = if part.dtype().size() < 4 { &cast::cast(part, DType::F32)? } else { part };
         let dims: Vec<usize> = (0..part.dims().len()).collect();
         let norm =
@@ -208,56 +209,61 @@ impl Sum {
     }
 }
 
-/// The gradients that lie on one mesh.
-struct OnMesh<'a> {
+/// The gradients on one mesh.
+struct MeshGrads<'a> {
     mesh: &'a DeviceMesh,
-    /// This rank's place in it.
-    here: &'a [usize],
+    /// This rank's coordinate in the mesh.
+    coordinate: &'a [usize],
     grads: Vec<&'a Tensor>,
 }
 
-impl OnMesh<'_> {
-    /// The mesh dims that some gradient is cut along.
-    fn cut(&self) -> Vec<usize> {
-        let is_cut = |dim: &usize| {
-            self.mesh.shape()[*dim] > 1 && self.grads.iter().any(|grad| cuts(&grad.placements()[*dim]))
+impl MeshGrads<'_> {
+    /// Returns the mesh dims along which some gradient is sharded.
+    fn sharded_dims(&self) -> Vec<usize> {
+        let has_shards = |dim: &usize| {
+            self.mesh.shape()[*dim] > 1 && self.grads.iter().any(|grad| is_sharded(&grad.placements()[*dim]))
         };
-        (0..self.mesh.ndim()).filter(is_cut).collect()
+        (0..self.mesh.ndim()).filter(has_shards).collect()
     }
 
-    /// What all of them add to the sum: the same on all ranks.
-    fn sum(&self, op: &'static str, sum: Sum, at: &'static Location<'static>) -> Result<f64> {
-        let cut = self.cut();
-        let mut total = sum.nothing();
+    /// Returns the contribution of all gradients on the mesh. It is equal on all ranks.
+    fn total(
+        &self,
+        op: &'static str,
+        reduction: NormReduction,
+        at: &'static Location<'static>,
+    ) -> Result<f64> {
+        let sharded = self.sharded_dims();
+        let mut total = reduction.identity();
         for grad in &self.grads {
-            // Of several ranks that have the same part, the first one counts.
-            let first = |&dim: &usize| cuts(&grad.placements()[dim]) || self.here[dim] == 0;
-            if cut.iter().all(first) {
-                total = sum.add(total, sum.of(grad.part(op)?)?);
+            // Of several ranks with the same shard, only the first one counts.
+            let first = |&dim: &usize| is_sharded(&grad.placements()[dim]) || self.coordinate[dim] == 0;
+            if sharded.iter().all(first) {
+                total = reduction.combine(total, reduction.contribution(grad.part(op)?)?);
             }
         }
-        if cut.is_empty() {
+        if sharded.is_empty() {
             return Ok(total);
         }
-        let group = self.mesh.group_over(&cut, Site::of(at))?;
-        on_behalf_of(at, || group.all_reduce(&Tensor::scalar(total)?, sum.op))?.item::<f64>()
+        let group = self.mesh.group_over(&sharded, Site::of(at))?;
+        on_behalf_of(at, || group.all_reduce(&Tensor::scalar(total)?, reduction.op))?.item::<f64>()
     }
 }
 
-fn cuts(placement: &Placement) -> bool {
+fn is_sharded(placement: &Placement) -> bool {
     !placement.is_replicate()
 }
 
-/// The norm, and the dtype that it is to have.
+/// Returns the total norm, and the dtype that the result has.
 #[track_caller]
 fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(f64, DType)> {
     let at = asked_by(Location::caller());
-    let sum = Sum::new(op, p)?;
+    let reduction = NormReduction::new(op, p)?;
     let mut dtype = DType::F32;
-    let (mut plain, mut meshes): (Vec<&Tensor>, Vec<OnMesh<'_>>) = (Vec::new(), Vec::new());
+    let (mut plain, mut meshes): (Vec<&Tensor>, Vec<MeshGrads<'_>>) = (Vec::new(), Vec::new());
     let grads: Vec<Tensor> = parameters.iter().filter_map(|parameter| parameter.grad()).collect();
     for grad in &grads {
-        // A value that is not there is found before anybody waits for it.
+        // A gradient without a value is an error, found before any rank starts to communicate.
         grad.part(op)?;
         if grad.dtype() == DType::F64 {
             dtype = DType::F64;
@@ -267,8 +273,8 @@ fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(f64, DTy
             Some(mesh) => match meshes.iter_mut().find(|known| known.mesh == mesh) {
                 Some(known) => known.grads.push(grad),
                 None => {
-                    let here = mesh.coordinate().ok_or_else(|| mesh.outside(op))?;
-                    meshes.push(OnMesh { mesh, here, grads: vec![grad] });
+                    let coordinate = mesh.coordinate().ok_or_else(|| mesh.outside(op))?;
+                    meshes.push(MeshGrads { mesh, coordinate, grads: vec![grad] });
                 }
             },
         }
@@ -276,12 +282,12 @@ fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(f64, DTy
     if grads.is_empty() {
         return Ok((0.0, dtype));
     }
-    let mut total = sum.nothing();
+    let mut total = reduction.identity();
     for grad in plain {
-        total = sum.add(total, sum.of(grad.part(op)?)?);
+        total = reduction.combine(total, reduction.contribution(grad.part(op)?)?);
     }
     for on_mesh in &meshes {
-        total = sum.add(total, on_mesh.sum(op, sum, at)?);
+        total = reduction.combine(total, on_mesh.total(op, reduction, at)?);
     }
-    Ok((sum.norm(total), dtype))
+    Ok((reduction.norm(total), dtype))
 }

@@ -1,4 +1,4 @@
-//! Groups of parameters, each with options of its own.
+//! Optimizers with parameter groups.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -6,16 +6,16 @@ use std::fmt;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::update::{Step, Update, expect_not_negative};
-use super::{Optimizer, expect_whole, state};
+use super::update::{Update, UpdateArgs, expect_not_negative};
+use super::{Optimizer, expect_not_partial, state};
 use crate::nn::{Parameter, StateDict};
 use crate::{Error, Result, Tensor};
 
-/// An optimizer whose options are `O`: [`Sgd`](super::Sgd), [`Adam`](super::Adam) and [`AdamW`](super::AdamW) are its kinds.
+/// An optimizer with options of type `O`: [`Sgd`](super::Sgd), [`Adam`](super::Adam) or [`AdamW`](super::AdamW).
 ///
-/// A tensor that it remembers for a parameter is made when the parameter makes its first step: of its shape
-/// and dtype, and where it lies. A parameter that is laid otherwise before may so be laid; after that, a step
-/// is an error until the state has been [brought there](Optimizer::load_state_dict).
+/// The state of a parameter is created at its first step, with the parameter's shape, dtype and layout. Until then,
+/// the layout of the parameter may change freely. After that, a step with a changed layout is an error until the
+/// state has been [redistributed](Optimizer::load_state_dict).
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -44,31 +44,32 @@ pub(super) struct Group<O> {
     pub(super) members: Vec<Member>,
 }
 
-/// A parameter, and what is remembered of it.
+/// A parameter and its state.
 pub(super) struct Member {
     pub(super) parameter: Parameter,
-    pub(super) state: State,
+    pub(super) state: ParameterState,
 }
 
-/// What is remembered of a parameter.
+/// The optimizer state of a parameter.
 #[derive(Default)]
-pub(super) struct State {
-    /// How many steps it has made.
+pub(super) struct ParameterState {
+    /// The number of steps made.
     pub(super) count: u64,
-    /// The first of the slots, as many as have been needed.
+    /// The state tensors that have been needed so far, in the order of `Update::SLOTS`.
     pub(super) slots: SmallVec<[Tensor; 3]>,
 }
 
 impl<O: Update> Descent<O> {
-    /// Changes these parameters. Options may be given as no more than a learning rate. A parameter that comes
-    /// twice counts once; one whose gradient is not wanted stays as it is.
+    /// Creates an optimizer for these parameters. `options` may be just a learning rate. Duplicates count once, and a
+    /// parameter without a gradient is not updated.
     pub fn new(parameters: impl IntoIterator<Item = Parameter>, options: impl Into<O>) -> Result<Self> {
         let optimizer = Descent { groups: Mutex::new(Groups { all: Vec::new(), factor: 1.0 }) };
         optimizer.add_group(parameters, options)?;
         Ok(optimizer)
     }
 
-    /// Changes these parameters too, with options of their own. A parameter that is in a group already is an error.
+    /// Adds a group of parameters with their own options. Returns an error if a parameter is in another group
+    /// already.
     pub fn add_group(
         &self,
         parameters: impl IntoIterator<Item = Parameter>,
@@ -86,19 +87,19 @@ impl<O: Update> Descent<O> {
                 return Err(Error::argument(O::NAME, message));
             }
             if seen.insert(parameter.address()) {
-                members.push(Member { parameter, state: State::default() });
+                members.push(Member { parameter, state: ParameterState::default() });
             }
         }
         groups.all.push(Group { options, members });
         Ok(())
     }
 
-    /// The options of a group, the first of which is 0.
+    /// Returns the options of a group. The first group has index 0.
     pub fn options(&self, group: usize) -> Result<O> {
         Ok(self.groups.lock().at(group)?.options.clone())
     }
 
-    /// Gives a group other options. What has been remembered stays.
+    /// Replaces the options of a group, and keeps its state.
     pub fn set_options(&self, group: usize, options: impl Into<O>) -> Result<()> {
         let options = options.into();
         options.check()?;
@@ -122,14 +123,14 @@ impl<O: Update> Groups<O> {
 }
 
 impl Member {
-    /// That the parameter can make a step.
+    /// Returns an error if the parameter cannot make a step.
     fn check(&self, op: &'static str, number: usize) -> Result<()> {
         let tensor = self.parameter.get();
         if tensor.grad().is_none() {
             return Ok(());
         }
-        expect_whole(op, &tensor)?;
-        let shown = |x: &Tensor| match x.layout() {
+        expect_not_partial(op, &tensor)?;
+        let describe = |x: &Tensor| match x.layout() {
             Some(layout) => format!("{} {layout} on mesh {}", x.dtype(), layout.mesh()),
             None => format!("{} {} on no mesh", x.dtype(), x.shape()),
         };
@@ -142,10 +143,10 @@ impl Member {
             None => Ok(()),
             Some(slot) => {
                 let message = format!(
-                    "parameter {number} is {} now, but its state is {}: bring the state there with \
+                    "parameter {number} is {} now, but its state is {}: redistribute the state with \
                      `optimizer.load_state_dict(&optimizer.state_dict())`",
-                    shown(&tensor),
-                    shown(slot)
+                    describe(&tensor),
+                    describe(slot)
                 );
                 Err(Error::argument(op, message))
             }
@@ -160,12 +161,12 @@ impl Member {
                 state.slots.push(value.zeros_like()?);
             }
             state.count += 1;
-            // Without values, there is nothing else to do.
+            // A value without memory (on the meta device) has only its state created and its steps counted.
             let Some(value) = value.part_mut() else { return Ok(()) };
             let mut slots: SmallVec<[_; 3]> =
                 state.slots[..options.slots()].iter_mut().filter_map(Tensor::part_mut).collect();
             let grad = grad.part(O::NAME)?;
-            options.update(Step { lr, count: state.count, fresh, value, grad, state: &mut slots })
+            options.update(UpdateArgs { lr, count: state.count, fresh, value, grad, state: &mut slots })
         })
     }
 }
@@ -234,7 +235,7 @@ mod tests {
         x.part("address").unwrap().copy_to_host_memory().unwrap().as_ptr()
     }
 
-    /// The addresses of the values and of all that is remembered of them.
+    /// Returns the addresses of the parameters and of their state tensors.
     fn addresses(optimizer: &dyn Optimizer) -> Vec<*const u8> {
         let state = optimizer.state_dict();
         let slots = state.iter().filter(|(key, _)| key.starts_with("state.") && !key.ends_with("step"));
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_is_trained_stays_where_it_is() -> Result<()> {
+    fn training_updates_values_and_state_in_place() -> Result<()> {
         let layer = Linear::new(5, 3, true)?;
         let x = Tensor::rand([4, 5], DType::F32)?;
         for optimizer in all(&layer.parameters()) {
@@ -264,31 +265,31 @@ mod tests {
                 Ok(loss)
             };
             step()?;
-            let there = addresses(&*optimizer);
-            // Losses that are kept keep no parameter.
+            let before = addresses(&*optimizer);
+            // The graphs behind the retained losses do not share the parameters' memory.
             let losses = (0..3).map(|_| step()).collect::<Result<Vec<_>>>()?;
-            assert_eq!(addresses(&*optimizer), there);
+            assert_eq!(addresses(&*optimizer), before);
             assert_eq!(losses.len(), 3);
         }
         Ok(())
     }
 
     #[test]
-    fn what_somebody_holds_is_left_and_what_follows_stays() -> Result<()> {
+    fn a_shared_value_is_replaced_and_later_steps_are_in_place_again() -> Result<()> {
         let weight = Parameter::new(&Tensor::ones([3], DType::F32)?)?;
         for optimizer in all(std::slice::from_ref(&weight)) {
             weight.get().set_grad(Some(Tensor::ones([3], DType::F32)?))?;
             optimizer.step()?;
-            let there = address(&weight.get());
-            let held = weight.get();
+            let before = address(&weight.get());
+            let shared = weight.get();
             optimizer.step()?;
-            assert_eq!(address(&held), there);
+            assert_eq!(address(&shared), before);
             let moved = address(&weight.get());
-            assert_ne!(moved, there);
-            drop(held);
+            assert_ne!(moved, before);
+            drop(shared);
             optimizer.step()?;
             assert_eq!(address(&weight.get()), moved);
-            // So it is with what is remembered.
+            // The same holds for the optimizer state.
             let state = optimizer.state_dict();
             optimizer.step()?;
             let slots = |state: &StateDict| -> Vec<*const u8> {
@@ -302,13 +303,13 @@ mod tests {
     }
 
     #[test]
-    fn gradients_are_clipped_where_they_are() -> Result<()> {
+    fn gradients_are_clipped_in_place() -> Result<()> {
         let weight = Parameter::new(&Tensor::ones([3], DType::F32)?)?;
         weight.get().set_grad(Some(Tensor::full([3], 4.0, DType::F32)?))?;
-        let there = address(&weight.grad().unwrap());
+        let before = address(&weight.grad().unwrap());
         clip_grad_norm(std::slice::from_ref(&weight), 1.0, ClipOptions::default())?;
         let grad = weight.grad().unwrap();
-        assert_eq!(address(&grad), there);
+        assert_eq!(address(&grad), before);
         assert!(grad.to_vec::<f32>()?[0] < 1.0);
         Ok(())
     }

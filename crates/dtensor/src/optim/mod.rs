@@ -1,8 +1,8 @@
-//! Optimizers: what changes parameters by their gradients.
+//! Optimizers, learning-rate schedules and gradient clipping.
 //!
-//! A step is one pass per parameter over its value, its gradient and what the optimizer remembers, in place. On a mesh every rank
-//! does so with its part: a gradient lies as its parameter does, and so does all that is remembered, so that a step communicates
-//! nothing. Only [`clip_grad_norm`] does, once for all parameters.
+//! A step is one fused, in-place pass per parameter over its value, its gradient and the optimizer state. A gradient
+//! and the state have the layout of their parameter, so every rank updates its own shards and a step communicates
+//! nothing. Only [`clip_grad_norm`] and [`grad_norm`] communicate: once for all parameters of a mesh.
 //!
 //! ```
 //! use dtensor::nn::Linear;
@@ -11,7 +11,7 @@
 //! # fn main() -> Result<()> {
 //! let layer = Linear::new(3, 2, true)?;
 //! let optimizer = AdamW::new([layer.weight.clone()], 0.01)?;
-//! // Biases are not to decay.
+//! // Biases get no weight decay.
 //! let options = AdamWOptions { lr: 0.01, weight_decay: 0.0, ..Default::default() };
 //! optimizer.add_group(layer.bias.clone(), options)?;
 //! let schedule = Schedule::linear_warmup(3).then(Schedule::cosine(7, 0.1));
@@ -44,8 +44,7 @@ pub use sgd::{Sgd, SgdOptions};
 use crate::nn::{Parameter, StateDict};
 use crate::{Error, Result, Tensor};
 
-/// Changes parameters by their gradients. Like the parameters, an optimizer is a place: it is changed through a shared
-/// reference.
+/// Updates parameters from their gradients. Like parameters, an optimizer is a shared cell: its methods take `&self`.
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -68,31 +67,31 @@ use crate::{Error, Result, Tensor};
 /// # }
 /// ```
 pub trait Optimizer {
-    /// One step along the gradients collected. Parameters without one stay as they are. Nobody who holds the
-    /// value that a parameter had sees it change; if nobody does, it is changed where it is.
+    /// Updates all parameters that have a gradient. A value is updated in place if no other tensor shares its memory;
+    /// else a new one is stored, and the old tensor is unchanged.
     ///
-    /// Nothing is communicated. An error is found before any parameter is changed.
+    /// Nothing is communicated. Errors are found before any parameter is changed.
     fn step(&self) -> Result<()>;
 
-    /// Forgets the gradients.
+    /// Clears the gradients.
     fn zero_grad(&self) {
         self.parameters().iter().for_each(Parameter::zero_grad);
     }
 
-    /// The parameters, group after group.
+    /// Returns the parameters, group by group.
     fn parameters(&self) -> Vec<Parameter>;
 
-    /// The learning rate of each group, times the [factor](Optimizer::set_factor).
+    /// Returns the learning rate of each group, times the [factor](Optimizer::set_factor).
     fn learning_rates(&self) -> Vec<f64>;
 
-    /// What the learning rates are multiplied by; 1 if nobody has set it.
+    /// Returns the factor of the learning rates. Default: 1.
     fn factor(&self) -> f64;
 
-    /// Multiplies the learning rates that the groups were given by a number: that is how a [`Schedule`] changes them.
+    /// Multiplies the learning rates of all groups by a factor. This is how a [`Schedule`] changes them.
     fn set_factor(&self, factor: f64) -> Result<()>;
 
-    /// All that is needed to go on later as if there had been no stop, bit for bit: the options of the groups, and what is
-    /// remembered of each parameter, by its number. What lies on a mesh stays there.
+    /// Returns everything that is needed to resume training bit-identically: the options of the groups, and the state
+    /// of each parameter, by its index. Distributed tensors stay distributed.
     ///
     /// ```
     /// use dtensor::nn::Parameter;
@@ -116,22 +115,24 @@ pub trait Optimizer {
     /// ```
     fn state_dict(&self) -> StateDict;
 
-    /// Takes over the options and all that was remembered, or, if something does not fit, nothing.
+    /// Loads options and state or, if something does not fit, nothing.
     ///
-    /// As in [`Module::load_state_dict`](crate::nn::Module::load_state_dict), a value that lies on the same
-    /// mesh as the parameter is brought to how that lies, and of one that does not lie on a mesh every rank
-    /// takes its part. So an optimizer whose parameters have been laid otherwise goes on with
+    /// Layouts are handled as in [`Module::load_state_dict`](crate::nn::Module::load_state_dict): a value on the
+    /// parameter's mesh is redistributed to the parameter's layout, and of a plain value every rank takes its shard.
+    /// So after its parameters got a new layout, an optimizer can continue with
     /// `optimizer.load_state_dict(&optimizer.state_dict())`.
     #[track_caller]
     fn load_state_dict(&self, state: &StateDict) -> Result<()>;
 }
 
-/// That a parameter or gradient consists of the parts that the ranks have: partial values are no elements.
-fn expect_whole(op: &'static str, x: &Tensor) -> Result<()> {
+/// Returns an error if a parameter or gradient is partial, because then no rank has its elements.
+fn expect_not_partial(op: &'static str, x: &Tensor) -> Result<()> {
     match x.layout() {
         Some(layout) if x.placements().iter().any(|p| p.is_partial()) => Err(Error::argument(
             op,
-            format!("a parameter is partial ({layout}): redistribute it to replicas or shards first"),
+            format!(
+                "a parameter or gradient is partial ({layout}): redistribute it to Replicate or Shard first"
+            ),
         )),
         _ => Ok(()),
     }

@@ -1,12 +1,12 @@
-//! How the learning rate goes from step to step.
+//! Learning-rate schedules.
 
 use std::f64::consts::PI;
 
 use super::Optimizer;
 use crate::Result;
 
-/// What the learning rate is multiplied by in each step: a function of the step's number, the first of which is 0. It remembers
-/// nothing, so that whoever goes on with step n after a stop needs to know n only.
+/// A learning-rate schedule: maps the index of a step, starting at 0, to a factor for the learning rate. It has no
+/// state, so that training can resume at any step.
 ///
 /// ```
 /// use dtensor::nn::Parameter;
@@ -28,14 +28,14 @@ use crate::Result;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
-    /// One after the other. The last goes on for ever with the value that it comes to.
-    pieces: Vec<Piece>,
+    /// Segments of the schedule, in order. After the last one its final value continues.
+    segments: Vec<Segment>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Piece {
+struct Segment {
     curve: Curve,
-    /// For how many steps; for ever, if there is no number.
+    /// The length in steps; `None` for an endless piece.
     steps: Option<u64>,
 }
 
@@ -48,7 +48,7 @@ enum Curve {
 }
 
 impl Curve {
-    /// The factor of the n-th step of so many.
+    /// Returns the factor of step `n` of a piece with `steps` steps.
     fn at(self, n: u64, steps: u64) -> f64 {
         match self {
             Curve::Constant => 1.0,
@@ -64,20 +64,21 @@ impl Curve {
 
 impl Schedule {
     fn of(curve: Curve, steps: Option<u64>) -> Self {
-        Schedule { pieces: vec![Piece { curve, steps }] }
+        Schedule { segments: vec![Segment { curve, steps }] }
     }
 
-    /// 1 in every step.
+    /// Returns a schedule with the factor 1 in every step.
     pub fn constant() -> Self {
         Schedule::of(Curve::Constant, None)
     }
 
-    /// (n + 1) / (steps + 1) in step n, and 1 when these are over: it rises evenly, and no step is lost.
+    /// Returns a linear warmup: the factor is (n + 1) / (steps + 1) in step n, and 1 afterwards. It starts above 0,
+    /// so that no step is wasted.
     pub fn linear_warmup(steps: u64) -> Self {
         Schedule::of(Curve::Warmup, Some(steps))
     }
 
-    /// From 1 in the first step evenly down to `floor` after `steps` of them, and `floor` from then on.
+    /// Returns a linear decay from 1 in the first step to `floor` after `steps` steps; `floor` afterwards.
     ///
     /// ```
     /// use dtensor::optim::Schedule;
@@ -88,21 +89,21 @@ impl Schedule {
         Schedule::of(Curve::Linear { floor }, Some(steps))
     }
 
-    /// From 1 in the first step down to `floor` after `steps` of them, along half a wave of the cosine, and `floor` from then on.
+    /// Returns a cosine decay from 1 in the first step to `floor` after `steps` steps; `floor` afterwards.
     pub fn cosine(steps: u64, floor: f64) -> Self {
         Schedule::of(Curve::Cosine { floor }, Some(steps))
     }
 
-    /// This one, and when its steps are over, another from its beginning on. A constant one is never over.
+    /// Appends another schedule, which starts when this one's steps are over. A constant schedule never ends.
     pub fn then(mut self, next: Schedule) -> Self {
-        self.pieces.extend(next.pieces);
+        self.segments.extend(next.segments);
         self
     }
 
-    /// What the learning rate of a step is multiplied by.
+    /// Returns the learning-rate factor of a step.
     pub fn factor(&self, step: u64) -> f64 {
         let (mut n, mut last) = (step, 1.0);
-        for Piece { curve, steps } in &self.pieces {
+        for Segment { curve, steps } in &self.segments {
             match *steps {
                 Some(steps) if n >= steps => {
                     n -= steps;
@@ -114,7 +115,7 @@ impl Schedule {
         last
     }
 
-    /// Sets the optimizer's [factor](Optimizer::set_factor) to that of a step, which is to be made next.
+    /// Sets the optimizer's [factor](Optimizer::set_factor) for the step with this index.
     pub fn apply(&self, optimizer: &(impl Optimizer + ?Sized), step: u64) -> Result<()> {
         optimizer.set_factor(self.factor(step))
     }

@@ -1,12 +1,11 @@
 //! Stochastic gradient descent.
 
 use super::Descent;
-use super::update::{Field, Step, Update, expect_not_negative};
+use super::update::{OptionValue, Update, UpdateArgs, expect_not_negative};
 use crate::{Error, Result};
 use dtensor_array::kernels::optim::{SgdStep, sgd};
 
-/// Stochastic gradient descent: each parameter minus the learning rate times its gradient, or times a running sum of its
-/// gradients.
+/// Stochastic gradient descent, optionally with momentum.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module};
@@ -26,7 +25,7 @@ use dtensor_array::kernels::optim::{SgdStep, sgd};
 /// ```
 pub type Sgd = Descent<SgdOptions>;
 
-/// How [`Sgd`] goes. A number alone is a learning rate.
+/// Options of [`Sgd`]. A number converts into options with this learning rate.
 ///
 /// ```
 /// use dtensor::optim::{Sgd, SgdOptions};
@@ -36,17 +35,18 @@ pub type Sgd = Descent<SgdOptions>;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SgdOptions {
-    /// The learning rate.
+    /// Learning rate.
     pub lr: f64,
-    /// How much of the running sum of gradients stays from step to step; without any, there is none.
+    /// Momentum: the decay rate of the running sum of gradients. 0 switches it off.
     pub momentum: f64,
-    /// How much less of a gradient is added to the running sum. The first is added whole.
+    /// Dampening: gradients after the first are multiplied by 1 − `dampening` before they are added to the running
+    /// sum.
     pub dampening: f64,
-    /// How much of the parameter is added to its gradient.
+    /// Weight decay (L2 penalty): this multiple of the parameter is added to its gradient.
     pub weight_decay: f64,
-    /// Goes along the gradient and what the running sum will be, rather than along the running sum.
+    /// Use Nesterov momentum.
     pub nesterov: bool,
-    /// Goes up, not down.
+    /// Maximize the objective instead of minimizing it.
     pub maximize: bool,
 }
 
@@ -96,18 +96,18 @@ impl Update for SgdOptions {
         usize::from(self.momentum != 0.0)
     }
 
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)> {
+    fn fields(&mut self) -> Vec<(&'static str, OptionValue<'_>)> {
         vec![
-            ("lr", Field::Number(&mut self.lr)),
-            ("momentum", Field::Number(&mut self.momentum)),
-            ("dampening", Field::Number(&mut self.dampening)),
-            ("weight_decay", Field::Number(&mut self.weight_decay)),
-            ("nesterov", Field::Flag(&mut self.nesterov)),
-            ("maximize", Field::Flag(&mut self.maximize)),
+            ("lr", OptionValue::Number(&mut self.lr)),
+            ("momentum", OptionValue::Number(&mut self.momentum)),
+            ("dampening", OptionValue::Number(&mut self.dampening)),
+            ("weight_decay", OptionValue::Number(&mut self.weight_decay)),
+            ("nesterov", OptionValue::Flag(&mut self.nesterov)),
+            ("maximize", OptionValue::Flag(&mut self.maximize)),
         ]
     }
 
-    fn update(&self, step: Step<'_, '_>) -> Result<()> {
+    fn update(&self, step: UpdateArgs<'_, '_>) -> Result<()> {
         let numbers = SgdStep {
             lr: step.lr,
             weight_decay: self.weight_decay,

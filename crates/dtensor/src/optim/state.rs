@@ -1,15 +1,15 @@
-//! What an optimizer remembers, by name.
+//! State dicts of optimizers.
 //!
-//! Names are PyTorch's, made into paths: `param_groups.0.lr` is an option of the first group,
-//! `param_groups.0.params` the numbers of its parameters, `state.3.exp_avg` something remembered of the
-//! fourth parameter of all.
+//! The keys are PyTorch's, written as paths: `param_groups.0.lr` is an option of the first group,
+//! `param_groups.0.params` the indices of its parameters, and `state.3.exp_avg` a state tensor of the parameter with
+//! index 3.
 
 use std::collections::BTreeSet;
 use std::panic::Location;
 
-use super::descent::{Groups, State};
+use super::descent::{Groups, ParameterState};
 use super::update::Update;
-use crate::nn::{StateDict, fit, misfit};
+use crate::nn::{StateDict, fit_to, mismatch};
 use crate::{Error, Result, Tensor};
 use dtensor_array::origin::{asked_by, on_behalf_of};
 
@@ -17,37 +17,37 @@ const STEP: &str = "step";
 const FACTOR: &str = "factor";
 const PARAMS: &str = "params";
 
-fn of_group(group: usize, name: &str) -> String {
+fn group_key(group: usize, name: &str) -> String {
     format!("param_groups.{group}.{name}")
 }
 
-fn of_member(number: usize, name: &str) -> String {
+fn state_key(number: usize, name: &str) -> String {
     format!("state.{number}.{name}")
 }
 
 pub(super) fn read<O: Update>(groups: &Groups<O>) -> StateDict {
     let mut state = StateDict::new();
     let mut put = |key: String, value: Result<Tensor>| {
-        state.insert(key, value.expect("numbers make a tensor"));
+        state.insert(key, value.expect("a number always makes a tensor"));
     };
     put(FACTOR.into(), Tensor::scalar(groups.factor));
     let mut number = 0;
     for (i, group) in groups.all.iter().enumerate() {
         for (name, field) in group.options.clone().fields() {
-            put(of_group(i, name), Tensor::scalar(field.get()));
+            put(group_key(i, name), Tensor::scalar(field.get()));
         }
         let numbers = number..number + group.members.len();
         put(
-            of_group(i, PARAMS),
+            group_key(i, PARAMS),
             Tensor::from_vec(numbers.map(|i| i as i64).collect(), [group.members.len()]),
         );
         for member in &group.members {
-            let State { count, slots } = &member.state;
+            let ParameterState { count, slots } = &member.state;
             if O::COUNTS && *count > 0 {
-                put(of_member(number, STEP), Tensor::scalar(*count as i64));
+                put(state_key(number, STEP), Tensor::scalar(*count as i64));
             }
             for (name, slot) in O::SLOTS.iter().zip(slots) {
-                put(of_member(number, name), Ok(slot.clone()));
+                put(state_key(number, name), Ok(slot.clone()));
             }
             number += 1;
         }
@@ -55,12 +55,12 @@ pub(super) fn read<O: Update>(groups: &Groups<O>) -> StateDict {
     state
 }
 
-/// A state dict that is being read, and what has been found wrong with it.
+/// A state dict that is being read, and the errors found so far.
 struct Reader<'a> {
     state: &'a StateDict,
-    /// The keys that nobody has asked for.
-    left: BTreeSet<&'a str>,
-    wrong: Vec<String>,
+    /// The keys that were not read yet.
+    unread: BTreeSet<&'a str>,
+    errors: Vec<String>,
 }
 
 impl<'a> Reader<'a> {
@@ -69,10 +69,10 @@ impl<'a> Reader<'a> {
     }
 
     fn tensor(&mut self, key: &str) -> Option<&'a Tensor> {
-        self.left.remove(key);
+        self.unread.remove(key);
         let found = self.state.get(key);
         if found.is_none() {
-            self.wrong.push(format!("missing key `{key}`"));
+            self.errors.push(format!("missing key `{key}`"));
         }
         found
     }
@@ -82,23 +82,26 @@ impl<'a> Reader<'a> {
         if tensor.numel() == 1 && !tensor.is_distributed() && !tensor.is_meta() {
             return tensor.item_f64().ok();
         }
-        self.wrong.push(format!("`{key}` is {}, and not one number on every rank", tensor.shape()));
+        self.errors.push(format!(
+            "`{key}` has shape {}, but must be a plain tensor with one element",
+            tensor.shape()
+        ));
         None
     }
 }
 
-/// What a parameter is to remember.
-struct Found<'a> {
+/// The state of one parameter as found in a state dict.
+struct LoadedState<'a> {
     count: u64,
-    here: Tensor,
+    target: Tensor,
     slots: Vec<&'a Tensor>,
 }
 
 #[track_caller]
 pub(super) fn load<O: Update>(groups: &mut Groups<O>, state: &StateDict) -> Result<()> {
     let at = asked_by(Location::caller());
-    let fail = |wrong: &[String]| {
-        let message = format!("error(s) in loading state_dict for `{}`: {}", O::NAME, wrong.join("; "));
+    let fail = |errors: &[String]| {
+        let message = format!("error(s) in loading state_dict for `{}`: {}", O::NAME, errors.join("; "));
         Err(Error::argument("load_state_dict", message))
     };
     let params = format!(".{PARAMS}");
@@ -109,46 +112,46 @@ pub(super) fn load<O: Update>(groups: &mut Groups<O>, state: &StateDict) -> Resu
             "loaded state dict has a different number of parameter groups: {given}, but there are {count}"
         )]);
     }
-    let mut reader = Reader { state, left: state.keys().map(String::as_str).collect(), wrong: Vec::new() };
+    let mut reader = Reader { state, unread: state.keys().map(String::as_str).collect(), errors: Vec::new() };
     let factor = reader.number(FACTOR).unwrap_or(1.0);
     let (mut options, mut found, mut number) = (Vec::new(), Vec::new(), 0);
     for (i, group) in groups.all.iter().enumerate() {
         let mut new = group.options.clone();
         for (name, field) in new.fields() {
-            if let Some(value) = reader.number(&of_group(i, name)) {
+            if let Some(value) = reader.number(&group_key(i, name)) {
                 field.set(value);
             }
         }
-        if let Some(numbers) = reader.tensor(&of_group(i, PARAMS))
+        if let Some(numbers) = reader.tensor(&group_key(i, PARAMS))
             && numbers.numel() != group.members.len()
         {
-            reader.wrong.push(format!(
+            reader.errors.push(format!(
                 "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: group {i} \
-                 has {} parameters there, {} here",
+                 has {} parameters in the state, {} in the optimizer",
                 numbers.numel(),
                 group.members.len()
             ));
         }
         for member in &group.members {
-            let here = member.parameter.get().detach();
-            found.push(member_of::<O>(&mut reader, number, new.slots(), here));
+            let target = member.parameter.get().detach();
+            found.push(read_member_state::<O>(&mut reader, number, new.slots(), target));
             number += 1;
         }
         options.push(new);
     }
-    if !reader.left.is_empty() {
-        let left: Vec<&str> = reader.left.iter().copied().collect();
-        reader.wrong.push(format!("unexpected key(s): `{}`", left.join("`, `")));
+    if !reader.unread.is_empty() {
+        let unread: Vec<&str> = reader.unread.iter().copied().collect();
+        reader.errors.push(format!("unexpected key(s): `{}`", unread.join("`, `")));
     }
-    if !reader.wrong.is_empty() {
-        return fail(&reader.wrong);
+    if !reader.errors.is_empty() {
+        return fail(&reader.errors);
     }
     options.iter().try_for_each(Update::check)?;
     super::update::expect_not_negative(O::NAME, "factor of the learning rate", factor)?;
     let states = on_behalf_of(at, || {
-        let fitted = |found: &Found<'_>| -> Result<State> {
-            let slots = found.slots.iter().map(|slot| fit(slot, &found.here)).collect::<Result<_>>()?;
-            Ok(State { count: found.count, slots })
+        let fitted = |found: &LoadedState<'_>| -> Result<ParameterState> {
+            let slots = found.slots.iter().map(|slot| fit_to(slot, &found.target)).collect::<Result<_>>()?;
+            Ok(ParameterState { count: found.count, slots })
         };
         found.iter().map(fitted).collect::<Result<Vec<_>>>()
     })?;
@@ -159,16 +162,16 @@ pub(super) fn load<O: Update>(groups: &mut Groups<O>, state: &StateDict) -> Resu
     Ok(())
 }
 
-/// What a state dict has of a parameter: nothing if that has not made a step, else all that its options need.
-fn member_of<'a, O: Update>(
+/// Reads the state of one parameter: empty if it has not made a step, else all that its options need.
+fn read_member_state<'a, O: Update>(
     reader: &mut Reader<'a>,
     number: usize,
     needed: usize,
-    here: Tensor,
-) -> Found<'a> {
-    let mut found = Found { count: 0, here, slots: Vec::new() };
-    let keys: Vec<String> = O::SLOTS.iter().map(|name| of_member(number, name)).collect();
-    let step = of_member(number, STEP);
+    target: Tensor,
+) -> LoadedState<'a> {
+    let mut found = LoadedState { count: 0, target, slots: Vec::new() };
+    let keys: Vec<String> = O::SLOTS.iter().map(|name| state_key(number, name)).collect();
+    let step = state_key(number, STEP);
     let begun = keys.iter().any(|key| reader.has(key)) || (O::COUNTS && reader.has(&step));
     if !begun {
         return found;
@@ -179,19 +182,21 @@ fn member_of<'a, O: Update>(
         if count >= 0.0 && count.fract() == 0.0 && count < (1u64 << 53) as f64 {
             found.count = count as u64;
         } else {
-            reader.wrong.push(format!("`{step}` is {count}, and not a number of steps"));
+            reader.errors.push(format!("`{step}` is {count}, but must be a non-negative integer"));
         }
     }
     for (i, key) in keys.iter().enumerate() {
-        // What another's options needed is kept; a gap is not filled.
+        // State that only earlier options needed is kept, but later slots are not read past a missing one.
         if i >= needed && !reader.has(key) {
             break;
         }
         let Some(value) = reader.tensor(key) else { continue };
-        match misfit(key, value, &found.here, "the optimizer") {
-            Some(why) => reader.wrong.push(why),
+        match mismatch(key, value, &found.target, "the optimizer") {
+            Some(why) => reader.errors.push(why),
             None if !value.dtype().is_float() => {
-                reader.wrong.push(format!("`{key}` is of {}, and not of real numbers", value.dtype()));
+                reader
+                    .errors
+                    .push(format!("`{key}` has dtype {}, but must be floating-point", value.dtype()));
             }
             None => found.slots.push(value),
         }

@@ -1,6 +1,6 @@
-//! What the kinds of optimizers differ in.
+//! The update rules in which optimizers differ.
 
-// Public only in name: it bounds the public `Descent`, and nobody outside can implement it.
+// Public only to bound the public type `Descent`. The module is private, so no other crate can implement it.
 #![allow(unreachable_pub)]
 
 use std::fmt;
@@ -8,72 +8,72 @@ use std::fmt;
 use crate::{Error, Result};
 use dtensor_array::Array;
 
-/// The options of a kind of optimizer, and what they make of a parameter.
+/// The options of an optimizer, and its update rule.
 pub trait Update: Clone + fmt::Debug + Send + Sync + 'static {
-    /// The name in messages.
+    /// The optimizer's name, for messages.
     const NAME: &'static str;
-    /// The names of the tensors that it may keep for a parameter, each like the parameter.
+    /// The names of the state tensors, each with the layout of its parameter.
     const SLOTS: &'static [&'static str];
-    /// Whether it needs to know how many steps a parameter has made.
+    /// True if the update rule needs the number of steps.
     const COUNTS: bool;
 
-    /// An error for options that make no sense.
+    /// Returns an error for invalid options.
     fn check(&self) -> Result<()>;
 
-    /// The learning rate.
+    /// Returns the learning rate.
     fn lr(&self) -> f64;
 
-    /// How many of the slots it needs.
+    /// Returns the number of state tensors that these options need.
     fn slots(&self) -> usize;
 
-    /// All options, by name.
-    fn fields(&mut self) -> Vec<(&'static str, Field<'_>)>;
+    /// Returns all options, by name.
+    fn fields(&mut self) -> Vec<(&'static str, OptionValue<'_>)>;
 
-    /// Makes one step.
-    fn update(&self, step: Step<'_, '_>) -> Result<()>;
+    /// Updates one parameter.
+    fn update(&self, step: UpdateArgs<'_, '_>) -> Result<()>;
 }
 
-/// One parameter's step.
+/// The arguments of one parameter's update.
 #[derive(Debug)]
-pub struct Step<'a, 'b> {
+pub struct UpdateArgs<'a, 'b> {
     /// The learning rate, times the factor.
     pub lr: f64,
-    /// The number of the step, from 1 on.
+    /// The number of this step, starting at 1.
     pub count: u64,
-    /// Whether some of the state has just been made.
+    /// True if a state tensor was created for this step.
     pub fresh: bool,
-    /// This rank's parts.
+    /// This rank's shards.
     pub value: &'a mut Array,
     pub grad: &'a Array,
-    /// As many as are needed.
+    /// The state tensors that the options need.
     pub state: &'a mut [&'b mut Array],
 }
 
-/// An option, as a number.
+/// An option that can be read and set as a number.
 #[derive(Debug)]
-pub enum Field<'a> {
+pub enum OptionValue<'a> {
     Number(&'a mut f64),
-    /// 0 or 1.
+    /// Converted to 0 or 1.
     Flag(&'a mut bool),
 }
 
-impl Field<'_> {
+impl OptionValue<'_> {
     pub(super) fn get(&self) -> f64 {
         match self {
-            Field::Number(number) => **number,
-            Field::Flag(flag) => f64::from(**flag),
+            OptionValue::Number(number) => **number,
+            OptionValue::Flag(flag) => f64::from(**flag),
         }
     }
 
     pub(super) fn set(self, value: f64) {
         match self {
-            Field::Number(number) => *number = value,
-            Field::Flag(flag) => *flag = value != 0.0,
+            OptionValue::Number(number) => *number = value,
+            OptionValue::Flag(flag) => *flag = value != 0.0,
         }
     }
 }
 
-/// An error unless a number is finite and not negative.
+/// Returns an error unless a number is finite and not negative.
 pub(super) fn expect_not_negative(op: &'static str, what: &str, value: f64) -> Result<()> {
     if value >= 0.0 && value.is_finite() {
         return Ok(());

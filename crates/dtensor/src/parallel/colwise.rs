@@ -1,8 +1,8 @@
-//! A linear layer or an embedding cut along its outputs.
+//! Column-wise parallelism: linear layers and embeddings sharded along their output features.
 
 use std::fmt;
 
-use super::hooks::{base_of, deliver, take_in, unsupported};
+use super::hooks::{base_of, register_input_hook, register_output_hook, unsupported_module};
 use super::{ParallelStyle, Partition};
 use crate::declare::debug_is_display;
 use crate::nn::{Embedding, Linear, Module, downcast};
@@ -10,11 +10,11 @@ use crate::{DeviceMesh, Error, Placement, Replicate, Result, Shard};
 
 const STYLE: &str = "ColwiseParallel";
 
-/// Every rank has some of the outputs of a [`Linear`], with their biases, or some of the columns of an [`Embedding`].
+/// Shards a [`Linear`] along its output features, bias included, or an [`Embedding`] along its columns.
 ///
-/// The input is to be whole on every rank; the output is cut along its last dim. Without further ado, a
-/// [`RowwiseParallel`](super::RowwiseParallel) takes it from there. A linear layer whose outputs are those of
-/// [heads](Linear::with_heads) is refused if one of these would be cut.
+/// By default the input is replicated, and the output is sharded along its last dim, which is what
+/// [`RowwiseParallel`](super::RowwiseParallel) takes. It is an error if a linear layer with
+/// [heads](Linear::with_heads) would have a head split between ranks.
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -27,7 +27,7 @@ const STYLE: &str = "ColwiseParallel";
 ///     let y = layer.forward(&Tensor::ones([3, 16], DType::F32)?)?;
 ///     assert_eq!(y.dims(), [3, 8]);
 ///
-///     // Of an input that is cut, the parts are gathered; the output may stay on the mesh.
+///     // A sharded input is gathered first. The output may stay a distributed tensor.
 ///     let style = ColwiseParallel::new().input_layouts(Shard(0)).use_local_output(false);
 ///     let layer = parallelize_module(Linear::new(16, 32, true)?, &mesh, style)?;
 ///     let y = layer.forward(&Tensor::ones([3, 16], DType::F32)?)?;
@@ -45,22 +45,22 @@ pub struct ColwiseParallel {
 }
 
 impl ColwiseParallel {
-    /// Takes an input that is whole, and gives this rank's part of an output that is cut along its last dim.
+    /// Creates the style with a replicated input, and an output that is this rank's shard along the last dim.
     pub fn new() -> Self {
         ColwiseParallel { input_layouts: Replicate, output_layouts: Shard(-1), use_local_output: true }
     }
 
-    /// How an input that does not lie on the mesh is to be taken: this rank has all of it, or a part.
+    /// Sets the placement of an input that is not distributed yet. Default: `Replicate`.
     pub fn input_layouts(self, input_layouts: Placement) -> Self {
         ColwiseParallel { input_layouts, ..self }
     }
 
-    /// How the output is to lie.
+    /// Sets the placement of the output. Default: `Shard(-1)`.
     pub fn output_layouts(self, output_layouts: Placement) -> Self {
         ColwiseParallel { output_layouts, ..self }
     }
 
-    /// Whether the output is this rank's part of it, or stays on the mesh.
+    /// If true (the default), the output is converted to this rank's shard; else it stays a distributed tensor.
     pub fn use_local_output(self, use_local_output: bool) -> Self {
         ColwiseParallel { use_local_output, ..self }
     }
@@ -87,12 +87,12 @@ debug_is_display!(ColwiseParallel);
 impl ParallelStyle for ColwiseParallel {
     fn partition(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<Option<Partition>> {
         let dim = if let Some(linear) = downcast::<Linear>(module) {
-            whole_heads(linear, mesh.size())?;
+            check_heads(linear, mesh.size())?;
             0
         } else if downcast::<Embedding>(module).is_some() {
             1
         } else {
-            return Err(unsupported(STYLE, module));
+            return Err(unsupported_module(STYLE, module));
         };
         Ok(Some(module.own_parameters().into_iter().map(|(name, _)| (name, Shard(dim))).collect()))
     }
@@ -100,20 +100,19 @@ impl ParallelStyle for ColwiseParallel {
     fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
         let base = base_of(STYLE, module)?;
         let ColwiseParallel { input_layouts, output_layouts, use_local_output } = *self;
-        take_in(base, mesh, STYLE, move |_| (input_layouts, Replicate));
-        deliver(base, mesh, output_layouts, use_local_output);
+        register_input_hook(base, mesh, STYLE, move |_| (input_layouts, Replicate));
+        register_output_hook(base, mesh, output_layouts, use_local_output);
         Ok(())
     }
 }
 
-/// That no head is cut.
-fn whole_heads(linear: &Linear, ranks: usize) -> Result<()> {
+/// Returns an error if a head would be split between ranks.
+fn check_heads(linear: &Linear, ranks: usize) -> Result<()> {
     let Some(heads) = linear.heads().filter(|heads| !heads.is_multiple_of(ranks)) else { return Ok(()) };
     let degrees: Vec<String> =
         (1..=heads).filter(|&n| heads.is_multiple_of(n)).map(|n| n.to_string()).collect();
     let message = format!(
-        "its outputs are those of {heads} heads, which {ranks} ranks cannot share without cutting one: meshes of {} \
-         ranks can",
+        "its {heads} heads cannot be split evenly over {ranks} ranks: use a mesh of size {}",
         degrees.join(", ")
     );
     Err(Error::argument(STYLE, message))

@@ -1,4 +1,4 @@
-//! Several ranks with the same model, each with its part of the batch.
+//! Data parallelism: several ranks hold the same model, and each sees its own slice of the batch.
 
 use std::fmt;
 use std::iter::once;
@@ -14,7 +14,7 @@ use dtensor_layout::shown;
 
 const OP: &str = "DataParallel";
 
-/// How [`DataParallel`] moves what it moves.
+/// Options of [`DataParallel`].
 ///
 /// ```
 /// use dtensor::parallel::DataParallelOptions;
@@ -22,9 +22,10 @@ const OP: &str = "DataParallel";
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataParallelOptions {
-    /// How many bytes of gradients go in one collective. A larger gradient goes alone.
+    /// The size of a gradient bucket in bytes: gradients are all-reduced together up to this size. A larger gradient
+    /// is reduced alone.
     pub bucket_bytes: usize,
-    /// Whether all replicas begin with the values of the first. If not, they have to be the same already.
+    /// If true, every replica starts with the values of replica 0. If false, the values must already be equal.
     pub broadcast: bool,
 }
 
@@ -34,10 +35,11 @@ impl Default for DataParallelOptions {
     }
 }
 
-/// A model that several ranks have, one replica each. Every replica computes the gradients of its part of the batch;
-/// [`average_gradients`](DataParallel::average_gradients) makes them those of the whole, so that all take the same step.
+/// A model that is replicated over several ranks. Every replica computes the gradients of its own slice of the batch,
+/// and [`average_gradients`](DataParallel::average_gradients) averages them, so that all replicas take the same
+/// optimizer step.
 ///
-/// The model may be spread over other mesh dims: then the ranks that have the same part of it average its gradients.
+/// The model may be sharded along other mesh dims. Then the ranks that hold the same shard average its gradients.
 ///
 /// ```
 /// use dtensor::models::MLPModule;
@@ -54,8 +56,8 @@ impl Default for DataParallelOptions {
 ///
 ///     // This replica's half of eight examples.
 ///     let batch = Tensor::rand([8, 10], DType::F32)?;
-///     let part = batch.narrow(0, 4 * replicas.rank(), 4)?;
-///     model.forward(&part)?.pow(2)?.mean_all()?.backward()?;
+///     let slice = batch.narrow(0, 4 * replicas.rank(), 4)?;
+///     model.forward(&slice)?.pow(2)?.mean_all()?.backward()?;
 ///     replicas.average_gradients()?;
 ///     optimizer.step()?;
 ///     Ok(())
@@ -71,11 +73,11 @@ pub struct DataParallel {
 }
 
 impl DataParallel {
-    /// Finds out whether the model is the same on all ranks of a mesh of one dim, and gives all of them the first one's parameters
-    /// and buffers. All of these ranks must call this.
+    /// Checks that the model is the same on all ranks of a 1-d mesh, and broadcasts the parameters and buffers of the
+    /// first rank. This is a collective: all ranks of the mesh must call it.
     ///
-    /// Names, shapes, dtypes and placements have to be alike. What lies on a mesh must not lie on one that has several of the
-    /// replicas in it: there, gradients are brought together already.
+    /// Returns an error if names, shapes, dtypes or placements differ, or if a tensor of the model is distributed
+    /// over several of the replicas, because its gradient is then reduced over them already.
     #[track_caller]
     pub fn new(
         model: &(impl Module + ?Sized),
@@ -84,36 +86,37 @@ impl DataParallel {
     ) -> Result<Self> {
         let at = asked_by(Location::caller());
         let group = mesh.group(())?.clone();
-        let held = Held::all(model);
-        held.iter().try_for_each(|held| held.expect_one_replica(&group))?;
+        let tensors = ModelTensor::all(model);
+        tensors.iter().try_for_each(|tensor| tensor.expect_one_replica(&group))?;
         on_behalf_of(at, || {
-            expect_alike(&group, &held)?;
+            expect_identical(&group, &tensors)?;
             if options.broadcast && group.size() > 1 {
-                no_grad(|| broadcast(&group, &held, options.bucket_bytes))?;
+                no_grad(|| broadcast(&group, &tensors, options.bucket_bytes))?;
             }
             let parameters = model.parameters();
             Ok(DataParallel { parameters, group, bucket_bytes: options.bucket_bytes })
         })
     }
 
-    /// The number of this replica.
+    /// Returns the index of this replica.
     pub fn rank(&self) -> usize {
         self.group.rank()
     }
 
-    /// The number of replicas.
+    /// Returns the number of replicas.
     pub fn size(&self) -> usize {
         self.group.size()
     }
 
-    /// Replaces each gradient by its average over the replicas: the gradient of the average of their losses. All of them must call this,
-    /// once before each step of the optimizer, after one backward pass or several.
+    /// Replaces each gradient by its average over the replicas, which is the gradient of the replicas' average loss.
+    /// This is a collective: all replicas must call it once before each optimizer step, after one or several backward
+    /// passes.
     ///
-    /// Where the parts of the batch are not equally large, the loss of each has to be weighted: its sum, times the number of
-    /// replicas, over the size of the whole batch.
+    /// If the slices of the batch differ in size, scale the loss of each: its sum, times the number of replicas,
+    /// divided by the size of the full batch.
     ///
-    /// What a replica has no gradient of counts as zeros there. If no replica has one, there is none afterwards either. All replicas
-    /// end up with the same bits.
+    /// A missing gradient counts as zeros. If no replica has a gradient for a parameter, it stays missing. The
+    /// averages are bit-identical on all replicas.
     #[track_caller]
     pub fn average_gradients(&self) -> Result<()> {
         if self.group.size() == 1 {
@@ -124,29 +127,31 @@ impl DataParallel {
     }
 
     fn average(&self) -> Result<()> {
-        let wanted: Vec<&Parameter> = self.parameters.iter().filter(|p| p.requires_grad()).collect();
-        let part = |parameter: &&Parameter| match parameter.grad() {
-            Some(grad) => Ok((true, part_of(&grad)?)),
-            None => Ok((false, part_of(&parameter.get())?.zeros_like()?)),
+        let parameters: Vec<&Parameter> = self.parameters.iter().filter(|p| p.requires_grad()).collect();
+        let local_grad = |parameter: &&Parameter| match parameter.grad() {
+            Some(grad) => Ok((true, local_shard(&grad)?)),
+            None => Ok((false, local_shard(&parameter.get())?.zeros_like()?)),
         };
-        let parts: Vec<(bool, Tensor)> = wanted.iter().map(part).collect::<Result<_>>()?;
-        let buckets = buckets(parts.iter().map(|(_, part)| part), self.bucket_bytes);
-        // All of them are on their way before the first is waited for.
-        let mut flights = Vec::with_capacity(buckets.len());
+        let shards: Vec<(bool, Tensor)> = parameters.iter().map(local_grad).collect::<Result<_>>()?;
+        let buckets = assign_buckets(shards.iter().map(|(_, shard)| shard), self.bucket_bytes);
+        // All reductions are started before the first is waited for.
+        let mut pending = Vec::with_capacity(buckets.len());
         for bucket in &buckets {
-            let found: Vec<f32> = bucket.iter().map(|&i| if parts[i].0 { 1.0 } else { 0.0 }).collect();
-            let found = Tensor::from_slice(&found, [bucket.len()])?.to_dtype(parts[bucket[0]].1.dtype())?;
-            let together: Vec<&Tensor> = once(&found).chain(bucket.iter().map(|&i| &parts[i].1)).collect();
-            flights.push(self.group.all_reduce_coalesced_async(&together, ReduceOp::Avg)?);
+            let has_grad: Vec<f32> = bucket.iter().map(|&i| if shards[i].0 { 1.0 } else { 0.0 }).collect();
+            let has_grad =
+                Tensor::from_slice(&has_grad, [bucket.len()])?.to_dtype(shards[bucket[0]].1.dtype())?;
+            let tensors: Vec<&Tensor> = once(&has_grad).chain(bucket.iter().map(|&i| &shards[i].1)).collect();
+            pending.push(self.group.all_reduce_coalesced_async(&tensors, ReduceOp::Avg)?);
         }
         let averages: Vec<Vec<Tensor>> =
-            flights.into_iter().map(|flight| flight.wait()).collect::<Result<_>>()?;
+            pending.into_iter().map(|reduction| reduction.wait()).collect::<Result<_>>()?;
         for (bucket, averages) in buckets.iter().zip(averages) {
-            let (found, averages) = averages.split_first().expect("as many as were given");
-            for ((&i, average), found) in bucket.iter().zip(averages).zip(found.to_f64_vec()?) {
-                if found > 0.0 {
-                    let value = wanted[i].get();
-                    value.set_grad(Some(laid_like(&value, average)?))?;
+            let (has_grad, averages) =
+                averages.split_first().expect("the result has as many tensors as the input");
+            for ((&i, average), has_grad) in bucket.iter().zip(averages).zip(has_grad.to_f64_vec()?) {
+                if has_grad > 0.0 {
+                    let value = parameters[i].get();
+                    value.set_grad(Some(with_layout_of(&value, average)?))?;
                 }
             }
         }
@@ -167,41 +172,41 @@ impl fmt::Debug for DataParallel {
     }
 }
 
-/// Something that a model holds, by its path.
-struct Held {
+/// A parameter or buffer of a model, with its path.
+struct ModelTensor {
     path: String,
-    place: Place,
+    cell: Cell,
 }
 
-enum Place {
+enum Cell {
     Parameter(Parameter),
     Buffer(Buffer),
 }
 
-impl Held {
-    /// All that a model holds, each once.
-    fn all(model: &(impl Module + ?Sized)) -> Vec<Held> {
+impl ModelTensor {
+    /// Returns all parameters and buffers of a model, each once.
+    fn all(model: &(impl Module + ?Sized)) -> Vec<ModelTensor> {
         let parameters = model.named_parameters().into_iter();
-        let parameters = parameters.map(|(path, p)| Held { path, place: Place::Parameter(p) });
+        let parameters = parameters.map(|(path, p)| ModelTensor { path, cell: Cell::Parameter(p) });
         let buffers = model.named_buffers().into_iter();
-        parameters.chain(buffers.map(|(path, b)| Held { path, place: Place::Buffer(b) })).collect()
+        parameters.chain(buffers.map(|(path, b)| ModelTensor { path, cell: Cell::Buffer(b) })).collect()
     }
 
     fn get(&self) -> Tensor {
-        match &self.place {
-            Place::Parameter(parameter) => parameter.get(),
-            Place::Buffer(buffer) => buffer.get(),
+        match &self.cell {
+            Cell::Parameter(parameter) => parameter.get(),
+            Cell::Buffer(buffer) => buffer.get(),
         }
     }
 
     fn set(&self, value: &Tensor) -> Result<()> {
-        match &self.place {
-            Place::Parameter(parameter) => parameter.set(value),
-            Place::Buffer(buffer) => buffer.set(value),
+        match &self.cell {
+            Cell::Parameter(parameter) => parameter.set(value),
+            Cell::Buffer(buffer) => buffer.set(value),
         }
     }
 
-    /// An error if it lies on ranks of several replicas.
+    /// Returns an error if the tensor is distributed over ranks of several replicas.
     fn expect_one_replica(&self, group: &Group) -> Result<()> {
         let value = self.get();
         let Some(mesh) = value.mesh() else { return Ok(()) };
@@ -210,7 +215,7 @@ impl Held {
             _ => Err(Error::argument(
                 OP,
                 format!(
-                    "`{}` lies on the mesh {mesh}, which has several of the replicas {:?} in it",
+                    "`{}` is on the mesh {mesh}, which contains several of the replicas {:?}",
                     self.path,
                     group.ranks()
                 ),
@@ -218,34 +223,34 @@ impl Held {
         }
     }
 
-    fn described(&self) -> Described {
+    fn describe(&self) -> Description {
         let value = self.get();
-        let kind = match &self.place {
-            Place::Parameter(_) => "parameter",
-            Place::Buffer(_) => "buffer",
+        let kind = match &self.cell {
+            Cell::Parameter(_) => "parameter",
+            Cell::Buffer(_) => "buffer",
         };
         let mut what = format!("{kind} `{}`, {} {}", self.path, value.dtype(), value.shape());
         if let Some(mesh) = value.mesh() {
             what.push_str(&format!(", {} on a mesh of {:?}", shown(value.placements()), mesh.shape()));
         }
-        Described(what)
+        Description(what)
     }
 }
 
-/// All that has to be the same on all replicas, but for the values.
+/// Everything that must be equal on all replicas, except for the values, in words.
 #[derive(PartialEq, Serialize, Deserialize)]
-struct Described(String);
+struct Description(String);
 
-/// The first difference between replicas is an error, and the same on all of them.
-fn expect_alike(group: &Group, held: &[Held]) -> Result<()> {
-    let mine: Vec<Described> = held.iter().map(Held::described).collect();
+/// Returns an error that names the first difference between replicas. It is the same on all of them.
+fn expect_identical(group: &Group, tensors: &[ModelTensor]) -> Result<()> {
+    let mine: Vec<Description> = tensors.iter().map(ModelTensor::describe).collect();
     let all = group.all_gather_object(&mine)?;
     for (replica, theirs) in all.iter().enumerate() {
         let differ = (0..theirs.len().max(all[0].len())).find(|&i| theirs.get(i) != all[0].get(i));
         if let Some(i) = differ {
-            let name = |list: &[Described]| list.get(i).map_or("nothing".to_owned(), |one| one.0.clone());
+            let name = |list: &[Description]| list.get(i).map_or("nothing".to_owned(), |one| one.0.clone());
             let message = format!(
-                "the replicas are not alike: replica {replica} has {} where replica 0 has {}",
+                "the replicas differ: replica {replica} has {} where replica 0 has {}",
                 name(theirs),
                 name(&all[0])
             );
@@ -255,55 +260,56 @@ fn expect_alike(group: &Group, held: &[Held]) -> Result<()> {
     Ok(())
 }
 
-/// The first replica's values for all.
-fn broadcast(group: &Group, held: &[Held], bucket_bytes: usize) -> Result<()> {
-    let parts: Vec<Tensor> = held.iter().map(|held| part_of(&held.get())).collect::<Result<_>>()?;
-    let buckets = buckets(parts.iter(), bucket_bytes);
-    let flat = |bucket: &Vec<usize>| {
-        let flat: Vec<Tensor> = bucket.iter().map(|&i| parts[i].flatten_all()).collect::<Result<_>>()?;
+/// Sets all tensors to the values of replica 0.
+fn broadcast(group: &Group, tensors: &[ModelTensor], bucket_bytes: usize) -> Result<()> {
+    let shards: Vec<Tensor> =
+        tensors.iter().map(|tensor| local_shard(&tensor.get())).collect::<Result<_>>()?;
+    let buckets = assign_buckets(shards.iter(), bucket_bytes);
+    let start = |bucket: &Vec<usize>| {
+        let flat: Vec<Tensor> = bucket.iter().map(|&i| shards[i].flatten_all()).collect::<Result<_>>()?;
         group.broadcast_async(&Tensor::cat(&flat.iter().collect::<Vec<_>>(), 0)?, 0)
     };
-    let flights: Vec<_> = buckets.iter().map(flat).collect::<Result<_>>()?;
-    for (bucket, flight) in buckets.iter().zip(flights) {
-        let sizes: Vec<usize> = bucket.iter().map(|&i| parts[i].numel()).collect();
-        for (&i, value) in bucket.iter().zip(flight.wait()?.split(&sizes, 0)?) {
-            let value = value.reshape(parts[i].shape())?;
-            held[i].set(&laid_like(&held[i].get(), &value)?)?;
+    let pending: Vec<_> = buckets.iter().map(start).collect::<Result<_>>()?;
+    for (bucket, broadcast) in buckets.iter().zip(pending) {
+        let sizes: Vec<usize> = bucket.iter().map(|&i| shards[i].numel()).collect();
+        for (&i, value) in bucket.iter().zip(broadcast.wait()?.split(&sizes, 0)?) {
+            let value = value.reshape(shards[i].shape())?;
+            tensors[i].set(&with_layout_of(&tensors[i].get(), &value)?)?;
         }
     }
     Ok(())
 }
 
-/// What this rank has of a tensor.
-fn part_of(x: &Tensor) -> Result<Tensor> {
+/// Returns this rank's local tensor, without a gradient history.
+fn local_shard(x: &Tensor) -> Result<Tensor> {
     let x = x.detach();
     if x.is_distributed() { x.to_local() } else { Ok(x) }
 }
 
-/// A tensor that lies as another does, of which this rank has another part.
-fn laid_like(like: &Tensor, part: &Tensor) -> Result<Tensor> {
-    let mut laid = like.detach();
-    if let Some(own) = laid.part_mut() {
-        *own = part.local(OP)?.clone();
+/// Returns a tensor with the layout of `like` and another local tensor.
+fn with_layout_of(like: &Tensor, shard: &Tensor) -> Result<Tensor> {
+    let mut tensor = like.detach();
+    if let Some(own) = tensor.part_mut() {
+        *own = shard.local(OP)?.clone();
     }
-    Ok(laid)
+    Ok(tensor)
 }
 
-/// Which of the tensors move together: one after the other, those of one dtype, as many as fit.
-fn buckets<'a>(parts: impl Iterator<Item = &'a Tensor>, bytes: usize) -> Vec<Vec<usize>> {
+/// Groups tensors into buckets by index: in order, one dtype per bucket, as many as fit into `bytes`.
+fn assign_buckets<'a>(shards: impl Iterator<Item = &'a Tensor>, bytes: usize) -> Vec<Vec<usize>> {
     let mut buckets: Vec<Vec<usize>> = Vec::new();
-    // Of each dtype, the bucket that is not full, and how full it is.
+    // The bucket of each dtype that is still open, and its size in bytes.
     let mut open: Vec<(DType, usize, usize)> = Vec::new();
-    for (i, part) in parts.enumerate() {
-        let size = part.numel() * part.dtype().size();
-        match open.iter_mut().find(|(dtype, ..)| *dtype == part.dtype()) {
+    for (i, shard) in shards.enumerate() {
+        let size = shard.numel() * shard.dtype().size();
+        match open.iter_mut().find(|(dtype, ..)| *dtype == shard.dtype()) {
             Some((_, bucket, full)) if full.saturating_add(size) <= bytes => {
                 buckets[*bucket].push(i);
                 *full += size;
             }
-            found => {
-                let new = (part.dtype(), buckets.len(), size);
-                match found {
+            other => {
+                let new = (shard.dtype(), buckets.len(), size);
+                match other {
                     Some(full) => *full = new,
                     None => open.push(new),
                 }
@@ -319,14 +325,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_are_filled_in_order() {
+    fn assign_buckets_fills_each_dtype_in_order() {
         let of = |n: usize, dtype| Tensor::zeros([n], dtype).unwrap();
         let (f, b) = (DType::F32, DType::BF16);
-        let parts = [of(2, f), of(3, b), of(1, f), of(9, f), of(0, f), of(1, b), of(1, f)];
-        let into = |bytes| buckets(parts.iter(), bytes);
+        let shards = [of(2, f), of(3, b), of(1, f), of(9, f), of(0, f), of(1, b), of(1, f)];
+        let into = |bytes| assign_buckets(shards.iter(), bytes);
         assert_eq!(into(12), [vec![0, 2], vec![1, 5], vec![3], vec![4, 6]]);
         assert_eq!(into(usize::MAX), [vec![0, 2, 3, 4, 6], vec![1, 5]]);
         assert_eq!(into(0), [vec![0], vec![1], vec![2], vec![3], vec![4], vec![5], vec![6]]);
-        assert_eq!(buckets([].into_iter(), 5), [[0; 0]; 0]);
+        assert_eq!(assign_buckets([].into_iter(), 5), [[0; 0]; 0]);
     }
 }

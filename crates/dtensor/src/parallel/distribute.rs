@@ -1,4 +1,4 @@
-//! A model laid on a mesh by functions.
+//! Distributing a model by user functions.
 
 use std::panic::Location;
 
@@ -11,17 +11,19 @@ use dtensor_array::origin::{asked_by, on_behalf_of};
 
 pub(super) const OP: &str = "distribute_module";
 
-/// Lays a model on a mesh, and gives it back. A reference to a model will do: parameters and hooks are changed in place.
+/// Distributes a model over a mesh by user functions, and returns it. `module` may be a reference, because parameters
+/// and hooks are changed in place.
 ///
-/// The [partition function](DistributeModule::partition_fn) is called for every module of the tree, the model
-/// itself (under the empty name) first, and puts tensors that lie on the mesh in the places of parameters.
-/// Every parameter and buffer that it leaves is replicated, with the values of the first rank. The
-/// [input](DistributeModule::input_fn) and [output](DistributeModule::output_fn) functions then stand before
-/// and after `forward` of the model. All three may be left out; `()` is none of them.
+/// The [partition function](DistributeModule::partition_fn) is called for every module of the tree, starting with the
+/// model itself (under the empty name), and replaces parameters by distributed tensors. Every parameter and buffer
+/// that it leaves alone is replicated, with the values of the first rank. The [input](DistributeModule::input_fn) and
+/// [output](DistributeModule::output_fn) functions then run before and after `forward` of the model. All three are
+/// optional; `()` stands for none.
 ///
-/// A model is distributed once. When it is done again, without functions and on the same mesh, nothing happens.
+/// A model can be distributed only once. A second call without functions on the same mesh does nothing; any other is
+/// an error.
 ///
-/// If a function fails, the model is as it was.
+/// If a function fails, the model is as it was before.
 ///
 /// ```
 /// use dtensor::nn::{Base, Linear, forward};
@@ -80,7 +82,7 @@ pub fn distribute_module<'a, 'p, M: Module>(
         );
     }
     if let Some(by) = distributed_by(&module) {
-        if how.is_nothing() && lies_on(&module, &mesh) {
+        if how.is_empty() && is_on_mesh(&module, &mesh) {
             return Ok(module);
         }
         let message = format!(
@@ -96,7 +98,8 @@ pub fn distribute_module<'a, 'p, M: Module>(
     Ok(module)
 }
 
-/// Who has distributed a module. Where it has no base to know it by, one of which nothing is left is taken to be.
+/// Returns the name of what distributed a module. A module without a base counts as distributed if all its tensors
+/// are.
 fn distributed_by(module: &dyn Module) -> Option<String> {
     match module.base() {
         Some(base) => base.distributed_by(),
@@ -109,16 +112,16 @@ fn distributed_by(module: &dyn Module) -> Option<String> {
     }
 }
 
-/// Whether all parameters and buffers lie on a mesh.
-fn lies_on(module: &dyn Module, mesh: &DeviceMesh) -> bool {
+/// Returns true if all parameters and buffers are on this mesh.
+fn is_on_mesh(module: &dyn Module, mesh: &DeviceMesh) -> bool {
     let on = |tensor: Tensor| tensor.mesh() == Some(mesh);
     module.parameters().iter().all(|parameter| on(parameter.get()))
         && module.named_buffers().iter().all(|(_, buffer)| on(buffer.get()))
 }
 
-/// Replicates what is left of a module's own parameters and buffers.
+/// Replicates the module's own parameters and buffers that are not distributed yet.
 #[track_caller]
-pub(super) fn replicate(module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
+pub(super) fn replicate_rest(module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
     for (_, parameter) in module.own_parameters() {
         let value = parameter.get();
         if !value.is_distributed() {

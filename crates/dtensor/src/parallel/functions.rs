@@ -1,9 +1,9 @@
-//! The functions that lay a model on a mesh.
+//! The user functions of `distribute_module`.
 
 use std::fmt;
 use std::sync::Arc;
 
-use super::distribute::{OP, replicate};
+use super::distribute::{OP, replicate_rest};
 use crate::nn::{Base, Inputs, Module, Outputs};
 use crate::{DeviceMesh, Error, Result, Tensor};
 
@@ -11,7 +11,7 @@ type PartitionFn<'p> = Box<dyn FnMut(&str, &dyn Module, &DeviceMesh) -> Result<(
 type InputFn = Arc<dyn Fn(&dyn Module, Inputs, &DeviceMesh) -> Result<NewInputs> + Send + Sync>;
 type OutputFn = Arc<dyn Fn(&dyn Module, Outputs, &DeviceMesh) -> Result<Outputs> + Send + Sync>;
 
-/// The functions that [`distribute_module`](super::distribute_module) lays a model on a mesh with.
+/// The functions that [`distribute_module`](super::distribute_module) distributes a model with.
 ///
 /// ```
 /// use dtensor::nn::{Identity, Module};
@@ -34,17 +34,18 @@ pub struct DistributeModule<'p> {
     partition: Option<PartitionFn<'p>>,
     pub(super) input: Option<InputFn>,
     pub(super) output: Option<OutputFn>,
-    /// Those that were given in a form that is on its way out.
+    /// Names of the functions that were passed in a deprecated form.
     pub(super) deprecated: Vec<&'static str>,
 }
 
 impl<'p> DistributeModule<'p> {
-    /// No functions: everything is replicated.
+    /// Creates an empty set of functions: everything is replicated.
     pub fn new() -> Self {
         DistributeModule::default()
     }
 
-    /// Calls `partition_fn` with the name of every module of the tree, the module and the mesh.
+    /// Sets the function that shards parameters. It is called with the name of every module of the tree, the module
+    /// and the mesh.
     pub fn partition_fn(
         mut self,
         partition_fn: impl FnMut(&str, &dyn Module, &DeviceMesh) -> Result<()> + 'p,
@@ -53,8 +54,8 @@ impl<'p> DistributeModule<'p> {
         self
     }
 
-    /// Has `input_fn` make the inputs of the model of what its caller gives: of the module, the inputs and the mesh. A tensor
-    /// alone stands for the only input.
+    /// Sets the function that converts the model's inputs. It is called with the module, the inputs and the mesh. It
+    /// may return a single tensor if the model has one input.
     pub fn input_fn<R: Into<NewInputs>>(
         mut self,
         input_fn: impl Fn(&dyn Module, Inputs, &DeviceMesh) -> Result<R> + Send + Sync + 'static,
@@ -63,8 +64,8 @@ impl<'p> DistributeModule<'p> {
         self
     }
 
-    /// As [`input_fn`](DistributeModule::input_fn), for a function that is not given the module. It still works, and
-    /// [`distribute_module`](super::distribute_module) warns of it.
+    /// Sets an [`input_fn`](DistributeModule::input_fn) that does not take the module. This form is deprecated:
+    /// [`distribute_module`](super::distribute_module) logs a warning.
     pub fn input_fn_without_module<R: Into<NewInputs>>(
         mut self,
         input_fn: impl Fn(Inputs, &DeviceMesh) -> Result<R> + Send + Sync + 'static,
@@ -73,7 +74,7 @@ impl<'p> DistributeModule<'p> {
         self.input_fn(move |_, inputs, mesh| input_fn(inputs, mesh))
     }
 
-    /// Has `output_fn` make what the caller of the model gets of the outputs: of the module, the outputs and the mesh.
+    /// Sets the function that converts the model's outputs. It is called with the module, the outputs and the mesh.
     pub fn output_fn<R: Into<Outputs>>(
         mut self,
         output_fn: impl Fn(&dyn Module, Outputs, &DeviceMesh) -> Result<R> + Send + Sync + 'static,
@@ -83,8 +84,8 @@ impl<'p> DistributeModule<'p> {
         self
     }
 
-    /// As [`output_fn`](DistributeModule::output_fn), for a function that is not given the module. It still works, and
-    /// [`distribute_module`](super::distribute_module) warns of it.
+    /// Sets an [`output_fn`](DistributeModule::output_fn) that does not take the module. This form is deprecated:
+    /// [`distribute_module`](super::distribute_module) logs a warning.
     pub fn output_fn_without_module<R: Into<Outputs>>(
         mut self,
         output_fn: impl Fn(Outputs, &DeviceMesh) -> Result<R> + Send + Sync + 'static,
@@ -93,25 +94,25 @@ impl<'p> DistributeModule<'p> {
         self.output_fn(move |_, outputs, mesh| output_fn(outputs, mesh))
     }
 
-    pub(super) fn is_nothing(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.partition.is_none() && self.input.is_none() && self.output.is_none()
     }
 
     #[track_caller]
     pub(super) fn apply(mut self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
-        for (name, part) in module.named_modules() {
+        for (name, submodule) in module.named_modules() {
             if let Some(partition) = &mut self.partition {
-                partition(&name, part, mesh)?;
+                partition(&name, submodule, mesh)?;
             }
-            replicate(part, mesh)?;
+            replicate_rest(submodule, mesh)?;
         }
         let Some(base) = module.base() else { return Ok(()) };
-        self.hook(base, mesh);
+        self.register_hooks(base, mesh);
         base.mark_distributed(OP);
         Ok(())
     }
 
-    fn hook(self, base: &Base, mesh: &DeviceMesh) {
+    fn register_hooks(self, base: &Base, mesh: &DeviceMesh) {
         if let Some(input) = self.input {
             let mesh = mesh.clone();
             base.register_forward_pre_hook(move |module, inputs| {
@@ -124,9 +125,9 @@ impl<'p> DistributeModule<'p> {
                     }
                     NewInputs::Only(_) => {
                         let message = format!(
-                            "input_fn gave one tensor for the {} inputs of `{}`",
-                            given.len(),
-                            module.kind()
+                            "input_fn returned one tensor, but `{}` has {} inputs: return all of them as `Inputs`",
+                            module.kind(),
+                            given.len()
                         );
                         Err(Error::argument(OP, message))
                     }
@@ -158,7 +159,8 @@ impl fmt::Debug for DistributeModule<'_> {
     }
 }
 
-/// What an [input function](DistributeModule::input_fn) gives: all inputs, or a tensor for the only one.
+/// The result of an [input function](DistributeModule::input_fn): all inputs, or one tensor for a model with one
+/// input.
 ///
 /// ```
 /// use dtensor::inputs;
@@ -172,12 +174,12 @@ impl fmt::Debug for DistributeModule<'_> {
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-// Only ever on its way from one function to another.
+// A value is moved directly from one function to the next, so its size does not matter.
 #[allow(clippy::large_enum_variant)]
 pub enum NewInputs {
-    /// All of them.
+    /// All inputs, with their names.
     All(Inputs),
-    /// The only one.
+    /// The tensor for the only input.
     Only(Tensor),
 }
 

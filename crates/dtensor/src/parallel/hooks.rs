@@ -1,11 +1,11 @@
-//! What the hooks of all styles do.
+//! Hooks on inputs and outputs that the parallel styles share.
 
 use crate::nn::{Argument, Base, Inputs, Linear, Module, Outputs, downcast};
 use crate::{
     DeviceMesh, Error, FromLocal, Placement, Placements, RedistributeOptions, Result, Shape, Tensor,
 };
 
-/// Where hooks are put on a module.
+/// Returns the [`Base`] on which hooks of the module are registered, or an error if the module cannot run hooks.
 pub(super) fn base_of<'m>(style: &'static str, module: &'m dyn Module) -> Result<&'m Base> {
     let kind = module.kind();
     let message = match module.base() {
@@ -18,11 +18,12 @@ pub(super) fn base_of<'m>(style: &'static str, module: &'m dyn Module) -> Result
     Err(Error::argument(style, message))
 }
 
-/// A tensor of this rank, taken as its part of one that lies in this way. One that lies on a mesh is taken as it is.
+/// Converts a plain tensor to a distributed one: it is taken as this rank's shard in this layout. A distributed
+/// tensor is returned as it is.
 ///
-/// `last` is the size of the last dim of the whole, where it is known: then the parts need not be even.
+/// `last` is the size of the last dim of the full tensor, if it is known. Shards along that dim may then be uneven.
 #[track_caller]
-fn joined(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option<usize>) -> Result<Tensor> {
+fn to_distributed(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option<usize>) -> Result<Tensor> {
     if x.is_distributed() {
         return Ok(x.clone());
     }
@@ -36,53 +37,54 @@ fn joined(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option<usize>)
     Tensor::from_local_with(x, mesh, layout, FromLocal { shape, ..FromLocal::default() })
 }
 
-/// A distributed tensor in another placement. How it lies is what counts, not how it was said to.
+/// Redistributes a tensor to one placement. The tensor's own placements count, whatever layout the caller declared
+/// for it.
 #[track_caller]
 fn redistribute_to(x: &Tensor, mesh: &DeviceMesh, to: Placement) -> Result<Tensor> {
-    let wanted = Placements::from(to).checked("redistribute", mesh.ndim(), x.rank())?;
-    if x.placements() == &wanted[..] && x.mesh() == Some(mesh) {
+    let target = Placements::from(to).checked("redistribute", mesh.ndim(), x.rank())?;
+    if x.placements() == &target[..] && x.mesh() == Some(mesh) {
         return Ok(x.clone());
     }
     let options = RedistributeOptions { mesh: Some(mesh.clone()), ..RedistributeOptions::default() };
-    x.redistribute_with(&wanted[..], options)
+    x.redistribute_with(&target[..], options)
 }
 
-/// The first input, if it is a tensor.
-fn first<'i>(style: &'static str, module: &dyn Module, inputs: &'i Inputs) -> Result<&'i Tensor> {
+/// Returns the first input if it is a tensor.
+fn first_tensor<'i>(style: &'static str, module: &dyn Module, inputs: &'i Inputs) -> Result<&'i Tensor> {
     let first = inputs.get(0);
     first.and_then(Argument::as_tensor).ok_or_else(|| {
         let message = format!(
-            "expecting input of `{}` to be a torch.Tensor or DTensor, but got {}",
+            "expecting input of `{}` to be a tensor (plain or distributed), but got {}",
             module.kind(),
-            first.map_or("none", shown)
+            first.map_or("none", describe)
         );
         Error::argument(style, message)
     })
 }
 
-/// What an argument is, for a message.
-pub(super) fn shown(argument: &Argument) -> &'static str {
+/// Names the type of an argument, for a message.
+pub(super) fn describe(argument: &Argument) -> &'static str {
     match argument {
         Argument::Tensor(_) => "a tensor",
         Argument::Tensors(_) => "a list of tensors",
         Argument::Number(_) => "a number",
         Argument::Flag(_) => "a flag",
         Argument::Nothing => "nothing",
-        Argument::Other => "something that hooks do not see",
+        Argument::Other => "a value that hooks cannot see",
     }
 }
 
-/// Every tensor among the outputs that lies on a mesh, changed.
-pub(super) fn each_distributed(
+/// Applies `change` to every distributed tensor among the outputs.
+pub(super) fn map_distributed(
     mut outputs: Outputs,
     change: impl Fn(&Tensor) -> Result<Tensor>,
 ) -> Result<Outputs> {
-    let changed = |x: &Tensor| if x.is_distributed() { change(x) } else { Ok(x.clone()) };
+    let convert = |x: &Tensor| if x.is_distributed() { change(x) } else { Ok(x.clone()) };
     for i in 0..outputs.len() {
         match &outputs[i] {
-            Argument::Tensor(x) => outputs[i] = changed(x)?.into(),
+            Argument::Tensor(x) => outputs[i] = convert(x)?.into(),
             Argument::Tensors(list) => {
-                outputs[i] = Argument::Tensors(list.iter().map(changed).collect::<Result<_>>()?);
+                outputs[i] = Argument::Tensors(list.iter().map(convert).collect::<Result<_>>()?);
             }
             _ => {}
         }
@@ -90,35 +92,37 @@ pub(super) fn each_distributed(
     Ok(outputs)
 }
 
-/// Has the first input brought on the mesh as it is given, and to where it is wanted. What `lies` says of a module is both.
-pub(super) fn take_in(
+/// Registers a hook that distributes the first input and redistributes it. `layouts` returns its given and its
+/// desired placement for a module.
+pub(super) fn register_input_hook(
     base: &Base,
     mesh: &DeviceMesh,
     style: &'static str,
-    lies: impl Fn(&dyn Module) -> (Placement, Placement) + Send + Sync + 'static,
+    layouts: impl Fn(&dyn Module) -> (Placement, Placement) + Send + Sync + 'static,
 ) {
     let mesh = mesh.clone();
     base.register_forward_pre_hook(move |module, mut inputs| {
-        let (given, wanted) = lies(module);
-        let x = joined(first(style, module, &inputs)?, &mesh, given, features(module))?;
-        inputs[0] = redistribute_to(&x, &mesh, wanted)?.into();
+        let (given, desired) = layouts(module);
+        let x = to_distributed(first_tensor(style, module, &inputs)?, &mesh, given, in_features(module))?;
+        inputs[0] = redistribute_to(&x, &mesh, desired)?.into();
         Ok(inputs)
     });
 }
 
-/// Has every output that lies on a mesh brought to where the caller is to get it, on the mesh or as this rank's part.
-pub(super) fn deliver(base: &Base, mesh: &DeviceMesh, layout: Placement, local: bool) {
+/// Registers a hook that redistributes every distributed output, and converts it to this rank's shard if `local` is
+/// true.
+pub(super) fn register_output_hook(base: &Base, mesh: &DeviceMesh, layout: Placement, local: bool) {
     let mesh = mesh.clone();
     base.register_forward_hook(move |_, _, outputs| {
-        each_distributed(outputs, |y| {
+        map_distributed(outputs, |y| {
             let y = redistribute_to(y, &mesh, layout)?;
             if local { y.to_local() } else { Ok(y) }
         })
     });
 }
 
-/// That a style is not for a module.
-pub(super) fn unsupported(style: &'static str, module: &dyn Module) -> Error {
+/// Returns the error for a module that the style does not support.
+pub(super) fn unsupported_module(style: &'static str, module: &dyn Module) -> Error {
     let message = format!(
         "{style} currently only support nn.Linear and nn.Embedding!, but this is a `{}`",
         module.kind()
@@ -126,25 +130,25 @@ pub(super) fn unsupported(style: &'static str, module: &dyn Module) -> Error {
     Error::argument(style, message)
 }
 
-/// The size of the last dim that a linear layer takes.
-fn features(module: &dyn Module) -> Option<usize> {
+/// Returns the number of input features of a linear layer.
+fn in_features(module: &dyn Module) -> Option<usize> {
     downcast::<Linear>(module)?.weight.get().dims().last().copied()
 }
 
-/// How an input or output lies, and how it is wanted; nothing, if it is left alone.
+/// The given and the desired placement of one input or output. Without a given placement it is left unchanged.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted {
+pub(super) struct LayoutChange {
     pub(super) layout: Option<Placement>,
     pub(super) desired: Option<Placement>,
 }
 
-impl Wanted {
-    /// That nothing is wanted of what is left alone.
+impl LayoutChange {
+    /// Returns an error if a desired placement is set without a given one.
     pub(super) fn check(self, style: &'static str, what: &str) -> Result<()> {
         match self {
-            Wanted { layout: None, desired: Some(desired) } => {
+            LayoutChange { layout: None, desired: Some(desired) } => {
                 let message = format!(
-                    "{desired:?} is desired of {what}, but its layout is None, which leaves it alone"
+                    "{what}: desired layout {desired:?} without an input layout: give both, or None for both to leave it unchanged"
                 );
                 Err(Error::argument(style, message))
             }
@@ -152,18 +156,18 @@ impl Wanted {
         }
     }
 
-    /// Whether it can be for such an argument: for a tensor, an option that is not there, or one to be left alone.
-    pub(super) fn fits(self, argument: &Argument) -> bool {
+    /// Returns true if this argument can be converted: it is a tensor or a missing option, or is left unchanged.
+    pub(super) fn accepts(self, argument: &Argument) -> bool {
         self.layout.is_none() || matches!(argument, Argument::Tensor(_) | Argument::Nothing)
     }
 
-    /// An argument where it is wanted: on the mesh, or this rank's part of it.
+    /// Distributes and redistributes an argument, and converts it to this rank's shard if `local` is true.
     #[track_caller]
-    pub(super) fn of(self, argument: &Argument, mesh: &DeviceMesh, local: bool) -> Result<Argument> {
+    pub(super) fn convert(self, argument: &Argument, mesh: &DeviceMesh, local: bool) -> Result<Argument> {
         let (Some(layout), Argument::Tensor(x)) = (self.layout, argument) else {
             return Ok(argument.clone());
         };
-        let mut x = joined(x, mesh, layout, None)?;
+        let mut x = to_distributed(x, mesh, layout, None)?;
         if let Some(desired) = self.desired {
             x = redistribute_to(&x, mesh, desired)?;
         }

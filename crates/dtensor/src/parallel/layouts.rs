@@ -1,13 +1,13 @@
-//! How several inputs or outputs of a module lie.
+//! Lists of placements for the inputs or outputs of a module.
 
 use std::fmt;
 
-use super::hooks::Wanted;
+use super::hooks::LayoutChange;
 use crate::declare::{debug_is_display, tuples};
 use crate::{Error, Placement, Result};
 
-/// How inputs or outputs of a module lie, in their order: a placement for each, or `None` for one that is left alone. `()` if
-/// nothing is said of any.
+/// Placements of a module's inputs or outputs, in order. `None` leaves an input or output unchanged; `()` is an empty
+/// list.
 ///
 /// ```
 /// use dtensor::parallel::Layouts;
@@ -21,17 +21,17 @@ use crate::{Error, Placement, Result};
 pub struct Layouts(Vec<Option<Placement>>);
 
 impl Layouts {
-    /// How many inputs or outputs they are for.
+    /// Returns the number of inputs or outputs listed.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing is said of any.
+    /// Returns true if the list is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// One for each, in order.
+    /// Iterates over the placements, in order.
     pub fn iter(&self) -> impl Iterator<Item = Option<Placement>> {
         self.0.iter().copied()
     }
@@ -41,9 +41,9 @@ impl fmt::Display for Layouts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0[..] {
             [] => f.write_str("None"),
-            [one] => write!(f, "({},)", shown(*one)),
+            [one] => write!(f, "({},)", format_layout(*one)),
             several => {
-                let list: Vec<String> = several.iter().map(|&one| shown(one)).collect();
+                let list: Vec<String> = several.iter().map(|&one| format_layout(one)).collect();
                 write!(f, "({})", list.join(", "))
             }
         }
@@ -52,23 +52,23 @@ impl fmt::Display for Layouts {
 
 debug_is_display!(Layouts);
 
-fn shown(layout: Option<Placement>) -> String {
+fn format_layout(layout: Option<Placement>) -> String {
     layout.map_or_else(|| "None".to_string(), |placement| format!("{placement:?}"))
 }
 
-/// A placement, or none: the two types that may stand in lists of layouts.
-pub trait Lies {
+/// A placement or `None`: the two types that a list of layouts can be made of.
+pub trait IntoPlacement {
     #[doc(hidden)]
     fn placement(self) -> Option<Placement>;
 }
 
-impl Lies for Placement {
+impl IntoPlacement for Placement {
     fn placement(self) -> Option<Placement> {
         Some(self)
     }
 }
 
-impl Lies for Option<Placement> {
+impl IntoPlacement for Option<Placement> {
     fn placement(self) -> Option<Placement> {
         self
     }
@@ -86,27 +86,27 @@ impl From<Placement> for Layouts {
     }
 }
 
-impl<L: Lies, const N: usize> From<[L; N]> for Layouts {
+impl<L: IntoPlacement, const N: usize> From<[L; N]> for Layouts {
     fn from(list: [L; N]) -> Self {
-        Layouts(list.into_iter().map(Lies::placement).collect())
+        Layouts(list.into_iter().map(IntoPlacement::placement).collect())
     }
 }
 
-impl<L: Lies + Copy> From<&[L]> for Layouts {
+impl<L: IntoPlacement + Copy> From<&[L]> for Layouts {
     fn from(list: &[L]) -> Self {
         Layouts(list.iter().map(|&one| one.placement()).collect())
     }
 }
 
-impl<L: Lies> From<Vec<L>> for Layouts {
+impl<L: IntoPlacement> From<Vec<L>> for Layouts {
     fn from(list: Vec<L>) -> Self {
-        Layouts(list.into_iter().map(Lies::placement).collect())
+        Layouts(list.into_iter().map(IntoPlacement::placement).collect())
     }
 }
 
 macro_rules! layouts_of {
     ($(($($part:ident $i:tt),*);)*) => {$(
-        impl<$($part: Lies),*> From<($($part,)*)> for Layouts {
+        impl<$($part: IntoPlacement),*> From<($($part,)*)> for Layouts {
             fn from(list: ($($part,)*)) -> Self {
                 Layouts(vec![$(list.$i.placement()),*])
             }
@@ -116,50 +116,50 @@ macro_rules! layouts_of {
 
 tuples!(layouts_of);
 
-/// How inputs or outputs lie, and how they are wanted: as many of the one as of the other.
+/// Given and desired placements of inputs or outputs. Both lists have the same length.
 #[derive(Clone, PartialEq, Eq)]
-pub(super) struct Pairs {
-    /// Of what.
-    of: &'static str,
+pub(super) struct LayoutPairs {
+    /// `"input"` or `"output"`, for messages.
+    side: &'static str,
     pub(super) given: Layouts,
     desired: Layouts,
 }
 
-impl Pairs {
-    /// Checked for a style: of inputs (`"input"`) or outputs (`"output"`).
+impl LayoutPairs {
+    /// Checks the two lists and pairs them. `style` and `side` appear in errors.
     pub(super) fn new(
         style: &'static str,
-        of: &'static str,
+        side: &'static str,
         given: Layouts,
         desired: Layouts,
     ) -> Result<Self> {
         if given.len() != desired.len() {
             let message = format!(
-                "{of}_layouts and desired_{of}_layouts should have same length!, but they are {given} and {desired}"
+                "{side}_layouts and desired_{side}_layouts should have same length!, but they are {given} and {desired}"
             );
             return Err(Error::argument(style, message));
         }
-        let pairs = Pairs { of, given, desired };
-        for (i, wanted) in pairs.iter().enumerate() {
-            wanted.check(style, &format!("{of} {i}"))?;
+        let pairs = LayoutPairs { side, given, desired };
+        for (i, change) in pairs.iter().enumerate() {
+            change.check(style, &format!("{side} {i}"))?;
         }
         Ok(pairs)
     }
 
-    /// One for each, in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = Wanted> {
-        self.given.iter().zip(self.desired.iter()).map(|(layout, desired)| Wanted { layout, desired })
+    /// Iterates over the pairs, in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = LayoutChange> {
+        self.given.iter().zip(self.desired.iter()).map(|(layout, desired)| LayoutChange { layout, desired })
     }
 }
 
-impl fmt::Display for Pairs {
+impl fmt::Display for LayoutPairs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Pairs { of, given, desired } = self;
-        write!(f, "{of}_layouts={given}, desired_{of}_layouts={desired}")
+        let LayoutPairs { side, given, desired } = self;
+        write!(f, "{side}_layouts={given}, desired_{side}_layouts={desired}")
     }
 }
 
-/// How inputs of a module lie, by their names. `()` if nothing is said of any.
+/// Placements of a module's inputs, by input name. `()` is an empty list.
 ///
 /// ```
 /// use dtensor::parallel::NamedLayouts;
@@ -171,22 +171,22 @@ impl fmt::Display for Pairs {
 pub struct NamedLayouts(Vec<(String, Option<Placement>)>);
 
 impl NamedLayouts {
-    /// How many inputs they are for.
+    /// Returns the number of inputs listed.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether nothing is said of any.
+    /// Returns true if no input is listed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Names and layouts, in order.
+    /// Iterates over names and placements, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Option<Placement>)> {
         self.0.iter().map(|(name, layout)| (name.as_str(), *layout))
     }
 
-    /// What is said of the input of this name.
+    /// Returns the entry of an input: `None` if it is not listed, `Some(None)` if it is listed with `None`.
     pub fn get(&self, name: &str) -> Option<Option<Placement>> {
         self.iter().find(|(known, _)| *known == name).map(|(_, layout)| layout)
     }
@@ -198,7 +198,7 @@ impl fmt::Display for NamedLayouts {
             return f.write_str("None");
         }
         let list: Vec<String> =
-            self.iter().map(|(name, layout)| format!("{name}: {}", shown(layout))).collect();
+            self.iter().map(|(name, layout)| format!("{name}: {}", format_layout(layout))).collect();
         write!(f, "{{{}}}", list.join(", "))
     }
 }
@@ -211,19 +211,19 @@ impl From<()> for NamedLayouts {
     }
 }
 
-impl<N: Into<String>, L: Lies> FromIterator<(N, L)> for NamedLayouts {
+impl<N: Into<String>, L: IntoPlacement> FromIterator<(N, L)> for NamedLayouts {
     fn from_iter<I: IntoIterator<Item = (N, L)>>(list: I) -> Self {
         NamedLayouts(list.into_iter().map(|(name, layout)| (name.into(), layout.placement())).collect())
     }
 }
 
-impl<S: Into<String>, L: Lies, const N: usize> From<[(S, L); N]> for NamedLayouts {
+impl<S: Into<String>, L: IntoPlacement, const N: usize> From<[(S, L); N]> for NamedLayouts {
     fn from(list: [(S, L); N]) -> Self {
         list.into_iter().collect()
     }
 }
 
-impl<S: Into<String>, L: Lies> From<Vec<(S, L)>> for NamedLayouts {
+impl<S: Into<String>, L: IntoPlacement> From<Vec<(S, L)>> for NamedLayouts {
     fn from(list: Vec<(S, L)>) -> Self {
         list.into_iter().collect()
     }

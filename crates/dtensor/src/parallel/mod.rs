@@ -1,6 +1,6 @@
-//! Models on a mesh of ranks: which parameter lies where, and how inputs and outputs come and go.
+//! Tensor, sequence and data parallelism for modules: plans, styles, hooks on inputs and outputs.
 //!
-//! A plan names the parts of a model and says how each is to be spread. The model itself stays as it was written for one
+//! A plan gives each submodule of a model a parallel style. The model's own code stays as it was written for one
 //! device:
 //!
 //! ```
@@ -45,24 +45,27 @@
 //! # }
 //! ```
 //!
-//! | | parameters | inputs | outputs |
+//! | | parameters | input | output |
 //! | --- | --- | --- | --- |
-//! | [`ColwiseParallel`] | each rank has some of the outputs of a linear layer, or of the columns of an embedding | whole | cut along the last dim |
-//! | [`RowwiseParallel`] | each rank has some of the inputs of a linear layer, or of the words of an embedding | cut along the last dim (words: whole) | whole |
-//! | [`SequenceParallel`] | whole | cut along the sequence | cut along the sequence |
-//! | [`PrepareModuleInput`], [`PrepareModuleOutput`], [`PrepareModuleInputOutput`] | as they are | brought to where they are wanted | brought to where they are wanted |
+//! | [`ColwiseParallel`] | sharded along the output features of a linear layer, or the columns of an embedding | replicated | sharded along the last dim |
+//! | [`RowwiseParallel`] | sharded along the input features of a linear layer, or the rows (token ids) of an embedding | sharded along the last dim (token ids: replicated) | replicated |
+//! | [`SequenceParallel`] | replicated | sharded along the sequence dim | sharded along the sequence dim |
+//! | [`PrepareModuleInput`], [`PrepareModuleOutput`], [`PrepareModuleInputOutput`] | unchanged | redistributed as requested | redistributed as requested |
 //!
-//! These are all values of [`ParallelStyle`], which anybody may implement. [`distribute_module`] is for what is none of them:
-//! functions say what becomes of the parameters, the inputs and the outputs.
+//! Each of these implements [`ParallelStyle`], and so can your own type. If no style fits, [`distribute_module`]
+//! takes functions that set the placements of the parameters and convert the inputs and outputs.
 //!
-//! [`DataParallel`] is for the other way to use several ranks: each has the model, or, with the above, each row of the mesh has it,
-//! and sees its part of the batch.
+//! [`DataParallel`] replicates a model over ranks that each see a different slice of the batch. It also works over
+//! one mesh dim of a model that is sharded along another.
 //!
-//! [`local_map`] goes one level down: it runs a function of plain tensors on this rank's parts of distributed ones.
+//! [`local_map`] works one level below modules: it runs a function of plain tensors on this rank's shards of
+//! distributed tensors.
 //!
-//! Everything is checked before anything is changed, and what fails half-way is undone: after an error the model is what it was.
+//! A plan is checked before anything is changed, and changes are undone if a later one fails: after an error the
+//! model is as it was before.
 //!
-//! This room knows modules, their hooks, layouts, and how tensors come on a mesh and off it. It communicates through these alone.
+//! This module depends on modules and their hooks, on layouts, and on the conversions between plain and distributed tensors.
+//! Only [`DataParallel`] calls collectives directly.
 
 mod colwise;
 mod data_parallel;
@@ -77,9 +80,9 @@ mod plan;
 mod prepare_input;
 mod prepare_input_output;
 mod prepare_output;
+mod resolve;
 mod rowwise;
 mod sequence;
-mod steps;
 mod style;
 
 pub use crate::ops::loss_parallel;

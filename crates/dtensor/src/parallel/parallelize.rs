@@ -1,15 +1,15 @@
-//! A plan, applied to a model.
+//! Applying a plan to a model.
 
 use std::panic::Location;
 
 use super::ParallelPlan;
-use super::steps::{OP, Steps};
+use super::resolve::{OP, ResolvedPlan};
 use crate::mesh::chosen;
 use crate::nn::{Module, all_or_nothing};
 use crate::{DeviceMesh, Error, Result};
 use dtensor_array::origin::{asked_by, on_behalf_of};
 
-/// How [`parallelize_module_with`] is done.
+/// Options of [`parallelize_module_with`].
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -20,7 +20,7 @@ use dtensor_array::origin::{asked_by, on_behalf_of};
 ///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
 ///     let layer = Linear::new(2, 2, false)?;
 ///     layer.weight.set(&Tensor::full([2, 2], world.rank() as f64, DType::F32)?)?;
-///     // The values of the last rank.
+///     // Use the values of the last rank.
 ///     let options = ParallelizeOptions { src_data_rank: Some(1), ..ParallelizeOptions::default() };
 ///     let layer = parallelize_module_with(layer, &mesh, ColwiseParallel::new(), options)?;
 ///     assert_eq!(layer.weight.get().to_local()?.to_vec::<f32>()?, [1., 1.]);
@@ -31,10 +31,10 @@ use dtensor_array::origin::{asked_by, on_behalf_of};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParallelizeOptions {
-    /// Whose values the parameters get: those of the rank at this position of the mesh, which hands them out; or, if there is
-    /// none, of every rank its own, without communication: then they must be the same. 0 by default.
+    /// Index in the mesh of the rank that sends its values to the others. With `None`, every rank uses its own values and
+    /// nothing is communicated; the values must then be equal on all ranks. Default: `Some(0)`.
     pub src_data_rank: Option<usize>,
-    /// Whether an entry of the plan that names no module is passed over, with a warning. By default it is an error.
+    /// If true, a plan entry that matches no module is skipped with a warning. By default it is an error.
     pub lenient: bool,
 }
 
@@ -44,17 +44,18 @@ impl Default for ParallelizeOptions {
     }
 }
 
-/// Spreads a model over the ranks of a mesh of one dim, each part of it in the [style](super::ParallelStyle)
-/// that the plan has for it, and gives it back. A reference to a model will do: parameters and hooks are
-/// changed in place.
+/// Parallelizes a model over a 1-d mesh: applies to each submodule the [style](super::ParallelStyle) that the plan
+/// has for it, and returns the model. `module` may be a reference, because parameters and hooks are changed in place.
 ///
-/// Without a mesh, it is that of [`use_mesh`](crate::use_mesh). Part of a larger mesh is taken by name: `&mesh["tp"]`.
+/// Without a mesh, the mesh of [`use_mesh`](crate::use_mesh) is used. A dim of a larger mesh is selected by name:
+/// `&mesh["tp"]`.
 ///
-/// The whole plan is checked before anything is changed: that its paths name modules, that the styles are for these modules, that
-/// no two styles lay out the parameters of one, that no heads are cut, and that a parameter which is used in two places is wanted
-/// in one layout. An error names the module, and the model is as it was.
+/// The whole plan is checked before anything is changed. It is an error if a path matches no module, if a style does
+/// not support a module, if two styles shard the parameters of one module, if an attention head would be split, or if
+/// a shared parameter would get two layouts. The error names the module, and the model is unchanged.
 ///
-/// Parameters keep whether their gradients are wanted. Those without values stay without, and nothing is communicated for them.
+/// Parameters keep `requires_grad`. Parameters without values (on the meta device) stay without, and nothing is
+/// communicated for them.
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -88,8 +89,7 @@ pub fn parallelize_module<'a, M: Module>(
     parallelize_module_with(module, mesh, plan, ParallelizeOptions::default())
 }
 
-/// As [`parallelize_module`], with the values of another rank or of every rank its own, or passing over entries of the plan that
-/// name no module.
+/// Parallelizes a model as [`parallelize_module`] does, with [options](ParallelizeOptions).
 ///
 /// ```
 /// use dtensor::nn::Linear;
@@ -99,7 +99,7 @@ pub fn parallelize_module<'a, M: Module>(
 /// launch(2, |world| {
 ///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
 ///     let layer = Linear::new(4, 4, true)?;
-///     // Every rank has loaded the same values.
+///     // Every rank has loaded the same values, so none are sent.
 ///     let options = ParallelizeOptions { src_data_rank: None, lenient: true };
 ///     let plan = plan! { "" => ColwiseParallel::new(), "head" => ColwiseParallel::new() };
 ///     let (layer, calls) = dtensor::comm::record(|| parallelize_module_with(layer, &mesh, plan, options));
@@ -121,7 +121,7 @@ pub fn parallelize_module_with<'a, M: Module>(
     if mesh.ndim() != 1 {
         let sub_mesh = mesh.names().and_then(<[_]>::last).map_or("tp", |name| name);
         let message = format!(
-            "a model is spread over a mesh of one dim, but {mesh} has {}: pass a sub-mesh, such as `&mesh[\"{sub_mesh}\"]`",
+            "mesh: a 1-d mesh is needed, but {mesh} has {} dims: pass a sub-mesh, such as `&mesh[\"{sub_mesh}\"]`",
             mesh.ndim()
         );
         return Err(Error::argument(OP, message));
@@ -136,12 +136,12 @@ pub fn parallelize_module_with<'a, M: Module>(
         );
         return Ok(module);
     }
-    let steps = Steps::of(&module, &mesh, &plan, options.lenient)?.steps;
+    let entries = ResolvedPlan::new(&module, &mesh, &plan, options.lenient)?.entries;
     on_behalf_of(asked_by(Location::caller()), || {
         all_or_nothing(OP, &module, || {
-            steps.iter().try_for_each(|step| step.take(&mesh, options.src_data_rank))
+            entries.iter().try_for_each(|entry| entry.apply(&mesh, options.src_data_rank))
         })
     })?;
-    drop(steps);
+    drop(entries);
     Ok(module)
 }

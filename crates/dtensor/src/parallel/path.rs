@@ -1,14 +1,14 @@
-//! Paths of modules, with wildcards.
+//! Resolving module paths with wildcards.
 
 use crate::nn::{Module, all_children};
 
-/// Why a path leads nowhere.
+/// The reason why a path matches no module.
 #[derive(Debug)]
 pub(super) struct Unresolved {
-    /// How many names were found before.
+    /// The number of names that matched before this one.
     depth: usize,
     token: String,
-    /// Where it was looked for: path and type, and what there is.
+    /// Path and type of the module in which `token` was looked up.
     at: (String, &'static str),
     children: Vec<String>,
 }
@@ -28,7 +28,7 @@ impl std::fmt::Display for Unresolved {
     }
 }
 
-/// The modules that a path with wildcards leads to, with their own paths.
+/// Returns the modules that a path with wildcards matches, with their paths.
 pub(super) fn resolve<'m>(
     root: &'m dyn Module,
     path: &str,
@@ -44,9 +44,9 @@ pub(super) fn resolve<'m>(
     for (depth, token) in tokens.iter().enumerate() {
         let mut below = Vec::new();
         for (path, module) in &found {
-            // The module itself, not the place in the list where it is noted.
+            // Copies the reference out of `found`, so that it lives for `'m`.
             let module: &'m dyn Module = *module;
-            // Under all their names: a module that is used twice may be meant by either.
+            // `all_children` lists a shared module under each of its names, and the pattern may match any of them.
             for (name, child) in all_children(module) {
                 if matches(token, &name) {
                     let path = if path.is_empty() { name } else { format!("{path}.{name}") };
@@ -68,13 +68,13 @@ pub(super) fn resolve<'m>(
     Ok(found)
 }
 
-/// Whether a name is one that a pattern stands for: `*` any letters, `?` one, `[a-c]` one of these, `[!a]` one that is none of
-/// these. A bracket that is not closed stands for itself.
+/// Returns true if a pattern matches a name: `*` matches any characters, `?` one, `[a-c]` one of a set, `[!a]` one
+/// outside of it. An unclosed bracket matches itself.
 fn matches(pattern: &str, name: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let name: Vec<char> = name.chars().collect();
     let (mut p, mut n) = (0, 0);
-    // The last star, and where in the name what follows it is being tried.
+    // The index of the last star, and the index in the name from which the rest of the pattern is being tried.
     let mut star: Option<(usize, usize)> = None;
     loop {
         if pattern.get(p) == Some(&'*') {
@@ -86,7 +86,7 @@ fn matches(pattern: &str, name: &str) -> bool {
             return true;
         }
         if let (Some(&letter), true) = (name.get(n), p < pattern.len())
-            && let Some(length) = one(&pattern[p..], letter)
+            && let Some(length) = match_one(&pattern[p..], letter)
         {
             p += length;
             n += 1;
@@ -102,8 +102,8 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// The length of the beginning of a pattern that stands for this letter, if it does.
-fn one(pattern: &[char], letter: char) -> Option<usize> {
+/// Returns the length of the first item of a pattern if it matches this character.
+fn match_one(pattern: &[char], letter: char) -> Option<usize> {
     match pattern {
         ['?', ..] => Some(1),
         ['[', rest @ ..] => {
@@ -111,7 +111,7 @@ fn one(pattern: &[char], letter: char) -> Option<usize> {
                 ['!', set @ ..] => (true, set),
                 set => (false, set),
             };
-            // A bracket right at the beginning is one of the letters.
+            // A `]` directly after the opening bracket is a member of the set, so the search for the end starts at 1.
             let Some(end) = (1..set.len()).find(|&i| set[i] == ']') else {
                 return (letter == '[').then_some(1);
             };
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_match_as_in_a_shell() {
+    fn patterns_match_like_shell_globs() {
         for (pattern, yes, no) in [
             ("net1", &["net1"][..], &["net", "net12", "Net1", ""][..]),
             ("*", &["", "a", "layers"], &[]),

@@ -1,16 +1,16 @@
-//! Which part of a model is spread how.
+//! Plans: which submodule gets which parallel style.
 
 use std::fmt;
 use std::sync::Arc;
 
 use super::ParallelStyle;
 
-/// A list of paths of modules and the style for each; [`plan!`](crate::plan) writes one. A style alone is a plan for the
-/// model itself.
+/// A list of module paths and the style for each, usually written with [`plan!`](crate::plan). A style converts into
+/// a plan that applies it to the model itself.
 ///
-/// A path names a module by the names on the way to it, with dots between them. Each name may have wildcards, which match within
-/// that name: `*` any letters, `?` one, `[0-3]` one of these, `[!0]` one that is none of these. The empty path is the model
-/// itself. The type of the model may stand in front.
+/// A path is the names of the modules from the root down, joined by dots. Each name may contain wildcards, which
+/// match within that name: `*` matches any characters, `?` one character, `[0-3]` one character of a set, `[!0]` one
+/// character outside of it. The empty path is the model itself. A path may start with the type name of the model.
 ///
 /// ```
 /// use dtensor::parallel::ParallelPlan;
@@ -22,8 +22,8 @@ use super::ParallelStyle;
 /// };
 /// plan.push("norm", SequenceParallel::new());
 /// assert_eq!(plan.len(), 3);
-/// let whole = ParallelPlan::from(ColwiseParallel::new());
-/// assert_eq!(whole.iter().next().unwrap().0, "");
+/// let single = ParallelPlan::from(ColwiseParallel::new());
+/// assert_eq!(single.iter().next().unwrap().0, "");
 /// ```
 #[derive(Clone, Default)]
 pub struct ParallelPlan {
@@ -31,33 +31,33 @@ pub struct ParallelPlan {
 }
 
 impl ParallelPlan {
-    /// A plan that does nothing.
+    /// Creates an empty plan.
     pub fn new() -> Self {
         ParallelPlan::default()
     }
 
-    /// Adds an entry after the others.
+    /// Appends an entry.
     pub fn push(&mut self, path: impl Into<String>, style: impl ParallelStyle + 'static) {
         self.entries.push((path.into(), Arc::new(style)));
     }
 
-    /// The plan with one more entry.
+    /// Returns the plan with one entry appended.
     pub fn with(mut self, path: impl Into<String>, style: impl ParallelStyle + 'static) -> Self {
         self.push(path, style);
         self
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if the plan has no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Paths and styles, in order.
+    /// Iterates over paths and styles, in order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Arc<dyn ParallelStyle>)> {
         self.entries.iter().map(|(path, style)| (path.as_str(), style))
     }
@@ -93,7 +93,7 @@ impl<P: Into<String>, S: ParallelStyle + 'static> From<Vec<(P, S)>> for Parallel
     }
 }
 
-/// A [`ParallelPlan`](crate::parallel::ParallelPlan): paths of modules, and the style for each.
+/// Builds a [`ParallelPlan`](crate::parallel::ParallelPlan) from module paths and styles.
 ///
 /// ```
 /// use dtensor::nn::Linear;

@@ -1,11 +1,11 @@
-//! Inputs of a module brought to where they are wanted.
+//! Redistributing the inputs of a module.
 
 use std::fmt;
 
 use smallvec::SmallVec;
 
-use super::hooks::{Wanted, base_of, shown};
-use super::layouts::Pairs;
+use super::hooks::{LayoutChange, base_of, describe};
+use super::layouts::LayoutPairs;
 use super::{Layouts, NamedLayouts, ParallelStyle, Partition};
 use crate::declare::debug_is_display;
 use crate::nn::{Argument, Inputs, Module};
@@ -13,11 +13,12 @@ use crate::{DeviceMesh, Error, Result};
 
 const STYLE: &str = "PrepareModuleInput";
 
-/// Takes inputs of a module as parts of tensors on the mesh, and brings them to where they are wanted before the module runs.
+/// Distributes the inputs of a module and redistributes them to the desired placements before the module runs.
 ///
-/// Inputs that have layouts under their names are taken by name. The other layouts are for the other inputs, in order, one for
-/// each; inputs at the end that are no tensors (numbers, flags, options that are not there) need none. `None` leaves an input
-/// alone. A tensor that lies on the mesh already is taken as it is, however its layout was said to be.
+/// Placements for named inputs are matched by name. The other placements are matched with the other inputs in order,
+/// one for each. Trailing inputs that are not tensors (numbers, flags, missing options) need none. `None` leaves an
+/// input unchanged. An input that is already distributed keeps its own placements as the starting point, whatever
+/// `input_layouts` says.
 ///
 /// ```
 /// use dtensor::nn::{Base, forward};
@@ -44,7 +45,7 @@ const STYLE: &str = "PrepareModuleInput";
 ///     let z = add.forward(&x, &y, 2.0)?;
 ///     assert_eq!((z.dims(), z.placements()), (&[4, 3][..], &[Replicate][..]));
 ///
-///     // By name; and the module gets plain tensors.
+///     // By name, and the module gets local tensors.
 ///     let style = PrepareModuleInput::named([("x", Shard(0))], [("x", Replicate)])?.use_local_output(true);
 ///     let add = parallelize_module(Add { base: Base::new() }, &mesh, style)?;
 ///     assert!(!add.forward(&x, &y, 2.0)?.is_distributed());
@@ -55,15 +56,15 @@ const STYLE: &str = "PrepareModuleInput";
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct PrepareModuleInput {
-    pub(super) inputs: Pairs,
+    pub(super) inputs: LayoutPairs,
     pub(super) input_kwarg_layouts: NamedLayouts,
     pub(super) desired_input_kwarg_layouts: NamedLayouts,
     pub(super) use_local_output: bool,
 }
 
 impl PrepareModuleInput {
-    /// How the inputs lie, and how they are wanted: one layout, or several in the order of the inputs, with `None` for inputs to
-    /// be left alone. There must be as many of the one as of the other.
+    /// Creates the style from the given and the desired placements of the inputs: one placement, or several in the
+    /// order of the inputs. `None` leaves an input unchanged. Returns an error if the two lists differ in length.
     pub fn new(input_layouts: impl Into<Layouts>, desired_input_layouts: impl Into<Layouts>) -> Result<Self> {
         let (input_layouts, desired_input_layouts) = (input_layouts.into(), desired_input_layouts.into());
         if desired_input_layouts.is_empty() && !input_layouts.is_empty() {
@@ -72,14 +73,15 @@ impl PrepareModuleInput {
             return Err(Error::argument(STYLE, message));
         }
         Ok(PrepareModuleInput {
-            inputs: Pairs::new(STYLE, "input", input_layouts, desired_input_layouts)?,
+            inputs: LayoutPairs::new(STYLE, "input", input_layouts, desired_input_layouts)?,
             input_kwarg_layouts: NamedLayouts::default(),
             desired_input_kwarg_layouts: NamedLayouts::default(),
             use_local_output: false,
         })
     }
 
-    /// How inputs lie, and how they are wanted, by their names. What PyTorch calls `input_kwarg_layouts`.
+    /// Creates the style from the given and the desired placements of inputs by name. PyTorch calls these
+    /// `input_kwarg_layouts` and `desired_input_kwarg_layouts`.
     pub fn named(
         input_kwarg_layouts: impl Into<NamedLayouts>,
         desired_input_kwarg_layouts: impl Into<NamedLayouts>,
@@ -87,7 +89,7 @@ impl PrepareModuleInput {
         PrepareModuleInput::new((), ())?.and_named(input_kwarg_layouts, desired_input_kwarg_layouts)
     }
 
-    /// As well as the inputs in order, some by name.
+    /// Adds placements by input name to the positional ones.
     pub fn and_named(
         self,
         input_kwarg_layouts: impl Into<NamedLayouts>,
@@ -111,46 +113,50 @@ impl PrepareModuleInput {
                 );
                 return Err(Error::argument(STYLE, message));
             };
-            Wanted { layout, desired }.check(STYLE, &format!("input `{name}`"))?;
+            LayoutChange { layout, desired }.check(STYLE, &format!("input `{name}`"))?;
         }
         Ok(PrepareModuleInput { input_kwarg_layouts: given, desired_input_kwarg_layouts: desired, ..self })
     }
 
-    /// Whether the module gets this rank's parts of the inputs, or tensors that lie on the mesh.
+    /// If true, the module gets this rank's shards of the inputs; else distributed tensors. Default: false.
     pub fn use_local_output(self, use_local_output: bool) -> Self {
         PrepareModuleInput { use_local_output, ..self }
     }
 
-    /// The inputs as the module is to get them.
+    /// Converts the inputs of one call.
     fn prepare(&self, module: &dyn Module, mut inputs: Inputs, mesh: &DeviceMesh) -> Result<Inputs> {
-        // What is missing or no tensor is found before anything is moved.
+        // Missing inputs and wrong types are found before any input is redistributed.
         let mut all = self.in_order(module, &inputs)?;
         for (name, layout) in self.input_kwarg_layouts.iter() {
             let Some(at) = inputs.names().position(|known| known == name) else {
                 let message = format!(
                     "input_kwarg_layouts has `{name}`, but the inputs of `{}` are {}",
                     module.kind(),
-                    listed(&inputs)
+                    format_inputs(&inputs)
                 );
                 return Err(Error::argument(STYLE, message));
             };
-            all.push((at, Wanted { layout, desired: self.desired_input_kwarg_layouts.get(name).flatten() }));
+            all.push((
+                at,
+                LayoutChange { layout, desired: self.desired_input_kwarg_layouts.get(name).flatten() },
+            ));
         }
-        if let Some((at, _)) = all.iter().find(|(at, wanted)| !wanted.fits(&inputs[*at])) {
+        if let Some((at, _)) = all.iter().find(|(at, change)| !change.accepts(&inputs[*at])) {
             let name = inputs.names().nth(*at).unwrap_or_default();
             let message =
-                format!("expecting input to be a torch.Tensor!, but `{name}` of {} is none", listed(&inputs));
+                format!("expecting input to be a tensor, but `{name}` of {} is not", format_inputs(&inputs));
             return Err(Error::argument(STYLE, message));
         }
-        for (at, wanted) in all {
-            inputs[at] = wanted.of(&inputs[at], mesh, self.use_local_output)?;
+        for (at, change) in all {
+            inputs[at] = change.convert(&inputs[at], mesh, self.use_local_output)?;
         }
         Ok(inputs)
     }
 
-    /// The inputs that the layouts without names are for, with these.
-    fn in_order(&self, module: &dyn Module, inputs: &Inputs) -> Result<SmallVec<[(usize, Wanted); 4]>> {
-        let Pairs { given, .. } = &self.inputs;
+    /// Matches the positional placements with the inputs that have no named placement, and returns the inputs'
+    /// indices.
+    fn in_order(&self, module: &dyn Module, inputs: &Inputs) -> Result<SmallVec<[(usize, LayoutChange); 4]>> {
+        let LayoutPairs { given, .. } = &self.inputs;
         if given.is_empty() {
             return Ok(SmallVec::new());
         }
@@ -166,7 +172,7 @@ impl PrepareModuleInput {
                 "module inputs and input_layouts should have same length!, but the inputs of `{}` are {}, and \
                  input_layouts={given}",
                 module.kind(),
-                listed(inputs)
+                format_inputs(inputs)
             );
             return Err(Error::argument(STYLE, message));
         }
@@ -174,9 +180,9 @@ impl PrepareModuleInput {
     }
 }
 
-/// The inputs, for a message.
-fn listed(inputs: &Inputs) -> String {
-    let list: Vec<String> = inputs.iter().map(|(name, x)| format!("{name}: {}", shown(x))).collect();
+/// Formats the inputs for a message.
+fn format_inputs(inputs: &Inputs) -> String {
+    let list: Vec<String> = inputs.iter().map(|(name, x)| format!("{name}: {}", describe(x))).collect();
     format!("({})", list.join(", "))
 }
 

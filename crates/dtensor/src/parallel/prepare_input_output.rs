@@ -1,4 +1,4 @@
-//! Inputs and outputs of a module brought to where they are wanted.
+//! Redistributing the inputs and outputs of a module.
 
 use std::fmt;
 
@@ -34,17 +34,18 @@ pub struct PrepareModuleInputOutput {
 }
 
 impl PrepareModuleInputOutput {
-    /// Both. The module gets tensors that lie on the mesh, and its caller this rank's parts, unless they say otherwise.
+    /// Combines the two styles with their own settings. By default the module gets distributed tensors, and its
+    /// caller this rank's shards.
     pub fn new(input: PrepareModuleInput, output: PrepareModuleOutput) -> Self {
         PrepareModuleInputOutput { input, output }
     }
 
-    /// Whether the module gets this rank's parts of the inputs, or tensors that lie on the mesh.
+    /// If true, the module gets this rank's shards of the inputs; else distributed tensors.
     pub fn use_local_input(self, use_local_input: bool) -> Self {
         PrepareModuleInputOutput { input: self.input.use_local_output(use_local_input), ..self }
     }
 
-    /// Whether the caller gets this rank's parts of the outputs, or tensors that lie on the mesh.
+    /// If true, the caller gets this rank's shards of the outputs; else distributed tensors.
     pub fn use_local_output(self, use_local_output: bool) -> Self {
         PrepareModuleInputOutput { output: self.output.use_local_output(use_local_output), ..self }
     }

@@ -1,9 +1,9 @@
-//! Outputs of a module brought to where they are wanted.
+//! Redistributing the outputs of a module.
 
 use std::fmt;
 
-use super::hooks::{base_of, shown};
-use super::layouts::Pairs;
+use super::hooks::{base_of, describe};
+use super::layouts::LayoutPairs;
 use super::{Layouts, ParallelStyle, Partition};
 use crate::declare::debug_is_display;
 use crate::nn::{Module, Outputs};
@@ -11,11 +11,10 @@ use crate::{DeviceMesh, Error, Result};
 
 const STYLE: &str = "PrepareModuleOutput";
 
-/// Takes outputs of a module as parts of tensors on the mesh, and brings them to where they are wanted before the caller gets
-/// them.
+/// Distributes the outputs of a module and redistributes them to the desired placements before the caller gets them.
 ///
-/// There is one layout for each output, `None` for one to be left alone. A tensor that lies on the mesh
-/// already is taken as it is, however its layout was said to be.
+/// There is one placement for each output; `None` leaves an output unchanged. An output that is already distributed
+/// keeps its own placements as the starting point, whatever `output_layouts` says.
 ///
 /// ```
 /// use dtensor::nn::Identity;
@@ -35,29 +34,30 @@ const STYLE: &str = "PrepareModuleOutput";
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct PrepareModuleOutput {
-    pub(super) outputs: Pairs,
+    pub(super) outputs: LayoutPairs,
     pub(super) use_local_output: bool,
 }
 
 impl PrepareModuleOutput {
-    /// How the outputs lie, and how they are wanted: one layout, or several in their order, with `None` for outputs to be left
-    /// alone. There must be as many of the one as of the other.
+    /// Creates the style from the given and the desired placements of the outputs: one placement, or several in the
+    /// order of the outputs. `None` leaves an output unchanged. Returns an error if the two lists differ in length.
     pub fn new(
         output_layouts: impl Into<Layouts>,
         desired_output_layouts: impl Into<Layouts>,
     ) -> Result<Self> {
-        let outputs = Pairs::new(STYLE, "output", output_layouts.into(), desired_output_layouts.into())?;
+        let outputs =
+            LayoutPairs::new(STYLE, "output", output_layouts.into(), desired_output_layouts.into())?;
         Ok(PrepareModuleOutput { outputs, use_local_output: true })
     }
 
-    /// Whether the caller gets this rank's parts of the outputs, or tensors that lie on the mesh.
+    /// If true (the default), the caller gets this rank's shards of the outputs; else distributed tensors.
     pub fn use_local_output(self, use_local_output: bool) -> Self {
         PrepareModuleOutput { use_local_output, ..self }
     }
 
-    /// The outputs as the caller is to get them.
+    /// Converts the outputs of one call.
     fn prepare(&self, module: &dyn Module, mut outputs: Outputs, mesh: &DeviceMesh) -> Result<Outputs> {
-        let Pairs { given, .. } = &self.outputs;
+        let LayoutPairs { given, .. } = &self.outputs;
         if outputs.len() != given.len() {
             let message = format!(
                 "module outputs and output_layouts should have same length!, but `{}` has {} outputs, and \
@@ -67,19 +67,19 @@ impl PrepareModuleOutput {
             );
             return Err(Error::argument(STYLE, message));
         }
-        // What is no tensor is found before anything is moved.
-        for (i, wanted) in self.outputs.iter().enumerate() {
-            if !wanted.fits(&outputs[i]) {
+        // Wrong types are found before any output is redistributed.
+        for (i, change) in self.outputs.iter().enumerate() {
+            if !change.accepts(&outputs[i]) {
                 let message = format!(
-                    "expecting output to be a torch.Tensor!, but output {i} of `{}` is {}",
+                    "expecting output to be a tensor, but output {i} of `{}` is {}",
                     module.kind(),
-                    shown(&outputs[i])
+                    describe(&outputs[i])
                 );
                 return Err(Error::argument(STYLE, message));
             }
         }
-        for (i, wanted) in self.outputs.iter().enumerate() {
-            outputs[i] = wanted.of(&outputs[i], mesh, self.use_local_output)?;
+        for (i, change) in self.outputs.iter().enumerate() {
+            outputs[i] = change.convert(&outputs[i], mesh, self.use_local_output)?;
         }
         Ok(outputs)
     }

@@ -1,8 +1,8 @@
-//! A linear layer or an embedding cut along its inputs.
+//! Row-wise parallelism: linear layers sharded along their input features, embeddings along their rows.
 
 use std::fmt;
 
-use super::hooks::{base_of, deliver, take_in, unsupported};
+use super::hooks::{base_of, register_input_hook, register_output_hook, unsupported_module};
 use super::{ParallelStyle, Partition};
 use crate::declare::debug_is_display;
 use crate::nn::{Embedding, Linear, Module, downcast};
@@ -10,11 +10,11 @@ use crate::{DeviceMesh, Placement, Replicate, Result, Shard};
 
 const STYLE: &str = "RowwiseParallel";
 
-/// Every rank has the weights for some of the inputs of a [`Linear`], and all biases; or some of the words of an [`Embedding`].
+/// Shards a [`Linear`] along its input features and replicates the bias, or shards an [`Embedding`] along its rows.
 ///
-/// A linear layer takes an input that is cut along its last dim, as [`ColwiseParallel`](super::ColwiseParallel) gives it; the
-/// parts need not be even. What the ranks make of it is summed, and the output is whole on every rank, or cut, if that is wanted.
-/// An embedding takes whole lists of words.
+/// A linear layer takes an input that is sharded along its last dim, as [`ColwiseParallel`](super::ColwiseParallel)
+/// returns it; the shards may be uneven. The partial products are reduced over the ranks, so that the output is
+/// replicated, or sharded if requested. An embedding takes replicated token ids.
 ///
 /// ```
 /// use dtensor::nn::{Embedding, Linear};
@@ -38,30 +38,31 @@ const STYLE: &str = "RowwiseParallel";
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct RowwiseParallel {
-    /// If nothing is said: as the module wants it.
+    /// `None` stands for the module's default: `Shard(-1)` for a linear layer, `Replicate` for an embedding.
     input_layouts: Option<Placement>,
     output_layouts: Placement,
     use_local_output: bool,
 }
 
 impl RowwiseParallel {
-    /// Takes this rank's part of an input that is cut along its last dim, or a whole list of words, and gives an output that is
-    /// whole.
+    /// Creates the style with the input sharded along its last dim (replicated for an embedding), and a replicated
+    /// output.
     pub fn new() -> Self {
         RowwiseParallel { input_layouts: None, output_layouts: Replicate, use_local_output: true }
     }
 
-    /// How an input that does not lie on the mesh is to be taken: this rank has all of it, or a part.
+    /// Sets the placement of an input that is not distributed yet.
     pub fn input_layouts(self, input_layouts: Placement) -> Self {
         RowwiseParallel { input_layouts: Some(input_layouts), ..self }
     }
 
-    /// How the output is to lie.
+    /// Sets the placement of the output. Default: `Replicate`.
     pub fn output_layouts(self, output_layouts: Placement) -> Self {
         RowwiseParallel { output_layouts, ..self }
     }
 
-    /// Whether the output is this rank's part of it, or stays on the mesh.
+    /// If true (the default), the output is converted to this rank's local tensor; else it stays a distributed
+    /// tensor.
     pub fn use_local_output(self, use_local_output: bool) -> Self {
         RowwiseParallel { use_local_output, ..self }
     }
@@ -94,7 +95,7 @@ impl ParallelStyle for RowwiseParallel {
         } else if downcast::<Embedding>(module).is_some() {
             0
         } else {
-            return Err(unsupported(STYLE, module));
+            return Err(unsupported_module(STYLE, module));
         };
         Ok(Some(vec![("weight".to_string(), Shard(dim))]))
     }
@@ -102,11 +103,11 @@ impl ParallelStyle for RowwiseParallel {
     fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
         let base = base_of(STYLE, module)?;
         let RowwiseParallel { input_layouts, output_layouts, use_local_output } = *self;
-        take_in(base, mesh, STYLE, move |module| {
+        register_input_hook(base, mesh, STYLE, move |module| {
             let desired = if downcast::<Linear>(module).is_some() { Shard(-1) } else { Replicate };
             (input_layouts.unwrap_or(desired), desired)
         });
-        deliver(base, mesh, output_layouts, use_local_output);
+        register_output_hook(base, mesh, output_layouts, use_local_output);
         Ok(())
     }
 }

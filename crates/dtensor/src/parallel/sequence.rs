@@ -1,8 +1,8 @@
-//! Whole parameters, and inputs cut along the sequence.
+//! Sequence parallelism: replicated parameters, and inputs sharded along the sequence dim.
 
 use std::fmt;
 
-use super::hooks::{base_of, each_distributed, take_in};
+use super::hooks::{base_of, map_distributed, register_input_hook};
 use super::{ParallelStyle, Partition};
 use crate::declare::debug_is_display;
 use crate::nn::Module;
@@ -10,12 +10,12 @@ use crate::{DeviceMesh, Result, Shard};
 
 const STYLE: &str = "SequenceParallel";
 
-/// Every rank has all parameters of a module and computes it on its part of the sequence: for norms, dropout, and whatever
-/// computes each place of the sequence for itself.
+/// Replicates the parameters of a module and shards its input along the sequence dim. It suits norms, dropout, and
+/// other modules that compute each position of the sequence independently.
 ///
-/// A tensor that does not lie on the mesh is taken for this rank's part of the first input, parts of other ranks being as large.
-/// One that does is brought there. The output stays on the mesh unless [`use_local_output`](SequenceParallel::use_local_output)
-/// says otherwise.
+/// A plain first input is taken as this rank's shard, and all shards must have one size. A distributed one is
+/// redistributed to this sharding. The output stays a distributed tensor unless
+/// [`use_local_output`](SequenceParallel::use_local_output) is set.
 ///
 /// ```
 /// use dtensor::nn::LayerNorm;
@@ -25,7 +25,7 @@ const STYLE: &str = "SequenceParallel";
 ///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
 ///     let norm = parallelize_module(LayerNorm::new([8])?, &mesh, SequenceParallel::new())?;
 ///     assert_eq!(norm.get_parameter("weight")?.get().placements(), [Replicate]);
-///     // This rank's 3 places of 6.
+///     // This rank's 3 of 6 positions.
 ///     let y = norm.forward(&Tensor::ones([4, 3, 8], DType::F32)?)?;
 ///     assert_eq!((y.dims(), y.placements()), (&[4, 6, 8][..], &[Shard(1)][..]));
 ///     Ok(())
@@ -40,17 +40,17 @@ pub struct SequenceParallel {
 }
 
 impl SequenceParallel {
-    /// The sequence is dim 1, and the output stays on the mesh.
+    /// Creates the style with sequence dim 1, and an output that stays a distributed tensor.
     pub fn new() -> Self {
         SequenceParallel { sequence_dim: 1, use_local_output: false }
     }
 
-    /// The dim of the input along which the sequence runs.
+    /// Sets the dim of the input that is the sequence. Default: 1.
     pub fn sequence_dim(self, sequence_dim: isize) -> Self {
         SequenceParallel { sequence_dim, ..self }
     }
 
-    /// Whether the output is this rank's part of it, or stays on the mesh.
+    /// If true, the output is converted to this rank's shard. Default: false.
     pub fn use_local_output(self, use_local_output: bool) -> Self {
         SequenceParallel { use_local_output, ..self }
     }
@@ -79,9 +79,9 @@ impl ParallelStyle for SequenceParallel {
     fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()> {
         let base = base_of(STYLE, module)?;
         let layout = Shard(self.sequence_dim);
-        take_in(base, mesh, STYLE, move |_| (layout, layout));
+        register_input_hook(base, mesh, STYLE, move |_| (layout, layout));
         if self.use_local_output {
-            base.register_forward_hook(|_, _, outputs| each_distributed(outputs, |y| y.to_local()));
+            base.register_forward_hook(|_, _, outputs| map_distributed(outputs, |y| y.to_local()));
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What a style is.
+//! The trait that parallel styles implement.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -6,29 +6,28 @@ use std::sync::Arc;
 use crate::nn::Module;
 use crate::{DeviceMesh, Placement, Result};
 
-/// How parameters of a module are to lie on a mesh of one dim, by their names in the module. Those that are not named are
+/// Placements of a module's parameters on a 1-d mesh, by parameter name. Parameters that are not listed are
 /// replicated.
 ///
 /// ```
 /// use dtensor::Shard;
 /// use dtensor::parallel::Partition;
-/// let bias_is_whole: Partition = vec![("weight".into(), Shard(1))];
-/// # let _ = bias_is_whole;
+/// let replicated_bias: Partition = vec![("weight".into(), Shard(1))];
+/// # let _ = replicated_bias;
 /// ```
 pub type Partition = Vec<(String, Placement)>;
 
-/// A way to spread a module over the ranks of a mesh of one dim: where its parameters lie, and what is done to its inputs and
+/// A way to parallelize a module over a 1-d mesh: the placements of its parameters, and hooks for its inputs and
 /// outputs.
 ///
-/// Those of this library are enough for most models. One of one's own says where the parameters go, and puts hooks on the
-/// module:
+/// The styles of this library are enough for most models. Your own style returns placements and registers hooks:
 ///
 /// ```
 /// use dtensor::nn::{Base, Module, Parameter, forward};
 /// use dtensor::parallel::{ParallelStyle, Partition};
 /// use dtensor::prelude::*;
 ///
-/// /// Several matrices, one after the other.
+/// /// Several matrices, applied in one batched product.
 /// #[derive(Module)]
 /// struct Experts {
 ///     weights: Parameter,
@@ -42,7 +41,7 @@ pub type Partition = Vec<(String, Placement)>;
 ///     }
 /// }
 ///
-/// /// Every rank has some of the experts.
+/// /// Shards the experts over the ranks.
 /// #[derive(Debug)]
 /// struct ExpertParallel;
 ///
@@ -82,17 +81,18 @@ pub type Partition = Vec<(String, Placement)>;
 /// # }
 /// ```
 pub trait ParallelStyle: Debug + Send + Sync {
-    /// How the module's parameters are to lie; nothing, if the style has to do with inputs and outputs only. At most one style of
-    /// a module may say something here.
+    /// Returns the placements of the module's parameters, or `None` if the style only handles inputs and outputs. At
+    /// most one style per module may return placements.
     ///
-    /// A module that the style is not for is refused here: this is asked for all entries of a plan before anything is
-    /// changed.
+    /// Returns an error if the style does not support the module. All entries of a plan are checked with this method
+    /// before anything is changed.
     fn partition(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<Option<Partition>> {
         let _ = (module, mesh);
         Ok(None)
     }
 
-    /// Puts hooks on the module. Its parameters lie as [`partition`](ParallelStyle::partition) said.
+    /// Registers hooks on the module. Its parameters already have the placements that
+    /// [`partition`](ParallelStyle::partition) returned.
     fn apply(&self, module: &dyn Module, mesh: &DeviceMesh) -> Result<()>;
 }
 

@@ -108,7 +108,7 @@ fn arguments() {
             || other.call(both),
             &[
                 "input 0 in local_map has a mismatched placements",
-                "it lies as [S(0)], but the input placements is [S(1)]",
+                "its placements are [S(0)], but the input placements is [S(1)]",
                 "set redistribute_inputs=true to local_map",
             ],
         );
@@ -158,18 +158,15 @@ fn meshes() {
         refused(
             || map.call((&b.rows, &b.on_square, 1.0)),
             &[
-                "input 1 lies on",
+                "input 1 is on",
                 "dp=2, tp=1",
-                "an input before it lies on",
+                "an earlier input is on",
                 "all distributed inputs must be on the same mesh",
             ],
         );
         let given = map.clone().device_mesh(&b.square);
-        refused(
-            || given.call((&b.rows, &b.columns, 1.0)),
-            &["input 0 lies on", "but device_mesh is", "dp=2"],
-        );
-        refused(|| given.call((&b.on_square, &b.columns, 1.0)), &["input 1 lies on", "but device_mesh is"]);
+        refused(|| given.call((&b.rows, &b.columns, 1.0)), &["input 0 is on", "but device_mesh is", "dp=2"]);
+        refused(|| given.call((&b.on_square, &b.columns, 1.0)), &["input 1 is on", "but device_mesh is"]);
         // One that is equal will do.
         let same = line(&world)?;
         let neg = local_map(Tensor::neg).out_placements([Shard(0)]).device_mesh(&same);
@@ -286,7 +283,7 @@ fn results_that_must_be_seen() {
         refused(
             || distributed.out_placements([[Shard(0)]; 2]).call(rows),
             &[
-                "torch.Tensor output expected but received a distributed tensor: output 1 is [5, 3] [S(0)]",
+                "plain tensor output expected but received a distributed tensor: output 1 is [5, 3] [S(0)]",
                 "`to_local`",
             ],
         );

@@ -213,9 +213,9 @@ fn what_cannot_be_measured_is_refused_before_anything_moves() {
         let ((), calls) = counted(|| {
             raises(
                 clip_grad_norm(&both, 1.0, ClipOptions::default()),
-                "clip_grad_norm: a parameter is partial",
+                "clip_grad_norm: a parameter or gradient is partial",
             );
-            raises(clip_grad_value(&both, 1.0), "clip_grad_value: a parameter is partial");
+            raises(clip_grad_value(&both, 1.0), "clip_grad_value: a parameter or gradient is partial");
             raises(grad_norm(&both, f64::NAN), "grad_norm");
             Ok(())
         })?;

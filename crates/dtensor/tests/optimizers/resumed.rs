@@ -202,7 +202,7 @@ fn a_state_that_does_not_fit_changes_nothing() -> Result<()> {
     );
     refused(
         &|s| drop(s.insert("param_groups.0.lr".into(), zeros(&[2]))),
-        "`param_groups.0.lr` is [2], and not one number",
+        "`param_groups.0.lr` has shape [2], but must be a plain tensor",
     );
     refused(
         &|s| drop(s.insert("state.0.momentum_buffer".into(), zeros(&[5, 2]))),
@@ -210,7 +210,7 @@ fn a_state_that_does_not_fit_changes_nothing() -> Result<()> {
     );
     refused(
         &|s| drop(s.insert("state.1.momentum_buffer".into(), Tensor::zeros([4], DType::I64).unwrap())),
-        "not of real numbers",
+        "but must be floating-point",
     );
     refused(
         &|s| drop(s.insert("param_groups.0.params".into(), zeros(&[3]))),
@@ -235,7 +235,7 @@ fn a_state_that_does_not_fit_changes_nothing() -> Result<()> {
     go(&adam, 0..2)?;
     let mut state = adam.state_dict();
     state.insert("state.0.step".into(), number(1.5));
-    raises(adam.load_state_dict(&state), "`state.0.step` is 1.5, and not a number of steps");
+    raises(adam.load_state_dict(&state), "`state.0.step` is 1.5, but must be a non-negative integer");
     state = adam.state_dict();
     state.remove("state.0.exp_avg_sq");
     raises(adam.load_state_dict(&state), "missing key `state.0.exp_avg_sq`");

@@ -61,9 +61,9 @@ fn a_parameter_in_two_places_lies_in_one_way() {
             &mesh,
             plan,
             &[
-                "`output.weight` is to lie S(1) as `words.weight` in ColwiseParallel(",
-                "and ColwiseParallel(",
-                "wants it [6, 4] [S(0)]: a parameter lies in one way",
+                "`output.weight` gets the placement S(1) as `words.weight` in ColwiseParallel(",
+                "but ColwiseParallel(",
+                "needs [6, 4] [S(0)]: a parameter can have only one layout",
             ],
         );
         parallelize_module(&model, &mesh, plan! { "words" => ColwiseParallel::new() })?;
@@ -275,7 +275,7 @@ fn a_style_of_a_user_lays_out_what_it_says_and_leaves_the_rest_whole() {
         got.sum_all()?.backward()?;
         close(&laid_out.matrix.grad().unwrap(), &single.matrix.grad().unwrap());
         close(&laid_out.shift.grad().unwrap(), &single.shift.grad().unwrap());
-        refused(&laid_out, &mesh, Rows, &["laid out by Rows, and Rows would do it again"]);
+        refused(&laid_out, &mesh, Rows, &["already placed by Rows, and Rows would place them again"]);
         Ok(())
     });
 }

@@ -102,7 +102,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
             &model,
             &mesh,
             first().with("layers.0.net1", row()),
-            &["`layers.0.net1` (Linear)", once, "laid out by ColwiseParallel(", "and RowwiseParallel("],
+            &["`layers.0.net1` (Linear)", once, "already placed by ColwiseParallel(", "and RowwiseParallel("],
         );
         let done = parallelize_module(MLPModule::new(true)?, &mesh, mlp())?;
         refused(&done, &mesh, plan! { "net1" => col() }, &["`net1` (Linear)", once, "by ColwiseParallel("]);
@@ -120,7 +120,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
             &model2,
             &mesh,
             mlp(),
-            &["`net1.weight` lies [16, 10] [R] on DeviceMesh", "already", "wants it [16, 10] [S(0)]"],
+            &["`net1.weight` already has the layout [16, 10] [R] on DeviceMesh", "needs [16, 10] [S(0)]"],
         );
         // A place for hooks.
         #[derive(Debug, Module)]
@@ -156,7 +156,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
             &model,
             &grid,
             first(),
-            &["a mesh of one dim", "(dp=2, tp=2)", "pass a sub-mesh, such as `&mesh[\"tp\"]`"],
+            &["a 1-d mesh is needed", "(dp=2, tp=2)", "pass a sub-mesh, such as `&mesh[\"tp\"]`"],
         );
         let options = ParallelizeOptions { src_data_rank: Some(4), ..ParallelizeOptions::default() };
         raises(parallelize_module_with(&model, &mesh, first(), options), "src_data_rank: there is no rank 4");
@@ -199,11 +199,11 @@ fn what_fails_half_way_is_undone() {
 }
 
 #[test]
-fn heads_are_not_cut() {
+fn heads_are_not_split() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         let layer = Linear::new(4, 24, true)?.with_heads(6)?;
-        let words = ["those of 6 heads", "4 ranks", "meshes of 1, 2, 3, 6 ranks can"];
+        let words = ["its 6 heads", "4 ranks", "a mesh of size 1, 2, 3, 6"];
         refused(&layer, &mesh, ColwiseParallel::new(), &words);
         refused(
             &(layer.clone(), Relu::new()),
@@ -296,7 +296,7 @@ fn inputs_are_checked_when_the_module_is_called() {
         let (answer, calls) = record(|| three.forward(&part, None, 2, false));
         raises(
             answer,
-            "expecting input to be a torch.Tensor!, but `n` of (x: a tensor, y: nothing, n: a number, flag: a flag) is none",
+            "expecting input to be a tensor, but `n` of (x: a tensor, y: nothing, n: a number, flag: a flag) is not",
         );
         // Before the input that could have been moved was.
         assert_eq!(calls.len(), 0);
@@ -340,7 +340,7 @@ fn inputs_are_checked_when_the_module_is_called() {
         );
         let all = two(PrepareModuleOutput::new([Shard(0); 3], [Replicate; 3])?)?;
         let (answer, calls) = record(|| all.forward(&part));
-        raises(answer, "expecting output to be a torch.Tensor!, but output 2 of `Two` is a number");
+        raises(answer, "expecting output to be a tensor, but output 2 of `Two` is a number");
         assert_eq!(calls.len(), 0);
 
         // A first input that is no tensor.
@@ -355,7 +355,10 @@ fn inputs_are_checked_when_the_module_is_called() {
             }
         }
         let odd = parallelize_module(Odd { base: Base::new() }, &mesh, SequenceParallel::new())?;
-        raises(odd.forward(3), "expecting input of `Odd` to be a torch.Tensor or DTensor, but got a number");
+        raises(
+            odd.forward(3),
+            "expecting input of `Odd` to be a tensor (plain or distributed), but got a number",
+        );
         // A sequence along a dim that is not there.
         let identity = parallelize_module(Identity::new(), &mesh, SequenceParallel::new())?;
         raises(identity.forward(&Tensor::ones([4], DType::F32)?), "sharding dim 1");
@@ -394,7 +397,7 @@ fn hooks_that_nobody_would_run_are_refused() {
 }
 
 #[test]
-fn a_transformer_whose_heads_cannot_be_shared_out_is_left_alone() {
+fn a_transformer_whose_heads_cannot_be_split_evenly_is_unchanged() {
     spmd(3, |world| {
         let mesh = line(&world)?;
         let model = Transformer::new(&ModelArgs::default())?;

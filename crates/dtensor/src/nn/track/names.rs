@@ -1,20 +1,21 @@
-//! What modules are called.
+//! How modules are named for listeners.
 //!
-//! A root is called by its type: `Mlp`, and another one of that type, while somebody watches, `Mlp#2`. A module below it has the
-//! dotted path after that: `Mlp.layers.0`. One that ran as a root before has its longer name from then on. What is run again for
-//! gradients has the name that it had when it ran first, though nobody may have watched in between.
+//! A root is named by its type: `Mlp`, and further roots of this type within one watch `Mlp#2`, and so on. A module
+//! below a root has the dotted path after it: `Mlp.layers.0`. A module that ran as a root before gets its longer name
+//! from then on. A module that is recomputed in backward keeps the name from its forward pass, even if no listener
+//! was active in between.
 //!
-//! Names begin anew each time that somebody begins to watch, so that two roots may have had one name. What stays is the number of
-//! a root, which no other has. It is not given away as long as anything in the tree of the root is there, and then not soon:
-//! gradients of a root that is gone may still be to come.
+//! Names start anew with each watch (the time during which at least one listener is active), so two roots can have
+//! had the same name. The id of a root is unique. It is not reused while any module of the root's tree is alive, nor
+//! soon afterwards, because gradients of a dropped root may still be computed.
 //!
-//! One that has nothing that tells it from others is found by where it lies, in the tree of a module that runs.
+//! A module without cells is found by its address in the tree of a running module.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::rc::Rc;
 
-use super::identity::{Identity, Key, Places, Spot, spot};
+use super::identity::{AddressKey, CellRefs, Identity, Key, address_key};
 use crate::autograd::{Phase, phase};
 use crate::comm::{Running, running_module};
 use crate::nn::Module;
@@ -23,28 +24,28 @@ thread_local! {
     pub(super) static NAMES: RefCell<Names> = RefCell::default();
 }
 
-/// How many trees a module is remembered to be part of: those it ran in last.
-const REMEMBERED: usize = 4;
+/// The number of trees that a module is remembered to be part of: those that it ran in last.
+const MAX_POSITIONS: usize = 4;
 
-/// How many numbers of roots that are gone lie unused.
-const UNUSED: usize = 256;
+/// The number of ids of dropped roots that are held back before the oldest is reused.
+const HELD_BACK: usize = 256;
 
-/// A module's place in a tree.
+/// A module's position in a tree.
 #[derive(Clone, Debug)]
 pub(super) struct Name {
-    /// The number of the root, if it has one, and its name.
+    /// The id of the root, if it has one, and its name.
     root: Option<u64>,
-    named: Rc<str>,
+    root_name: Rc<str>,
     below: Rc<str>,
 }
 
 impl Name {
     pub(super) fn running(&self, kind: &'static str, parent: Option<&'static Running>) -> &'static Running {
-        Running::below(self.root, &self.named, &self.below, kind, parent)
+        Running::below(self.root, &self.root_name, &self.below, kind, parent)
     }
 
-    /// Of a module further down.
-    fn down(&self, path: &str) -> Name {
+    /// Returns the name of a module further down.
+    fn child(&self, path: &str) -> Name {
         let below = if self.below.is_empty() { path.into() } else { format!("{}.{path}", self.below).into() };
         Name { below, ..self.clone() }
     }
@@ -52,51 +53,52 @@ impl Name {
 
 #[derive(Default)]
 pub(super) struct Names {
-    /// How many have watched before.
+    /// The number of watches that have ended.
     watch: u64,
-    modules: HashMap<Key, Known>,
-    /// How many modules there may be before those that are gone are looked for.
-    many: usize,
-    /// What each root was called last.
+    modules: HashMap<Key, KnownModule>,
+    /// The number of modules at which dropped ones are removed.
+    cleanup_at: usize,
+    /// The last name of each root.
     roots: HashMap<u64, Rc<str>>,
-    /// How many roots of each type have run since somebody watches.
-    alike: HashMap<&'static str, usize>,
-    numbers: Numbers,
-    /// What has no place, in the trees of the modules that run. These are borrowed meanwhile, so that nothing in them moves.
-    pub(super) lying: Vec<HashMap<Spot, Name>>,
+    /// The number of roots of each type in the current watch.
+    roots_by_kind: HashMap<&'static str, usize>,
+    ids: RootIds,
+    /// Names of modules without cells, by address, for each tree that is running. Running modules are borrowed, so
+    /// nothing in them can move.
+    pub(super) by_address: Vec<HashMap<AddressKey, Name>>,
 }
 
-struct Known {
-    places: Places,
-    /// Its number, if it was a root.
+struct KnownModule {
+    cells: CellRefs,
+    /// Its id, if it was a root.
     root: Option<u64>,
-    /// The trees it ran in, the last one last.
-    parts: Vec<Part>,
-    /// When it was named last.
+    /// The trees that it ran in, most recent last.
+    positions: Vec<TreePosition>,
+    /// The watch in which it was named last.
     watch: Option<u64>,
 }
 
-/// Which root a module was found below, and where.
-struct Part {
+/// A root, and the path below it at which a module was found.
+struct TreePosition {
     root: u64,
     below: Rc<str>,
 }
 
 #[derive(Default)]
-struct Numbers {
+struct RootIds {
     next: u64,
-    /// Those of roots that are gone, the first to go first.
+    /// The ids of dropped roots, oldest first.
     free: VecDeque<u64>,
-    /// Those that were still in use since somebody watches.
-    left: Vec<u64>,
+    /// The ids of roots that were dropped during the current watch.
+    dropped: Vec<u64>,
 }
 
-impl Numbers {
+impl RootIds {
     fn take(&mut self) -> u64 {
-        if self.free.len() > UNUSED
-            && let Some(number) = self.free.pop_front()
+        if self.free.len() > HELD_BACK
+            && let Some(id) = self.free.pop_front()
         {
-            return number;
+            return id;
         }
         self.next += 1;
         self.next
@@ -105,85 +107,98 @@ impl Numbers {
 
 pub(super) fn name_of(module: &dyn Module, kind: &'static str) -> Name {
     let Some(Identity { key, .. }) = Identity::of(module, kind) else {
-        let spot = spot(module, kind);
-        let lying =
-            NAMES.with_borrow(|names| names.lying.iter().rev().find_map(|tree| tree.get(&spot).cloned()));
-        return lying.unwrap_or_else(|| Name { root: None, named: kind.into(), below: "".into() });
+        let address_key = address_key(module, kind);
+        let name = NAMES.with_borrow(|names| {
+            names.by_address.iter().rev().find_map(|tree| tree.get(&address_key).cloned())
+        });
+        return name.unwrap_or_else(|| Name { root: None, root_name: kind.into(), below: "".into() });
     };
-    if let Some(name) = NAMES.with_borrow(|names| names.known(&key, phase())) {
+    if let Some(name) = NAMES.with_borrow(|names| names.find_name(&key, phase())) {
         return name;
     }
     let below = module.named_modules().into_iter();
     let below: Vec<_> =
         below.filter_map(|(path, below)| Some((path, Identity::of(below, below.kind())?))).collect();
-    NAMES.with_borrow_mut(|names| names.walked(kind, key, below))
+    NAMES.with_borrow_mut(|names| names.add_tree(kind, key, below))
 }
 
-/// The names of modules in a tree that nothing tells apart but where they lie.
-pub(super) fn lying_in(root: &dyn Module, name: &Name) -> HashMap<Spot, Name> {
-    let mut lying = HashMap::new();
+/// Returns the names of the modules without cells in a tree, by address.
+pub(super) fn names_by_address(root: &dyn Module, name: &Name) -> HashMap<AddressKey, Name> {
+    let mut names = HashMap::new();
     for (below, module) in root.named_modules() {
         let kind = module.kind();
         if !below.is_empty() && Identity::of(module, kind).is_none() {
-            lying.entry(spot(module, kind)).or_insert_with(|| name.down(&below));
+            names.entry(address_key(module, kind)).or_insert_with(|| name.child(&below));
         }
     }
-    lying
+    names
 }
 
 impl Names {
-    fn known(&self, key: &Key, phase: Phase) -> Option<Name> {
+    fn find_name(&self, key: &Key, phase: Phase) -> Option<Name> {
         let known = self.modules.get(key)?;
-        let part = match phase {
-            // It may have run in several trees: it runs again in the one whose gradients are computed.
+        let position = match phase {
+            // A module may have run in several trees: it is recomputed in the one whose gradients are being computed.
             Phase::Recomputation => {
                 let root = running_module().and_then(|running| running.root.id);
-                known.parts.iter().rev().find(|part| Some(part.root) == root).or(known.parts.last())?
+                known
+                    .positions
+                    .iter()
+                    .rev()
+                    .find(|position| Some(position.root) == root)
+                    .or(known.positions.last())?
             }
-            Phase::Forward | Phase::Backward => known.in_watch(self.watch)?,
+            Phase::Forward | Phase::Backward => known.position_in_watch(self.watch)?,
         };
-        Some(self.name(part))
+        Some(self.name_at(position))
     }
 
-    fn name(&self, part: &Part) -> Name {
-        Name { root: Some(part.root), named: self.roots[&part.root].clone(), below: part.below.clone() }
-    }
-
-    /// Notes what was found on the walk from a new root, and gives the root's name.
-    fn walked(&mut self, kind: &'static str, root: Key, below: Vec<(String, Identity)>) -> Name {
-        if self.modules.len() >= self.many {
-            self.forget();
+    fn name_at(&self, position: &TreePosition) -> Name {
+        Name {
+            root: Some(position.root),
+            root_name: self.roots[&position.root].clone(),
+            below: position.below.clone(),
         }
-        let alike = self.alike.entry(kind).or_default();
-        *alike += 1;
-        let named: Rc<str> = if *alike == 1 { kind.into() } else { format!("{kind}#{alike}").into() };
-        let number = self.modules.get(&root).and_then(|known| known.root);
-        let number = number.unwrap_or_else(|| self.numbers.take());
-        self.roots.insert(number, named.clone());
-        // Roots of earlier walks that turn out to be parts of this tree.
+    }
+
+    /// Records what was found in the tree of a new root, and returns the root's name.
+    fn add_tree(&mut self, kind: &'static str, root: Key, below: Vec<(String, Identity)>) -> Name {
+        if self.modules.len() >= self.cleanup_at {
+            self.remove_dropped();
+        }
+        let count = self.roots_by_kind.entry(kind).or_default();
+        *count += 1;
+        let root_name: Rc<str> = if *count == 1 { kind.into() } else { format!("{kind}#{count}").into() };
+        let id = self.modules.get(&root).and_then(|known| known.root);
+        let id = id.unwrap_or_else(|| self.ids.take());
+        self.roots.insert(id, root_name.clone());
+        // Earlier roots that turn out to be in this tree.
         let roots = below.iter().filter_map(|(_, found)| self.modules.get(&found.key)?.root);
-        let inner: HashSet<u64> = roots.filter(|&inner| inner != number).collect();
-        for (path, Identity { key, places }) in below {
-            let known = self.modules.entry(key).or_insert_with(|| Known::new(places));
-            let stays = known.in_watch(self.watch).is_some_and(|part| !inner.contains(&part.root));
+        let inner: HashSet<u64> = roots.filter(|&inner| inner != id).collect();
+        for (path, Identity { key, cells }) in below {
+            let known = self.modules.entry(key).or_insert_with(|| KnownModule::new(cells));
+            let stays =
+                known.position_in_watch(self.watch).is_some_and(|position| !inner.contains(&position.root));
             if !stays {
-                known.found(Part { root: number, below: path.into() }, self.watch);
+                known.add_position(TreePosition { root: id, below: path.into() }, self.watch);
             }
         }
         match self.modules.get_mut(&root) {
-            Some(known) => known.root = Some(number),
-            None => return Name { root: Some(number), named, below: "".into() },
+            Some(known) => known.root = Some(id),
+            None => return Name { root: Some(id), root_name, below: "".into() },
         }
-        self.known(&root, Phase::Forward).expect("it has just been named")
+        self.find_name(&root, Phase::Forward).expect("the root has just been named")
     }
 
-    /// Forgets modules that are gone, and roots of whose trees nothing is left.
-    fn forget(&mut self) {
-        self.modules.retain(|_, known| known.places.are_there());
-        self.many = 64.max(2 * self.modules.len());
-        let parts = self.modules.values().flat_map(|known| known.parts.iter().map(|part| part.root));
-        let used: HashSet<u64> = parts.chain(self.modules.values().filter_map(|known| known.root)).collect();
-        self.numbers.left.extend(self.roots.keys().filter(|root| !used.contains(root)));
+    /// Removes modules that were dropped, and roots whose trees have no modules left.
+    fn remove_dropped(&mut self) {
+        self.modules.retain(|_, known| known.cells.are_alive());
+        self.cleanup_at = 64.max(2 * self.modules.len());
+        let positions =
+            self.modules.values().flat_map(|known| known.positions.iter().map(|position| position.root));
+        let used: HashSet<u64> =
+            positions.chain(self.modules.values().filter_map(|known| known.root)).collect();
+        self.ids.dropped.extend(self.roots.keys().filter(|root| !used.contains(root)));
         self.roots.retain(|root, _| used.contains(root));
     }
 
@@ -197,33 +212,33 @@ impl Names {
         self.roots.len()
     }
 
-    /// When nobody watches any more.
+    /// Ends a watch, when the last listener is gone.
     pub(super) fn end_watch(&mut self) {
         self.watch += 1;
-        self.alike.clear();
-        self.forget();
-        self.numbers.left.sort_unstable();
-        let left = std::mem::take(&mut self.numbers.left);
-        self.numbers.free.extend(left);
+        self.roots_by_kind.clear();
+        self.remove_dropped();
+        self.ids.dropped.sort_unstable();
+        let dropped = std::mem::take(&mut self.ids.dropped);
+        self.ids.free.extend(dropped);
     }
 }
 
-impl Known {
-    fn new(places: Places) -> Self {
-        Known { places, root: None, parts: Vec::new(), watch: None }
+impl KnownModule {
+    fn new(cells: CellRefs) -> Self {
+        KnownModule { cells, root: None, positions: Vec::new(), watch: None }
     }
 
-    /// Where it was found while somebody watches.
-    fn in_watch(&self, watch: u64) -> Option<&Part> {
-        self.parts.last().filter(|_| self.watch == Some(watch))
+    /// Returns where the module was found in the current watch.
+    fn position_in_watch(&self, watch: u64) -> Option<&TreePosition> {
+        self.positions.last().filter(|_| self.watch == Some(watch))
     }
 
-    fn found(&mut self, part: Part, watch: u64) {
-        self.parts.retain(|known| known.root != part.root);
-        if self.parts.len() == REMEMBERED {
-            self.parts.remove(0);
+    fn add_position(&mut self, position: TreePosition, watch: u64) {
+        self.positions.retain(|known| known.root != position.root);
+        if self.positions.len() == MAX_POSITIONS {
+            self.positions.remove(0);
         }
-        self.parts.push(part);
+        self.positions.push(position);
         self.watch = Some(watch);
     }
 }

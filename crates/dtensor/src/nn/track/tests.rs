@@ -1,4 +1,4 @@
-//! What is kept of modules that are gone.
+//! Tests of what is remembered about dropped modules.
 
 use std::rc::Rc;
 
@@ -25,34 +25,34 @@ fn wrapped(layer: &Linear) -> Result<Wrapped> {
     Ok(Wrapped { layer: layer.clone(), own: Linear::new(1, 1, false)? })
 }
 
-/// Runs `body`, and gives the paths of the modules that it ran and how many modules were known at most.
+/// Runs `body`, and returns the paths of the modules that it ran and the largest number of modules known at a time.
 fn paths(body: impl FnOnce() -> Result<()>) -> Result<(Vec<&'static str>, usize)> {
-    let heard = Rc::new(std::cell::RefCell::new((Vec::new(), 0)));
-    let noted = heard.clone();
+    let seen = Rc::new(std::cell::RefCell::new((Vec::new(), 0)));
+    let recorded = seen.clone();
     let note = move |_: &super::Entered<'_>| {
-        let (paths, most) = &mut *noted.borrow_mut();
+        let (paths, most) = &mut *recorded.borrow_mut();
         paths.extend(running_module().map(|running| running.path));
         *most = NAMES.with_borrow(|names| names.len().max(*most));
     };
     watched(Rc::new(note), body)?;
-    Ok(heard.take())
+    Ok(seen.take())
 }
 
 #[test]
-fn modules_that_are_gone_are_forgotten_while_somebody_watches() -> Result<()> {
+fn dropped_modules_are_forgotten_during_a_watch() -> Result<()> {
     let x = Tensor::ones([1, 1], DType::F32)?;
     let shared = Linear::new(1, 1, false)?;
-    let (heard, most) = paths(|| {
+    let (seen, most) = paths(|| {
         for _ in 0..1000 {
             wrapped(&shared)?.forward(&x)?;
         }
         Ok(())
     })?;
-    // Each is one of its own, all the same.
-    assert_eq!(heard.len(), 2000);
-    assert_eq!((heard[0], heard[1], heard[1998]), ("Wrapped", "Wrapped.layer", "Wrapped#1000"));
+    // Every module gets its own name.
+    assert_eq!(seen.len(), 2000);
+    assert_eq!((seen[0], seen[1], seen[1998]), ("Wrapped", "Wrapped.layer", "Wrapped#1000"));
     assert!(most < 200, "{most}");
-    // The layer is still there, and the root that it was found in first is remembered for it.
+    // The layer is still alive, and the root in which it was found first is remembered for it.
     NAMES.with_borrow(|names| assert_eq!((names.len(), names.roots()), (1, 1)));
     drop(shared);
     paths(|| Ok(()))?;
@@ -61,21 +61,21 @@ fn modules_that_are_gone_are_forgotten_while_somebody_watches() -> Result<()> {
 }
 
 #[test]
-fn numbers_of_roots_are_used_again_but_not_soon() -> Result<()> {
+fn root_ids_are_reused_only_after_many_others() -> Result<()> {
     let x = Tensor::ones([1, 1], DType::F32)?;
     let run = || -> Result<u64> {
-        let number = Rc::new(std::cell::Cell::new(0));
-        let noted = number.clone();
+        let id = Rc::new(std::cell::Cell::new(0));
+        let recorded = id.clone();
         let note =
-            move |entered: &super::Entered<'_>| noted.set(entered.running.root.id.expect("it has one"));
+            move |entered: &super::Entered<'_>| recorded.set(entered.running.root.id.expect("it has one"));
         watched(Rc::new(note), || Linear::new(1, 1, false)?.forward(&x))?;
-        Ok(number.get())
+        Ok(id.get())
     };
-    let numbers = (0..600).map(|_| run()).collect::<Result<Vec<_>>>()?;
-    let mut distinct = numbers.clone();
+    let ids = (0..600).map(|_| run()).collect::<Result<Vec<_>>>()?;
+    let mut distinct = ids.clone();
     distinct.sort_unstable();
     distinct.dedup();
     assert_eq!(distinct.len(), 257);
-    assert_eq!(numbers[257..514], numbers[..257]);
+    assert_eq!(ids[257..514], ids[..257]);
     Ok(())
 }

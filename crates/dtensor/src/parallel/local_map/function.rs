@@ -1,17 +1,17 @@
-//! Functions of several arguments, called with a tuple.
+//! Calling functions of several arguments with a tuple.
 
 use super::MapValue;
 use crate::declare::tuples;
 use crate::{Result, Tensor};
 
-/// A function that [`local_map`](super::local_map) can run with arguments of these types: one of up to eight arguments that
-/// returns a [`Result`] of a [`MapValue`].
+/// A function that [`local_map`](super::local_map) can run with arguments of these types. It takes up to eight
+/// arguments and returns a [`Result`] of a [`MapValue`].
 ///
 /// ```
 /// use dtensor::parallel::{LocalMap, MapFunction};
 /// use dtensor::prelude::*;
 ///
-/// /// With one tensor, whatever comes out.
+/// /// Calls a mapped function with one tensor.
 /// fn on_one<'a, F: MapFunction<&'a Tensor>>(map: &LocalMap<F>, x: &'a Tensor) -> Result<F::Output> {
 ///     map.call(x)
 /// }
@@ -23,16 +23,16 @@ use crate::{Result, Tensor};
 /// # }
 /// ```
 pub trait MapFunction<A: MapValue> {
-    /// What the caller gets.
+    /// The value that the caller gets.
     type Output;
-    /// What the function returns.
+    /// The value that the function returns.
     type Returned: for<'h> MapValue<As<'h> = Self::Output>;
 
-    /// Runs it.
+    /// Calls the function.
     fn run(&self, arguments: A::As<'_>) -> Result<Self::Returned>;
 }
 
-/// One tensor needs no tuple.
+/// A single tensor needs no tuple.
 impl<Func, Ret, Out> MapFunction<&Tensor> for Func
 where
     Func: for<'h> Fn(&'h Tensor) -> Result<Ret>,

@@ -1,31 +1,31 @@
-//! From distributed arguments to this rank's parts. Everything is checked before anything is moved.
+//! Converts distributed arguments to local tensors. Everything is checked before anything is redistributed.
 
-use super::{Leaf, Leaves, OP, PerTensor, Settings, listed};
+use super::{Leaf, Leaves, OP, PerTensor, Settings, format_leaves};
 use crate::{DeviceMesh, Error, Layout, Placements, Result, Tensor};
 
-/// What becomes of the distributed tensors among the arguments.
+/// How the distributed tensors among the arguments are converted.
 pub(super) struct Prepared {
-    /// The mesh they all lie on.
+    /// The mesh that all of them are on.
     pub(super) mesh: DeviceMesh,
-    moves: Vec<Move>,
+    conversions: Vec<ArgumentConversion>,
 }
 
-/// What becomes of one of them.
-struct Move {
-    /// Which of the tensors.
+/// How one distributed argument is converted.
+struct ArgumentConversion {
+    /// Its index among the tensors.
     at: usize,
-    /// Where it is wanted, if it is not there.
+    /// The layout to redistribute to, if it is not the tensor's own.
     to: Option<Layout>,
-    /// How its gradient will lie, if that was said.
+    /// The placements of its gradient, if they were set.
     grad: Option<Placements>,
 }
 
-/// What is to be done with these arguments; nothing, if none of them is distributed.
-pub(super) fn prepare(how: &Settings, leaves: &Leaves) -> Result<Option<Prepared>> {
-    for (list, said) in
-        [("in_placements", &how.in_placements), ("in_grad_placements", &how.in_grad_placements)]
+/// Checks the arguments and plans their conversion. Returns `None` if none of them is distributed.
+pub(super) fn prepare(settings: &Settings, leaves: &Leaves) -> Result<Option<Prepared>> {
+    for (list, entries) in
+        [("in_placements", &settings.in_placements), ("in_grad_placements", &settings.in_grad_placements)]
     {
-        check_entries(list, said, leaves)?;
+        check_entries(list, entries, leaves)?;
     }
     let mut prepared: Option<Prepared> = None;
     let mut at = 0;
@@ -33,11 +33,15 @@ pub(super) fn prepare(how: &Settings, leaves: &Leaves) -> Result<Option<Prepared
         let Some(x) = tensor else { continue };
         if let Some(layout) = x.layout() {
             let prepared = prepared.get_or_insert_with(|| Prepared {
-                mesh: how.device_mesh.as_ref().unwrap_or(layout.mesh()).clone(),
-                moves: Vec::new(),
+                mesh: settings.device_mesh.as_ref().unwrap_or(layout.mesh()).clone(),
+                conversions: Vec::new(),
             });
-            let to = check_input(how, &prepared.mesh, i, layout)?;
-            prepared.moves.push(Move { at, to, grad: how.in_grad_placements.get(i).cloned() });
+            let to = check_input(settings, &prepared.mesh, i, layout)?;
+            prepared.conversions.push(ArgumentConversion {
+                at,
+                to,
+                grad: settings.in_grad_placements.get(i).cloned(),
+            });
         }
         at += 1;
     }
@@ -45,8 +49,8 @@ pub(super) fn prepare(how: &Settings, leaves: &Leaves) -> Result<Option<Prepared
         && mesh.coordinate().is_none()
     {
         let message = format!(
-            "rank {} is not in the mesh {mesh}: it has no part to run the function on, and is not told what comes out on the \
-             others; call it `if mesh.coordinate().is_some()`",
+            "rank {} is not in the mesh {mesh}: it has no shard to run the function on, and cannot know the results of \
+             the others; call it only `if mesh.coordinate().is_some()`",
             mesh.rank()
         );
         return Err(Error::argument(OP, message));
@@ -54,21 +58,21 @@ pub(super) fn prepare(how: &Settings, leaves: &Leaves) -> Result<Option<Prepared
     Ok(prepared)
 }
 
-/// That a list has one entry for each leaf, and none for what is no tensor.
-fn check_entries(list: &str, said: &PerTensor<Placements>, leaves: &Leaves) -> Result<()> {
+/// Returns an error unless a setting has one entry for each leaf, and `None` for values that are not tensors.
+fn check_entries(list: &str, entries: &PerTensor<Placements>, leaves: &Leaves) -> Result<()> {
     let inputs = leaves.kinds().len();
-    if said.len().is_some_and(|len| len != inputs) {
+    if entries.len().is_some_and(|len| len != inputs) {
         let message = format!(
-            "{list} length {} does not match the number of input args {inputs}: {list}={said}, and the inputs are {}",
-            said.len().unwrap_or(0),
-            listed(leaves.kinds())
+            "{list} length {} does not match the number of input args {inputs}: {list}={entries}, and the inputs are {}",
+            entries.len().unwrap_or(0),
+            format_leaves(leaves.kinds())
         );
         return Err(Error::argument(OP, message));
     }
     for (i, leaf) in leaves.kinds().iter().enumerate() {
-        if let (Leaf::Plain(kind), Some(placements)) = (leaf, said.get(i)) {
+        if let (Leaf::Plain(kind), Some(placements)) = (leaf, entries.get(i)) {
             let message = format!(
-                "non-tensor input {i} ({kind}) expects None placements but received {placements} in {list}={said}"
+                "non-tensor input {i} ({kind}) expects None placements but received {placements} in {list}={entries}"
             );
             return Err(Error::argument(OP, message));
         }
@@ -76,12 +80,12 @@ fn check_entries(list: &str, said: &PerTensor<Placements>, leaves: &Leaves) -> R
     Ok(())
 }
 
-/// Where a distributed input is wanted, if it is not there.
-fn check_input(how: &Settings, mesh: &DeviceMesh, i: usize, layout: &Layout) -> Result<Option<Layout>> {
+/// Returns the layout that a distributed input must be redistributed to, if it is not its own.
+fn check_input(settings: &Settings, mesh: &DeviceMesh, i: usize, layout: &Layout) -> Result<Option<Layout>> {
     if layout.mesh() != mesh {
-        let whose = if how.device_mesh.is_some() { "device_mesh is" } else { "an input before it lies on" };
+        let whose = if settings.device_mesh.is_some() { "device_mesh is" } else { "an earlier input is on" };
         let message = format!(
-            "input {i} lies on {}, but {whose} {mesh}: all distributed inputs must be on the same mesh",
+            "input {i} is on {}, but {whose} {mesh}: all distributed inputs must be on the same mesh",
             layout.mesh()
         );
         return Err(Error::argument(OP, message));
@@ -91,33 +95,33 @@ fn check_input(how: &Settings, mesh: &DeviceMesh, i: usize, layout: &Layout) -> 
         Error::argument(OP, message)
     };
     let of_input = |list: &'static str| move |error: Error| error.about(OP, format!("{list} of input {i}"));
-    let mut wanted = layout.clone();
-    if !how.in_placements.is_empty() {
-        let placements = how.in_placements.get(i).ok_or_else(|| missing("placements"))?;
-        wanted = Layout::checked(OP, mesh, placements.clone(), layout.shape().clone())
+    let mut target = layout.clone();
+    if !settings.in_placements.is_empty() {
+        let placements = settings.in_placements.get(i).ok_or_else(|| missing("placements"))?;
+        target = Layout::checked(OP, mesh, placements.clone(), layout.shape().clone())
             .map_err(of_input("in_placements"))?;
     }
-    if wanted != *layout && !how.redistribute_inputs {
+    if target != *layout && !settings.redistribute_inputs {
         let message = format!(
-            "input {i} in local_map has a mismatched placements: it lies as {}, but the input placements is {}; if it is \
-             to be redistributed, set redistribute_inputs=true to local_map",
+            "input {i} in local_map has a mismatched placements: its placements are {}, but the input placements is {}; to \
+             redistribute it, set redistribute_inputs=true to local_map",
             Placements::from(layout.placements()),
-            Placements::from(wanted.placements())
+            Placements::from(target.placements())
         );
         return Err(Error::argument(OP, message));
     }
-    if !how.in_grad_placements.is_empty() {
-        let placements = how.in_grad_placements.get(i).ok_or_else(|| missing("in grad placements"))?;
-        wanted.of_gradient(OP, placements.clone()).map_err(of_input("in_grad_placements"))?;
+    if !settings.in_grad_placements.is_empty() {
+        let placements = settings.in_grad_placements.get(i).ok_or_else(|| missing("in grad placements"))?;
+        target.of_gradient(OP, placements.clone()).map_err(of_input("in_grad_placements"))?;
     }
-    Ok((wanted != *layout).then_some(wanted))
+    Ok((target != *layout).then_some(target))
 }
 
 impl Prepared {
-    /// This rank's parts in place of the distributed tensors.
+    /// Replaces the distributed tensors by their local tensors.
     #[track_caller]
     pub(super) fn localize(&self, tensors: &mut [Tensor]) -> Result<()> {
-        for Move { at, to, grad } in &self.moves {
+        for ArgumentConversion { at, to, grad } in &self.conversions {
             let x = &mut tensors[*at];
             if let Some(to) = to {
                 *x = x.redistribute(to.placements())?;

@@ -1,7 +1,8 @@
-//! [`local_map`]: a function of this rank's parts, called with distributed tensors.
+//! [`local_map`]: a function of local tensors, called with distributed ones.
 //!
-//! `value.rs` takes arguments and results apart and puts them together again, `function.rs` calls functions with tuples,
-//! `per_tensor.rs` is what users say of each tensor; `inputs.rs` and `outputs.rs` check and do it.
+//! `value.rs` flattens arguments and results into leaves and rebuilds them, `function.rs` calls functions with
+//! tuples, and `per_tensor.rs` holds the settings per tensor. `inputs.rs` and `outputs.rs` convert between
+//! distributed and local tensors.
 
 mod function;
 mod inputs;
@@ -21,12 +22,13 @@ use dtensor_array::origin::{asked_by, on_behalf_of};
 
 const OP: &str = "local_map";
 
-/// Makes a function of plain tensors one of distributed tensors: it is run on this rank's parts, and what it returns is taken as
-/// this rank's parts of the results.
+/// Wraps a function of plain tensors so that it takes and returns distributed tensors. It runs on this rank's shards,
+/// and its results are taken as this rank's shards of the distributed results.
 ///
-/// The function takes up to eight arguments: tensors (`&Tensor`, `Option<&Tensor>`, `&[Tensor]`), and anything else, which is
-/// handed through: numbers, meshes, [what says so](PassThrough) and what is wrapped in [`Plain`]. It returns a `Result` of a
-/// tensor, an optional one, a list, anything else, or a tuple of these. A closure has to say the types of its arguments.
+/// The function takes up to eight arguments. Tensors (`&Tensor`, `Option<&Tensor>`, `&[Tensor]`) are converted.
+/// Everything else is passed through: numbers, meshes, types that implement [`PassThrough`], and values wrapped in
+/// [`Plain`]. The function returns a `Result` of a tensor, an optional tensor, a list of tensors, any other value, or
+/// a tuple of these. A closure must spell out the types of its arguments.
 ///
 /// ```
 /// use dtensor::comm::ReduceOp;
@@ -34,7 +36,7 @@ const OP: &str = "local_map";
 /// # fn main() -> Result<()> {
 /// launch(2, |world| {
 ///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
-///     // Each rank has some of the columns of w and the rows of x that they meet: the product is a sum over ranks.
+///     // Each rank has some columns of w and the matching rows of x: the product is a sum over the ranks.
 ///     let mm = local_map(|mesh: &DeviceMesh, w: &Tensor, x: &Tensor| {
 ///         mesh.group(0)?.all_reduce(&w.matmul(x)?, ReduceOp::Sum)
 ///     })
@@ -42,77 +44,78 @@ const OP: &str = "local_map";
 ///     .out_placements([Replicate]);
 ///
 ///     let (w, x) = (Tensor::ones([3, 5], DType::F32)?, Tensor::ones([5, 4], DType::F32)?);
-///     let laid_w = distribute_tensor(&w, &mesh, [Shard(1)])?;
-///     let laid_x = distribute_tensor(&x, &mesh, [Shard(0)])?;
-///     let y = mm.call((&mesh, &laid_w, &laid_x))?;
+///     let sharded_w = distribute_tensor(&w, &mesh, [Shard(1)])?;
+///     let sharded_x = distribute_tensor(&x, &mesh, [Shard(0)])?;
+///     let y = mm.call((&mesh, &sharded_w, &sharded_x))?;
 ///     assert_eq!((y.dims(), y.placements()), (&[3, 4][..], &[Replicate][..]));
 ///     assert_eq!(y.to_local()?.to_vec::<f32>()?, [5.; 12]);
 ///
-///     // What lies otherwise is refused, or brought there.
+///     // Inputs with other placements are an error, unless they may be redistributed.
 ///     let rows = distribute_tensor(&w, &mesh, [Shard(0)])?;
-///     assert!(mm.call((&mesh, &rows, &laid_x)).is_err());
-///     let moving = mm.clone().redistribute_inputs(true);
-///     assert_eq!(moving.call((&mesh, &rows, &laid_x))?.to_local()?.to_vec::<f32>()?, [5.; 12]);
+///     assert!(mm.call((&mesh, &rows, &sharded_x)).is_err());
+///     let redistributing = mm.clone().redistribute_inputs(true);
+///     assert_eq!(redistributing.call((&mesh, &rows, &sharded_x))?.to_local()?.to_vec::<f32>()?, [5.; 12]);
 ///
-///     // As a plain closure.
+///     // A closure makes it look like a plain function.
 ///     let product = |w: &Tensor, x: &Tensor| mm.call((&mesh, w, x));
-///     assert_eq!(product(&laid_w, &laid_x)?.dims(), [3, 4]);
+///     assert_eq!(product(&sharded_w, &sharded_x)?.dims(), [3, 4]);
 ///     Ok(())
 /// })?;
 /// # Ok(())
 /// # }
 /// ```
 pub fn local_map<F>(function: F) -> LocalMap<F> {
-    LocalMap { function, how: Settings::default() }
+    LocalMap { function, settings: Settings::default() }
 }
 
-/// A function of plain tensors that is called with distributed ones. [`local_map`] makes it.
+/// A function of plain tensors that is called with distributed ones. [`local_map`] creates it.
 ///
 /// # Arguments
 ///
 /// | argument | its entry in `in_placements` | what the function gets |
 /// | --- | --- | --- |
-/// | a distributed tensor | nothing is said of any | this rank's part, as the tensor lies |
-/// | | how it lies | this rank's part |
-/// | | something else | this rank's part after [redistribution](LocalMap::redistribute_inputs), or an error |
+/// | a distributed tensor | `in_placements` is not set | this rank's shard |
+/// | | the tensor's own placements | this rank's shard |
+/// | | other placements | this rank's shard after [redistribution](LocalMap::redistribute_inputs), or an error |
 /// | | `None` | an error |
 /// | a plain tensor | anything | the tensor |
 /// | an option without a tensor | anything | `None` |
-/// | anything else | `None` | the same; with another entry, an error |
+/// | any other value | `None` | the value; with another entry, an error |
 ///
-/// Lists and tuples have an entry for each of their members, as if these were arguments of their own. What is the same in every
-/// call need not be an argument: a closure can hold it.
+/// Every member of a list or tuple needs its own entry, as if it was a separate argument. A value that is the same in
+/// every call need not be an argument: a closure can capture it.
 ///
-/// All distributed arguments have to lie on one mesh. If none is distributed, the function is called as if there was no
-/// `local_map`, and the result is what it returns.
+/// All distributed arguments must be on one mesh. If none is distributed, the function is called directly and its
+/// results are returned as they are.
 ///
 /// # Results
 ///
-/// A tensor becomes one that lies on the mesh as its entry in `out_placements` says. Every tensor needs an entry: that it is the
-/// same on all ranks is something only the function can know. A value that is no tensor has `None`, and is returned as it is.
+/// A tensor becomes a distributed tensor with the placements of its entry in `out_placements`. Every tensor needs an
+/// entry, because only the caller can know whether the tensor is the same on all ranks. The entry of any other value
+/// is `None`, and the value is returned as it is.
 ///
-/// Ranks tell each other the shapes of results that are cut, so that the whole has its true size even where
-/// parts are uneven or empty, and parts that do not fit together are an error on all ranks. This is one
-/// exchange of a few bytes, however many such results there are. It is not needed where the shape of the
-/// whole is [said](LocalMap::out_shapes), or that all parts are [the same](LocalMap::even_outputs).
+/// The ranks exchange the shapes of sharded results, so that the global shape is right even if shards are uneven or
+/// empty, and shards that do not fit together are an error on all ranks. This takes one exchange of a few bytes,
+/// however many such results there are. It is skipped if the global shapes are [given](LocalMap::out_shapes), or if
+/// all shards are declared to be [even](LocalMap::even_outputs).
 ///
-/// An `Option<Tensor>` has a tensor on all ranks, or on none. Since a rank cannot know what the others
-/// return, they tell each other that in the same exchange, which is left out only where all results are said
-/// to be [the same](LocalMap::even_outputs).
+/// An `Option<Tensor>` must hold a tensor on all ranks or on none. The ranks check this in the same exchange, which
+/// is then skipped only for [even outputs](LocalMap::even_outputs).
 ///
 /// # Gradients
 ///
-/// They go through: a part's gradient is taken to be part of one that lies as the tensor does, replicated
-/// where that is partial ([`Tensor::to_local`](crate::Tensor::to_local)), or as
-/// [said](LocalMap::in_grad_placements); that of a result is brought to how it lies, replicated where it is
-/// partial ([`Tensor::from_local`](crate::Tensor::from_local)), or as [said](LocalMap::out_grad_placements):
-/// a result that collectives in the function have made the same on all ranks needs this.
+/// Gradients flow through. The gradient of an argument's shard is taken as this rank's shard of a gradient with the
+/// argument's placements, except that partial becomes replicated ([`Tensor::to_local`](crate::Tensor::to_local));
+/// [`in_grad_placements`](LocalMap::in_grad_placements) overrides this. The gradient of a result is redistributed to
+/// the result's placements, again with replicated for partial ([`Tensor::from_local`](crate::Tensor::from_local));
+/// [`out_grad_placements`](LocalMap::out_grad_placements) overrides this, and is needed for a result that collectives
+/// inside the function have made equal on all ranks.
 ///
 /// # Ranks
 ///
-/// All ranks of the mesh have to call it. On a rank outside the mesh there is nothing to run the function on
-/// and nobody says what comes out, neither how many tensors nor of which dtype, and a call is an error:
-/// unlike an operator, it has to be called only `if mesh.coordinate().is_some()`.
+/// All ranks of the mesh must call it. On a rank outside the mesh a call is an error, unlike for operators: there is
+/// no shard to run the function on, and the number and dtypes of the results are unknown. Guard the call
+/// with `if mesh.coordinate().is_some()`.
 ///
 /// ```
 /// use dtensor::prelude::*;
@@ -120,7 +123,7 @@ pub fn local_map<F>(function: F) -> LocalMap<F> {
 /// launch(3, |world| {
 ///     let mesh = DeviceMesh::new(&world, [3], "dp")?;
 ///     let x = distribute_tensor(&Tensor::arange(0, 10, 1, DType::F32)?.view([5, 2])?, &mesh, [Shard(0)])?;
-///     // Several outputs, one of them no tensor. Ranks have two rows, two rows and one.
+///     // Two outputs, one of them not a tensor. The ranks have two rows, two rows and one row.
 ///     let largest = local_map(|x: &Tensor| Ok((x.mul(2.0)?, x.max_all()?.item::<f32>()?)))
 ///         .out_placements(([Shard(0)], None));
 ///     let (y, mine) = largest.call(&x)?;
@@ -135,10 +138,10 @@ pub fn local_map<F>(function: F) -> LocalMap<F> {
 #[must_use = "nothing is run before `call`"]
 pub struct LocalMap<F> {
     function: F,
-    how: Settings,
+    settings: Settings,
 }
 
-/// What has been said of arguments and results.
+/// The settings of a [`LocalMap`].
 #[derive(Clone, Debug, Default)]
 struct Settings {
     in_placements: PerTensor<Placements>,
@@ -152,14 +155,16 @@ struct Settings {
 }
 
 impl<F> LocalMap<F> {
-    /// How the arguments have to lie: an entry for each, `None` for what is no tensor. Without it, they may lie in any way.
+    /// Sets the placements that the arguments must have: an entry for each, `None` for a value that is not a tensor.
+    /// By default any placements are accepted.
     pub fn in_placements(mut self, placements: impl Into<PerTensor<Placements>>) -> Self {
-        self.how.in_placements = placements.into();
+        self.settings.in_placements = placements.into();
         self
     }
 
-    /// How the gradients lie that come back to the parts of the arguments: an entry for each, `None` for what is no
-    /// tensor. [`Partial`](crate::Partial) sums say that each rank uses a replicated argument for a part of the result.
+    /// Sets the placements of the gradients that flow back from the shards of the arguments: an entry for each
+    /// argument, `None` for a value that is not a tensor. [`Partial`](crate::Partial) means that each rank uses a
+    /// replicated argument for only a part of the result.
     ///
     /// ```
     /// use dtensor::prelude::*;
@@ -168,7 +173,7 @@ impl<F> LocalMap<F> {
     ///     let mesh = DeviceMesh::new(&world, [2], "dp")?;
     ///     let x = distribute_tensor(&Tensor::ones([3, 2], DType::F32)?, &mesh, [Shard(0)])?;
     ///     let w = distribute_tensor(&Tensor::ones([2, 2], DType::F32)?, &mesh, [Replicate])?.requires_grad_(true)?;
-    ///     // Each rank multiplies its rows by all of w, and finds the share of w's gradient that comes from these.
+    ///     // Each rank multiplies its rows by all of w, so it computes a partial sum of w's gradient.
     ///     let mm = local_map(|x: &Tensor, w: &Tensor| x.matmul(w))
     ///         .out_placements([Shard(0)])
     ///         .in_grad_placements(([Shard(0)], [Placement::PARTIAL]));
@@ -180,22 +185,23 @@ impl<F> LocalMap<F> {
     /// # }
     /// ```
     pub fn in_grad_placements(mut self, placements: impl Into<PerTensor<Placements>>) -> Self {
-        self.how.in_grad_placements = placements.into();
+        self.settings.in_grad_placements = placements.into();
         self
     }
 
-    /// How the results lie: the placements of the only one, or a tuple with an entry for each, `None` for what is no tensor.
+    /// Sets the placements of the results: those of the only result, or a tuple with an entry for each, `None` for a
+    /// value that is not a tensor.
     pub fn out_placements(mut self, placements: impl Into<PerTensor<Placements>>) -> Self {
-        self.how.out_placements = placements.into();
+        self.settings.out_placements = placements.into();
         self
     }
 
-    /// How the gradients are to lie of which the function gets this rank's parts: an entry for each result,
-    /// `None` where they are to lie as the result does.
+    /// Sets the placements of the gradients of the results, of which the function's backward gets this rank's shards:
+    /// an entry for each result. `None` stands for the result's own placements.
     ///
-    /// The gradient of a collective sums what the ranks bring to it. If the function ends with one that makes the result
-    /// the same on all ranks, and all bring the whole gradient, it counts as many times as there are ranks.
-    /// [`Partial`](crate::Partial) sums say that they bring one gradient together:
+    /// The gradient of a collective sums over the ranks. If the function ends with a collective that makes the result
+    /// equal on all ranks, and every rank starts backward from the full gradient, the gradient is counted once per rank.
+    /// With [`Partial`](crate::Partial), the gradients of all ranks add up to the full gradient, so it is counted once:
     ///
     /// ```
     /// use dtensor::comm::ReduceOp;
@@ -215,13 +221,13 @@ impl<F> LocalMap<F> {
     /// # }
     /// ```
     pub fn out_grad_placements(mut self, placements: impl Into<PerTensor<Placements>>) -> Self {
-        self.how.out_grad_placements = placements.into();
+        self.settings.out_grad_placements = placements.into();
         self
     }
 
-    /// The shapes of the whole results, of which the function returns parts: that of the only one, or a tuple with an entry for
-    /// each. Ranks then do not ask each other for the shapes of these parts. In a [simulated](crate::comm::World::simulated)
-    /// world, where nobody answers, this is how uneven parts get the right shape.
+    /// Sets the global shapes of the results: that of the only result, or a tuple with an entry for each. The ranks
+    /// then do not exchange the shapes of their shards. In a [simulated](crate::comm::World::simulated) world, where
+    /// other ranks cannot answer, uneven shards get the right global shape only this way.
     ///
     /// ```
     /// use dtensor::comm::record;
@@ -239,34 +245,36 @@ impl<F> LocalMap<F> {
     /// # }
     /// ```
     pub fn out_shapes(mut self, shapes: impl Into<PerTensor<Shape>>) -> Self {
-        self.how.out_shapes = shapes.into();
+        self.settings.out_shapes = shapes.into();
         self
     }
 
-    /// Whether all ranks are known to return parts of the same shapes, and optional tensors all or none. They
-    /// then do not ask each other. If it is not so, ranks have different ideas of the whole, and the next
-    /// collective on it fails.
+    /// Declares that all ranks return shards of equal shapes, and agree on which optional tensors are present. The
+    /// ranks then exchange nothing. If the declaration is wrong, ranks disagree about the global shape, and the next
+    /// collective on the result fails.
     pub fn even_outputs(mut self, even_outputs: bool) -> Self {
-        self.how.even_outputs = even_outputs;
+        self.settings.even_outputs = even_outputs;
         self
     }
 
-    /// The mesh that distributed arguments have to lie on, and results do. Without it, that of the first distributed argument.
+    /// Sets the mesh that distributed arguments must be on and results are on. Default: the mesh of the first
+    /// distributed argument.
     pub fn device_mesh(mut self, mesh: &DeviceMesh) -> Self {
-        self.how.device_mesh = Some(mesh.clone());
+        self.settings.device_mesh = Some(mesh.clone());
         self
     }
 
-    /// Whether arguments that do not lie as `in_placements` says are brought there. If not, they are an error.
+    /// If true, arguments whose placements differ from `in_placements` are redistributed. By default they are an
+    /// error.
     pub fn redistribute_inputs(mut self, redistribute_inputs: bool) -> Self {
-        self.how.redistribute_inputs = redistribute_inputs;
+        self.settings.redistribute_inputs = redistribute_inputs;
         self
     }
 
-    /// Runs the function with these arguments, given as a tuple; one tensor needs none. A tensor that is left out is
-    /// `None::<&Tensor>`.
+    /// Runs the function with a tuple of arguments; a single tensor needs no tuple. Pass `None::<&Tensor>` for an
+    /// omitted tensor.
     ///
-    /// What can be found to be wrong before anything has been moved or run is found then.
+    /// Inputs and settings are checked before anything is redistributed or run, as far as that is possible.
     #[track_caller]
     pub fn call<A: MapValue>(&self, arguments: A) -> Result<F::Output>
     where
@@ -275,20 +283,21 @@ impl<F> LocalMap<F> {
         let at = asked_by(Location::caller());
         let mut leaves = Leaves::default();
         let rest = arguments.give(&mut leaves);
-        let prepared = inputs::prepare(&self.how, &leaves)?;
+        let prepared = inputs::prepare(&self.settings, &leaves)?;
         if let Some(prepared) = &prepared {
             let mut known = Vec::new();
             if F::Returned::known(&mut known) {
-                outputs::check(&self.how, &prepared.mesh, &known)?;
+                outputs::check(&self.settings, &prepared.mesh, &known)?;
             }
             on_behalf_of(at, || prepared.localize(&mut leaves.tensors))?;
         }
-        // Not on behalf of this line: what the function does is done for its own lines.
+        // The function's own collectives keep the source lines of the function, so `on_behalf_of` does not cover this
+        // call.
         let returned = self.function.run(Tensors::from(&leaves.tensors[..]).take_all::<A>(rest)?)?;
         let mut leaves = Leaves::default();
         let rest = returned.give(&mut leaves);
         if let Some(prepared) = &prepared {
-            on_behalf_of(at, || outputs::wrap(&self.how, &prepared.mesh, &mut leaves))?;
+            on_behalf_of(at, || outputs::wrap(&self.settings, &prepared.mesh, &mut leaves))?;
         }
         Tensors::from(&leaves.tensors[..]).take_all::<F::Returned>(rest)
     }
@@ -296,26 +305,26 @@ impl<F> LocalMap<F> {
 
 impl<F> fmt::Debug for LocalMap<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let how = &self.how;
+        let settings = &self.settings;
         write!(
             f,
             "local_map({}, out_placements={}, in_placements={}, in_grad_placements={}, out_grad_placements={}, \
              out_shapes={}, even_outputs={}, device_mesh={}, redistribute_inputs={})",
             std::any::type_name::<F>(),
-            how.out_placements,
-            how.in_placements,
-            how.in_grad_placements,
-            how.out_grad_placements,
-            how.out_shapes,
-            how.even_outputs,
-            how.device_mesh.as_ref().map_or_else(|| "None".to_string(), DeviceMesh::to_string),
-            how.redistribute_inputs
+            settings.out_placements,
+            settings.in_placements,
+            settings.in_grad_placements,
+            settings.out_grad_placements,
+            settings.out_shapes,
+            settings.even_outputs,
+            settings.device_mesh.as_ref().map_or_else(|| "None".to_string(), DeviceMesh::to_string),
+            settings.redistribute_inputs
         )
     }
 }
 
-/// Leaves, for a message.
-fn listed(leaves: &[Leaf]) -> String {
+/// Formats leaves for a message.
+fn format_leaves(leaves: &[Leaf]) -> String {
     let list: Vec<&str> = leaves
         .iter()
         .map(|leaf| match leaf {

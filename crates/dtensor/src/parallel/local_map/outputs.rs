@@ -1,19 +1,21 @@
-//! From what the function returned on this rank to distributed tensors.
+//! Converts the local results of the function to distributed tensors.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Leaf, Leaves, OP, PerTensor, Settings, listed};
+use super::{Leaf, Leaves, OP, PerTensor, Settings, format_leaves};
 use crate::distributed::{Told, tell};
 use crate::{DeviceMesh, Error, FromLocal, Layout, Result, Tensor};
 
-/// That something fitting is said of every output. This needs no values, so that it can be found out before the function runs.
-pub(super) fn check(how: &Settings, mesh: &DeviceMesh, leaves: &[Leaf]) -> Result<()> {
-    let (placements, grads, shapes) = (&how.out_placements, &how.out_grad_placements, &how.out_shapes);
-    counted("out_placements", "PlacementType", placements, leaves)?;
-    counted("out_grad_placements", "PlacementType", grads, leaves)?;
-    counted("out_shapes", "shape", shapes, leaves)?;
+/// Checks that the settings fit the outputs. It needs only their types, so that errors are found before the function
+/// runs.
+pub(super) fn check(settings: &Settings, mesh: &DeviceMesh, leaves: &[Leaf]) -> Result<()> {
+    let (placements, grads, shapes) =
+        (&settings.out_placements, &settings.out_grad_placements, &settings.out_shapes);
+    check_count("out_placements", "PlacementType", placements, leaves)?;
+    check_count("out_grad_placements", "PlacementType", grads, leaves)?;
+    check_count("out_shapes", "shape", shapes, leaves)?;
     for (i, leaf) in leaves.iter().enumerate() {
         let of_output =
             |list: &'static str| move |error: Error| error.about(OP, format!("{list} of output {i}"));
@@ -27,21 +29,21 @@ pub(super) fn check(how: &Settings, mesh: &DeviceMesh, leaves: &[Leaf]) -> Resul
             }
             (Leaf::Tensor, None) => {
                 let message = format!(
-                    "output {i} is a tensor and expects placements but received None: say in out_placements how it lies, \
-                     [Replicate] if all ranks return the same; or return it as `Plain(tensor)`, and it is left as it is"
+                    "output {i} is a tensor and expects placements but received None: give its placements in out_placements, \
+                     [Replicate] if all ranks return the same tensor; or return it as `Plain(tensor)` to leave it unchanged"
                 );
                 return Err(Error::argument(OP, message));
             }
             (_, None) => {}
             (_, Some(placements)) => {
-                let laid = match shapes.get(i) {
+                let layout = match shapes.get(i) {
                     Some(shape) => Layout::checked(OP, mesh, placements.clone(), shape.clone()).map(Some),
                     None => placements.counted(OP, mesh.ndim()).map(|()| None),
                 };
-                let laid = laid.map_err(of_output("out_placements"))?;
-                let fits = match (&laid, grads.get(i)) {
+                let layout = layout.map_err(of_output("out_placements"))?;
+                let fits = match (&layout, grads.get(i)) {
                     (_, None) => Ok(()),
-                    (Some(laid), Some(grad)) => laid.of_gradient(OP, grad.clone()).map(drop),
+                    (Some(layout), Some(grad)) => layout.of_gradient(OP, grad.clone()).map(drop),
                     (None, Some(grad)) => grad.counted(OP, mesh.ndim()),
                 };
                 fits.map_err(of_output("out_grad_placements"))?;
@@ -51,83 +53,90 @@ pub(super) fn check(how: &Settings, mesh: &DeviceMesh, leaves: &[Leaf]) -> Resul
     Ok(())
 }
 
-/// That a list has one entry for each output, if anything is said.
-fn counted<T: fmt::Display>(list: &str, of: &str, said: &PerTensor<T>, leaves: &[Leaf]) -> Result<()> {
-    if said.len().is_none_or(|len| len == leaves.len()) {
+/// Returns an error unless a setting is absent or has one entry for each output.
+fn check_count<T: fmt::Display>(list: &str, of: &str, entries: &PerTensor<T>, leaves: &[Leaf]) -> Result<()> {
+    if entries.len().is_none_or(|len| len == leaves.len()) {
         return Ok(());
     }
     let message = format!(
-        "local_map requires one {of} be provided for each output value: {list}={said}, and the outputs are {}; a list is for \
+        "local_map requires one {of} be provided for each output value: {list}={entries}, and the outputs are {}; a list is for \
          one output, and a tuple has one for each of several",
-        listed(leaves)
+        format_leaves(leaves)
     );
     Err(Error::argument(OP, message))
 }
 
-/// Distributed tensors in place of this rank's.
+/// Replaces local tensors by distributed ones.
 #[track_caller]
-pub(super) fn wrap(how: &Settings, mesh: &DeviceMesh, leaves: &mut Leaves) -> Result<()> {
-    check(how, mesh, leaves.kinds())?;
+pub(super) fn wrap(settings: &Settings, mesh: &DeviceMesh, leaves: &mut Leaves) -> Result<()> {
+    check(settings, mesh, leaves.kinds())?;
     for (i, (_, tensor)) in leaves.iter().enumerate() {
         if let Some(layout) = tensor.and_then(Tensor::layout) {
             let message = format!(
-                "torch.Tensor output expected but received a distributed tensor: output {i} is {layout} on {}; the function \
-                 returns this rank's part, such as that of `to_local`",
+                "plain tensor output expected but received a distributed tensor: output {i} is {layout} on {}; return \
+                 this rank's shard, as `to_local` gives it",
                 layout.mesh()
             );
             return Err(Error::argument(OP, message));
         }
     }
-    let told = exchange(how, mesh, leaves)?;
+    let reports = exchange_reports(settings, mesh, leaves)?;
     let mut wrapped = Vec::with_capacity(leaves.tensors.len());
     for (i, (_, tensor)) in leaves.iter().enumerate() {
         let Some(part) = tensor else { continue };
-        let told: Vec<Told> = told.iter().filter_map(|told| told[i].part.clone()).collect();
-        wrapped
-            .push(joined(how, mesh, i, part, &told).map_err(|error| error.about(OP, format!("output {i}")))?);
+        let told: Vec<Told> = reports.iter().filter_map(|report| report[i].shard.clone()).collect();
+        wrapped.push(
+            wrap_one(settings, mesh, i, part, &told)
+                .map_err(|error| error.about(OP, format!("output {i}")))?,
+        );
     }
     leaves.tensors = wrapped;
     Ok(())
 }
 
-/// What a rank says of one output.
+/// What a rank reports about one output.
 #[derive(Serialize, Deserialize)]
-struct Said {
-    /// Whether there is a tensor.
-    there: bool,
-    /// Its part of one that is cut, if the shape of the whole is not known.
-    part: Option<Told>,
+struct OutputReport {
+    /// True if there is a tensor.
+    present: bool,
+    /// The shape and dtype of its shard, if the global shape has to be derived from the shards.
+    shard: Option<Told>,
 }
 
-/// Whether ranks have to ask each other for the sizes of the parts of an output.
-fn uneven(how: &Settings, i: usize) -> bool {
-    let cut = how.out_placements.get(i).is_some_and(|placements| placements.cut());
-    cut && how.out_shapes.get(i).is_none() && !how.even_outputs
+/// Returns true if the ranks have to exchange the shapes of an output's shards.
+fn needs_shapes(settings: &Settings, i: usize) -> bool {
+    let sharded = settings.out_placements.get(i).is_some_and(|placements| placements.cut());
+    sharded && settings.out_shapes.get(i).is_none() && !settings.even_outputs
 }
 
-/// What every rank says of each output, all in one exchange; nothing, if nothing has to be said. Whether
-/// something has is a matter of types and of what the caller has said: all ranks agree on it, whatever the
-/// function returned.
+/// Gathers the reports of all ranks about all outputs in one exchange, or returns an empty list if none is needed.
+/// Whether one is needed depends only on types and settings, so all ranks agree on it, whatever the function
+/// returned.
 #[track_caller]
-fn exchange(how: &Settings, mesh: &DeviceMesh, leaves: &Leaves) -> Result<Vec<Vec<Said>>> {
-    let optional = leaves.has_optional() && !how.even_outputs;
-    if !optional && !(0..leaves.kinds().len()).any(|i| uneven(how, i)) {
+fn exchange_reports(
+    settings: &Settings,
+    mesh: &DeviceMesh,
+    leaves: &Leaves,
+) -> Result<Vec<Vec<OutputReport>>> {
+    let optional = leaves.has_optional() && !settings.even_outputs;
+    if !optional && !(0..leaves.kinds().len()).any(|i| needs_shapes(settings, i)) {
         return Ok(Vec::new());
     }
-    let mine: Vec<Said> = leaves
+    let mine: Vec<OutputReport> = leaves
         .iter()
         .enumerate()
         .map(|(i, (_, tensor))| {
-            let placements = how.out_placements.get(i).filter(|_| uneven(how, i));
-            let part = tensor.zip(placements).map(|(part, placements)| Told::of(part, placements, None));
-            Said { there: tensor.is_some(), part }
+            let placements = settings.out_placements.get(i).filter(|_| needs_shapes(settings, i));
+            let shard = tensor.zip(placements).map(|(shard, placements)| Told::of(shard, placements, None));
+            OutputReport { present: tensor.is_some(), shard }
         })
         .collect();
     let all = tell(mesh, &mine)?;
-    for (rank, said) in mesh.ranks().iter().zip(&all) {
-        let there = |said: &[Said]| said.iter().map(|said| said.there).collect::<Vec<_>>();
-        let (first, other) = (there(&all[0]), there(said));
-        let shown = |there: Option<&bool>| match there {
+    for (rank, reports) in mesh.ranks().iter().zip(&all) {
+        let present =
+            |reports: &[OutputReport]| reports.iter().map(|report| report.present).collect::<Vec<_>>();
+        let (first, other) = (present(&all[0]), present(reports));
+        let describe = |present: Option<&bool>| match present {
             Some(true) => "a tensor",
             Some(false) => "none",
             None => "nothing",
@@ -137,8 +146,8 @@ fn exchange(how: &Settings, mesh: &DeviceMesh, leaves: &Leaves) -> Result<Vec<Ve
                 "output {i}: inconsistent results: rank {} returned {}, rank {rank} returned {}; all ranks must return a \
                  tensor, or none of them",
                 mesh.ranks()[0],
-                shown(first.get(i)),
-                shown(other.get(i))
+                describe(first.get(i)),
+                describe(other.get(i))
             );
             return Err(Error::argument(OP, message));
         }
@@ -146,15 +155,21 @@ fn exchange(how: &Settings, mesh: &DeviceMesh, leaves: &Leaves) -> Result<Vec<Ve
     Ok(all)
 }
 
-/// An output, taken as this rank's part.
+/// Wraps one output as this rank's shard of a distributed tensor.
 #[track_caller]
-fn joined(how: &Settings, mesh: &DeviceMesh, i: usize, part: &Tensor, told: &[Told]) -> Result<Tensor> {
-    // `check` has found placements for every tensor.
-    let Some(placements) = how.out_placements.get(i) else { return Ok(part.clone()) };
+fn wrap_one(
+    settings: &Settings,
+    mesh: &DeviceMesh,
+    i: usize,
+    part: &Tensor,
+    told: &[Told],
+) -> Result<Tensor> {
+    // `check` has found placements for every tensor that needs them.
+    let Some(placements) = settings.out_placements.get(i) else { return Ok(part.clone()) };
     let options = FromLocal {
-        shape: how.out_shapes.get(i).cloned(),
-        uneven: uneven(how, i),
-        grad_placements: how.out_grad_placements.get(i).cloned(),
+        shape: settings.out_shapes.get(i).cloned(),
+        uneven: needs_shapes(settings, i),
+        grad_placements: settings.out_grad_placements.get(i).cloned(),
         ..FromLocal::default()
     };
     Tensor::joined(part, mesh.clone(), placements.clone(), options, told)

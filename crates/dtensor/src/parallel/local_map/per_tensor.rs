@@ -1,53 +1,53 @@
-//! What is said of each of several tensors.
+//! Settings with one entry per tensor.
 
 use std::fmt;
 
 use crate::declare::tuples;
 use crate::{Placement, Placements, Shape};
 
-/// What is said of each tensor among the arguments or results of a function that [`local_map`](super::local_map) runs.
+/// A setting of [`local_map`](super::local_map) with one entry for each argument or result.
 ///
-/// A list of placements is how one tensor lies; a tuple has an entry for each of several, `None` for what is
-/// no tensor. So the two cannot be taken for each other:
+/// A list of placements is the entry of a single tensor, with one placement per mesh dim. A tuple has one entry for
+/// each of several values, `None` for a value that is not a tensor. So the two cannot be confused:
 ///
 /// ```
 /// use dtensor::parallel::PerTensor;
 /// use dtensor::{Placements, Replicate, Shard, Shape};
 ///
 /// type Each = PerTensor<Placements>;
-/// // One tensor, on a mesh of two dims.
+/// // One tensor on a 2-d mesh.
 /// assert_eq!(Each::from([Shard(0), Shard(1)]).to_string(), "([S(0), S(1)],)");
-/// // Two tensors, on a mesh of one.
+/// // Two tensors on a 1-d mesh.
 /// assert_eq!(Each::from(([Shard(0)], [Shard(1)])).to_string(), "([S(0)], [S(1)])");
 /// assert_eq!(Each::from((Shard(0), None, Replicate)).to_string(), "([S(0)], None, [R])");
-/// // As many as there are when the program runs.
+/// // A number of tensors that is known only at run time.
 /// assert_eq!(Each::from(vec![[Shard(0)]; 3]).len(), Some(3));
 /// assert_eq!(Each::from(vec![Some([Shard(0)].into()), None]).to_string(), "([S(0)], None)");
-/// // Nothing is said of any.
+/// // The setting is absent.
 /// assert_eq!(Each::from(None).len(), None);
-/// // Shapes are said in the same way.
+/// // Shapes work in the same way.
 /// assert_eq!(PerTensor::<Shape>::from(([5, 3], None)).to_string(), "([5, 3], None)");
 /// ```
 ///
-/// An entry of a tuple (of up to eight) is, for placements: [`Placements`], one [`Placement`], or an array, a
-/// slice or a `Vec` of these; for shapes: [`Shape`], or an array, a slice or a `Vec` of sizes, by value or by
-/// reference; for both: an `Option` of [`Placements`] or of [`Shape`]. The same may be given for one tensor
-/// without a tuple.
+/// For placements, an entry of a tuple (of up to eight) is [`Placements`], one [`Placement`], or an array, a slice or
+/// a `Vec` of placements. For shapes, it is [`Shape`], or an array, a slice or a `Vec` of sizes, by value or by
+/// reference. An `Option` of [`Placements`] or of [`Shape`] works for both. The same types can be passed without a
+/// tuple for one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PerTensor<T>(Option<Vec<Option<T>>>);
 
 impl<T> PerTensor<T> {
-    /// How many it is said of; nothing, if nothing is said.
+    /// Returns the number of entries, or `None` if the setting is absent.
     pub fn len(&self) -> Option<usize> {
         self.0.as_ref().map(Vec::len)
     }
 
-    /// Whether nothing is said of any.
+    /// Returns true if the setting is absent.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
-    /// What is said of the one at this place.
+    /// Returns the entry at index `i`, if there is one that is not `None`.
     pub fn get(&self, i: usize) -> Option<&T> {
         self.0.as_ref()?.get(i)?.as_ref()
     }
@@ -70,22 +70,22 @@ impl<T: fmt::Display> fmt::Display for PerTensor<T> {
     }
 }
 
-/// What may stand in a tuple for one tensor.
-pub trait OfOne<T> {
+/// A type that can be an entry of a tuple.
+pub trait PerTensorEntry<T> {
     #[doc(hidden)]
-    fn said(self) -> Option<T>;
+    fn into_entry(self) -> Option<T>;
 }
 
-impl<T> OfOne<T> for Option<T> {
-    fn said(self) -> Option<T> {
+impl<T> PerTensorEntry<T> for Option<T> {
+    fn into_entry(self) -> Option<T> {
         self
     }
 }
 
 macro_rules! of_one {
     ($of:ty: $($(const $n:ident:)? $from:ty),*) => {$(
-        impl$(<const $n: usize>)? OfOne<$of> for $from {
-            fn said(self) -> Option<$of> {
+        impl$(<const $n: usize>)? PerTensorEntry<$of> for $from {
+            fn into_entry(self) -> Option<$of> {
                 Some(self.into())
             }
         }
@@ -133,14 +133,14 @@ impl<const N: usize> From<Vec<[Placement; N]>> for PerTensor<Placements> {
     }
 }
 
-macro_rules! said_of {
+macro_rules! per_tensor_from {
     ($(($($part:ident $i:tt),*);)*) => {$(
-        impl<T, $($part: OfOne<T>),*> From<($($part,)*)> for PerTensor<T> {
+        impl<T, $($part: PerTensorEntry<T>),*> From<($($part,)*)> for PerTensor<T> {
             fn from(list: ($($part,)*)) -> Self {
-                PerTensor(Some(vec![$(list.$i.said()),*]))
+                PerTensor(Some(vec![$(list.$i.into_entry()),*]))
             }
         }
     )*};
 }
 
-tuples!(said_of);
+tuples!(per_tensor_from);

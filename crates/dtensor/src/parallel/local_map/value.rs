@@ -1,4 +1,5 @@
-//! What functions that [`local_map`](super::local_map) runs take and return, seen as leaves: tensors, and what is none.
+//! Arguments and results of [`local_map`](super::local_map) functions, flattened into leaves: tensors and other
+//! values.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,10 +10,11 @@ use crate::{
     DType, Device, DeviceMesh, Error, Generator, Layout, Placement, Placements, Result, Scalar, Shape, Tensor,
 };
 
-/// A value without tensors for [`local_map`](super::local_map) to look at. It goes through untouched.
+/// Marks a type whose values contain no tensors, so that [`local_map`](super::local_map) passes them through
+/// unchanged.
 ///
-/// Numbers, flags, strings, meshes and groups are such values, and options, lists and references of them. For a type of your
-/// own, one line says it; [`Plain`] is for a value of any other type.
+/// Numbers, flags, strings, meshes and groups implement it, and so do options, lists and references of them.
+/// Implement it for your own type with one line, or wrap a value of any other type in [`Plain`].
 ///
 /// ```
 /// use dtensor::parallel::PassThrough;
@@ -55,10 +57,11 @@ impl<T: PassThrough> PassThrough for Vec<T> {}
 impl<T: PassThrough> PassThrough for [T] {}
 impl<T: PassThrough, const N: usize> PassThrough for [T; N] {}
 
-/// A value of any type that goes through [`local_map`](super::local_map) untouched: given as an argument, the function gets what
-/// is in it; returned, the caller does.
+/// Wraps a value of any type that [`local_map`](super::local_map) passes through unchanged. As an argument, the
+/// function gets the inner value; as a result, the caller does.
 ///
-/// A tensor in it is no exception. This is how a function returns this rank's own result, which is part of nothing:
+/// A tensor inside is passed through too. This is how a function returns a local tensor that is not a shard of a
+/// distributed one:
 ///
 /// ```
 /// use std::collections::BTreeMap;
@@ -82,8 +85,7 @@ impl<T: PassThrough, const N: usize> PassThrough for [T; N] {}
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Plain<T>(pub T);
 
-/// What a value consists of, as far as [`local_map`](super::local_map) looks into it: there is one entry in a list of placements
-/// for each leaf.
+/// One leaf of a flattened value. Settings such as `in_placements` have one entry per leaf.
 ///
 /// ```
 /// use dtensor::Tensor;
@@ -91,7 +93,7 @@ pub struct Plain<T>(pub T);
 /// let mut leaves = Vec::new();
 /// assert!(<(Tensor, Option<Tensor>, bool)>::known(&mut leaves));
 /// assert_eq!(leaves, [Leaf::Tensor, Leaf::Optional, Leaf::Plain("bool")]);
-/// // How long a list is, its type does not say.
+/// // The type of a list does not tell its length.
 /// assert!(!<Vec<Tensor>>::known(&mut leaves));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,13 +101,13 @@ pub struct Plain<T>(pub T);
 pub enum Leaf {
     /// A tensor.
     Tensor,
-    /// Of a type: a tensor that may be there or not. Of a value: one that is not.
+    /// In a type: a tensor that may be missing. In a value: a missing tensor.
     Optional,
-    /// Something of this type that is no tensor.
+    /// A value of this type that is not a tensor.
     Plain(&'static str),
 }
 
-/// The leaves of values, in order.
+/// The leaves of flattened values, in order.
 ///
 /// ```
 /// use dtensor::parallel::{Leaf, Leaves, MapValue};
@@ -121,14 +123,14 @@ pub enum Leaf {
 #[derive(Debug, Default)]
 pub struct Leaves {
     kinds: Vec<Leaf>,
-    /// One for each that is a tensor.
+    /// The tensors of the leaves that are tensors.
     pub(super) tensors: Vec<Tensor>,
-    /// Whether there is one of those that may be there or not, be it there or not.
+    /// True if a value with an optional tensor was added, whether the tensor is present or not.
     optional: bool,
 }
 
 impl Leaves {
-    /// What they are.
+    /// Returns the types of the leaves.
     pub fn kinds(&self) -> &[Leaf] {
         &self.kinds
     }
@@ -143,7 +145,7 @@ impl Leaves {
         tensors.len()
     }
 
-    /// Whether a tensor among them might not have been there, or is not.
+    /// Returns true if a value with an optional tensor was added, whether the tensor is present or not.
     pub(super) fn has_optional(&self) -> bool {
         self.optional
     }
@@ -157,14 +159,14 @@ impl Leaves {
         tensor.is_some()
     }
 
-    /// Every leaf, with its tensor if it is one.
+    /// Iterates over the leaves; each comes with its tensor if it is one.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Leaf, Option<&Tensor>)> {
         let mut tensors = self.tensors.iter();
         self.kinds.iter().map(move |&leaf| (leaf, if leaf == Leaf::Tensor { tensors.next() } else { None }))
     }
 }
 
-/// The tensors that come in place of those that were given, in their order.
+/// The tensors that replace those of a flattened value, in the same order.
 ///
 /// ```
 /// use dtensor::parallel::{Leaves, MapValue, Tensors};
@@ -188,7 +190,7 @@ impl<'h> From<&'h [Tensor]> for Tensors<'h> {
 }
 
 impl<'h> Tensors<'h> {
-    fn several(&mut self, n: usize) -> Result<&'h [Tensor]> {
+    fn take_n(&mut self, n: usize) -> Result<&'h [Tensor]> {
         let (these, others) = self.0.split_at_checked(n).ok_or_else(|| {
             let message = format!("a value takes {n} tensors, but {} are left of those given", self.0.len());
             Error::argument(super::OP, message)
@@ -197,11 +199,11 @@ impl<'h> Tensors<'h> {
         Ok(these)
     }
 
-    fn one(&mut self) -> Result<&'h Tensor> {
-        self.several(1).map(|one| &one[0])
+    fn take_one(&mut self) -> Result<&'h Tensor> {
+        self.take_n(1).map(|one| &one[0])
     }
 
-    /// A value of all of them: that none is left over.
+    /// Rebuilds a value from all of the tensors, and returns an error if some are left over.
     pub(super) fn take_all<V: MapValue>(mut self, rest: V::Rest) -> Result<V::As<'h>> {
         let given = self.0.len();
         let value = V::take(rest, &mut self)?;
@@ -216,11 +218,11 @@ impl<'h> Tensors<'h> {
     }
 }
 
-/// An argument or result of a function that [`local_map`](super::local_map) runs: taken apart into leaves, and put together again
-/// with other tensors.
+/// An argument or result of a function that [`local_map`](super::local_map) runs. It can be flattened into leaves,
+/// and rebuilt with other tensors.
 ///
-/// Tensors, optional ones, lists of them, [what passes through](PassThrough), [`Plain`] values, and tuples of all these are such
-/// values. A type of your own that holds tensors can be one by way of a tuple:
+/// Tensors, optional tensors, lists of tensors, [pass-through](PassThrough) values, [`Plain`] values, and tuples of
+/// these implement it. A type of your own that holds tensors can implement it by converting to a tuple:
 ///
 /// ```
 /// use dtensor::parallel::{Leaf, Leaves, MapValue, Tensors};
@@ -262,26 +264,26 @@ impl<'h> Tensors<'h> {
 /// # }
 /// ```
 pub trait MapValue: Sized {
-    /// What comes in its place: for the function, if it is an argument; for the caller, if it is a result.
+    /// The rebuilt type: what the function gets for an argument, or the caller for a result.
     type As<'h>;
-    /// What is kept of it besides its tensors.
+    /// What remains of the value besides its tensors.
     type Rest;
 
-    /// Adds the leaves that every value of this type has; false, if that is known of a value only.
+    /// Adds the leaves that every value of this type has. Returns false if they depend on the value, as for a list.
     fn known(leaves: &mut Vec<Leaf>) -> bool {
         let _ = leaves;
         false
     }
 
-    /// Takes it apart: adds its leaves.
+    /// Flattens the value: adds its leaves, and returns the rest.
     fn give(self, leaves: &mut Leaves) -> Self::Rest;
 
-    /// Puts it together again with other tensors, as many as it has given.
+    /// Rebuilds the value with other tensors, as many as `give` added.
     fn take<'h>(rest: Self::Rest, tensors: &mut Tensors<'h>) -> Result<Self::As<'h>>;
 }
 
-/// That which has one leaf, whatever the value.
-macro_rules! one_leaf {
+/// Implements `known` for types that always have exactly one leaf.
+macro_rules! single_leaf {
     ($leaf:expr) => {
         fn known(leaves: &mut Vec<Leaf>) -> bool {
             leaves.push($leaf);
@@ -294,7 +296,7 @@ impl<T: PassThrough> MapValue for T {
     type As<'h> = T;
     type Rest = T;
 
-    one_leaf!(Leaf::Plain(std::any::type_name::<T>()));
+    single_leaf!(Leaf::Plain(std::any::type_name::<T>()));
 
     fn give(self, leaves: &mut Leaves) -> T {
         Plain(self).give(leaves)
@@ -309,7 +311,7 @@ impl<T> MapValue for Plain<T> {
     type As<'h> = T;
     type Rest = T;
 
-    one_leaf!(Leaf::Plain(std::any::type_name::<T>()));
+    single_leaf!(Leaf::Plain(std::any::type_name::<T>()));
 
     fn give(self, leaves: &mut Leaves) -> T {
         leaves.kinds.push(Leaf::Plain(std::any::type_name::<T>()));
@@ -321,22 +323,22 @@ impl<T> MapValue for Plain<T> {
     }
 }
 
-/// Values that consist of tensors: what comes in place of which, what is kept, and how it is done.
+/// Implements [`MapValue`] for types that consist of tensors: the rebuilt type, the rest, and both conversions.
 macro_rules! tensors {
     ($($(const $n:ident:)? $ty:ty => $as:ty, keep $rest:ty, $(one $leaf:expr,)?
-        give($x:ident, $leaves:ident) $give:expr, take($kept:ident, $tensors:ident) $take:expr;)*) => {$(
+        give($x:ident, $leaves:ident) $give:expr, take($rest_of:ident, $tensors:ident) $take:expr;)*) => {$(
         impl$(<const $n: usize>)? MapValue for $ty {
             type As<'h> = $as;
             type Rest = $rest;
 
-            $(one_leaf!($leaf);)?
+            $(single_leaf!($leaf);)?
 
             fn give(self, $leaves: &mut Leaves) -> $rest {
                 let $x = self;
                 $give
             }
 
-            fn take<'h>($kept: $rest, $tensors: &mut Tensors<'h>) -> Result<$as> {
+            fn take<'h>($rest_of: $rest, $tensors: &mut Tensors<'h>) -> Result<$as> {
                 $take
             }
         }
@@ -345,22 +347,22 @@ macro_rules! tensors {
 
 tensors! {
     Tensor => Tensor, keep (), one Leaf::Tensor,
-        give(x, leaves) leaves.add(&x), take(_kept, tensors) tensors.one().cloned();
+        give(x, leaves) leaves.add(&x), take(_rest, tensors) tensors.take_one().cloned();
     &Tensor => &'h Tensor, keep (), one Leaf::Tensor,
-        give(x, leaves) leaves.add(x), take(_kept, tensors) tensors.one();
+        give(x, leaves) leaves.add(x), take(_rest, tensors) tensors.take_one();
     Option<Tensor> => Option<Tensor>, keep bool, one Leaf::Optional,
         give(x, leaves) leaves.add_optional(x.as_ref()),
-        take(there, tensors) Ok(tensors.several(there.into())?.first().cloned());
+        take(is_some, tensors) Ok(tensors.take_n(is_some.into())?.first().cloned());
     Option<&Tensor> => Option<&'h Tensor>, keep bool, one Leaf::Optional,
-        give(x, leaves) leaves.add_optional(x), take(there, tensors) Ok(tensors.several(there.into())?.first());
+        give(x, leaves) leaves.add_optional(x), take(is_some, tensors) Ok(tensors.take_n(is_some.into())?.first());
     &[Tensor] => &'h [Tensor], keep usize,
-        give(x, leaves) leaves.add_all(x), take(n, tensors) tensors.several(n);
+        give(x, leaves) leaves.add_all(x), take(n, tensors) tensors.take_n(n);
     &Vec<Tensor> => &'h [Tensor], keep usize,
-        give(x, leaves) leaves.add_all(x), take(n, tensors) tensors.several(n);
+        give(x, leaves) leaves.add_all(x), take(n, tensors) tensors.take_n(n);
     Vec<Tensor> => Vec<Tensor>, keep usize,
-        give(x, leaves) leaves.add_all(&x), take(n, tensors) tensors.several(n).map(<[Tensor]>::to_vec);
+        give(x, leaves) leaves.add_all(&x), take(n, tensors) tensors.take_n(n).map(<[Tensor]>::to_vec);
     const N: &[Tensor; N] => &'h [Tensor], keep usize,
-        give(x, leaves) leaves.add_all(x), take(n, tensors) tensors.several(n);
+        give(x, leaves) leaves.add_all(x), take(n, tensors) tensors.take_n(n);
 }
 
 impl<const N: usize> MapValue for [Tensor; N] {
@@ -377,7 +379,7 @@ impl<const N: usize> MapValue for [Tensor; N] {
     }
 
     fn take<'h>((): (), tensors: &mut Tensors<'h>) -> Result<[Tensor; N]> {
-        let all = tensors.several(N)?;
+        let all = tensors.take_n(N)?;
         Ok(std::array::from_fn(|i| all[i].clone()))
     }
 }

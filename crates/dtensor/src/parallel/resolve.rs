@@ -1,4 +1,4 @@
-//! What a plan comes to for a model: checked as a whole, then done.
+//! Resolving a plan: paths become modules, and everything is checked before anything is applied.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,18 +12,18 @@ use crate::{
 
 pub(super) const OP: &str = "parallelize_module";
 
-/// A style for a module.
-pub(super) struct Step<'p> {
+/// A style to be applied to one module.
+pub(super) struct StyledModule<'p> {
     path: String,
     module: &'p dyn Module,
     style: &'p dyn ParallelStyle,
-    /// The parameters that it lays out, if it has to do with them.
+    /// The parameters that the style shards or replicates, or `None` if it only handles inputs and outputs.
     parameters: Option<Vec<(Parameter, Placement)>>,
 }
 
-impl Step<'_> {
+impl StyledModule<'_> {
     #[track_caller]
-    pub(super) fn take(&self, mesh: &DeviceMesh, source: Option<usize>) -> Result<()> {
+    pub(super) fn apply(&self, mesh: &DeviceMesh, source: Option<usize>) -> Result<()> {
         if let Some(parameters) = &self.parameters {
             for (parameter, placement) in parameters {
                 parameter.replace(&distribute_tensor_from(&parameter.get(), mesh, *placement, source)?)?;
@@ -38,36 +38,39 @@ impl Step<'_> {
                 base.mark_distributed(&format!("{:?}", self.style));
             }
         }
-        self.style.apply(self.module, mesh).map_err(|error| error.about(OP, shown(&self.path, self.module)))
+        self.style
+            .apply(self.module, mesh)
+            .map_err(|error| error.about(OP, describe(&self.path, self.module)))
     }
 }
 
-/// A module, for a message.
-fn shown(path: &str, module: &dyn Module) -> String {
+/// Formats a module for a message.
+fn describe(path: &str, module: &dyn Module) -> String {
     if path.is_empty() { format!("`{}`", module.kind()) } else { format!("`{path}` ({})", module.kind()) }
 }
 
-/// What a plan comes to, as far as it has been checked.
-pub(super) struct Steps<'p> {
+/// The entries of a plan, resolved and checked so far.
+pub(super) struct ResolvedPlan<'p> {
     mesh: &'p DeviceMesh,
-    pub(super) steps: Vec<Step<'p>>,
-    /// The parameters that will be laid out, by address: how, and who wants it.
-    wanted: HashMap<usize, (Placement, String)>,
-    /// The bases of the modules whose parameters will be: the module and the style.
-    taken: HashMap<usize, String>,
+    pub(super) entries: Vec<StyledModule<'p>>,
+    /// The planned placement of each parameter, by address, and the style that requested it.
+    placements: HashMap<usize, (Placement, String)>,
+    /// The style that places the parameters of each module, by the address of the module's base.
+    placed_by: HashMap<usize, String>,
 }
 
-impl<'p> Steps<'p> {
-    pub(super) fn of(
+impl<'p> ResolvedPlan<'p> {
+    pub(super) fn new(
         root: &'p dyn Module,
         mesh: &'p DeviceMesh,
         plan: &'p ParallelPlan,
         lenient: bool,
     ) -> Result<Self> {
-        let mut all = Steps { mesh, steps: Vec::new(), wanted: HashMap::new(), taken: HashMap::new() };
+        let mut resolved =
+            ResolvedPlan { mesh, entries: Vec::new(), placements: HashMap::new(), placed_by: HashMap::new() };
         for (path, style) in plan.iter() {
             match resolve(root, path) {
-                Ok(found) => all.add(found, &**style)?,
+                Ok(found) => resolved.add(found, &**style)?,
                 Err(why) => {
                     let message = format!("parallelize_plan key `{path}` could not be resolved: {why}");
                     if !lenient {
@@ -77,97 +80,97 @@ impl<'p> Steps<'p> {
                 }
             }
         }
-        Ok(all)
+        Ok(resolved)
     }
 
     fn add(&mut self, found: Vec<(String, &'p dyn Module)>, style: &'p dyn ParallelStyle) -> Result<()> {
-        // A module that is used under two names is still one.
+        // A shared module is matched under several names, but styled once per entry.
         let mut seen = HashSet::new();
         for (path, module) in found {
             if module.base().is_some_and(|base| !seen.insert(base.address())) {
                 continue;
             }
-            let place = shown(&path, module);
+            let place = describe(&path, module);
             let partition = style.partition(module, self.mesh).map_err(|error| error.about(OP, &place))?;
             let parameters = match partition {
                 Some(partition) => {
-                    self.once(&place, module, style)?;
-                    Some(self.lay(&path, module, style, partition)?)
+                    self.expect_unplaced(&place, module, style)?;
+                    Some(self.plan_parameters(&path, module, style, partition)?)
                 }
                 None => None,
             };
-            self.steps.push(Step { path, module, style, parameters });
+            self.entries.push(StyledModule { path, module, style, parameters });
         }
         Ok(())
     }
 
-    /// That nobody else lays out the module's parameters.
-    fn once(&mut self, place: &str, module: &dyn Module, style: &dyn ParallelStyle) -> Result<()> {
+    /// Returns an error if another style or an earlier call already placed the module's parameters.
+    fn expect_unplaced(&mut self, place: &str, module: &dyn Module, style: &dyn ParallelStyle) -> Result<()> {
         let base = base_of("ParallelStyle", module).map_err(|error| error.about(OP, place))?;
-        let by = base.distributed_by().or_else(|| self.taken.get(&base.address()).cloned());
+        let by = base.distributed_by().or_else(|| self.placed_by.get(&base.address()).cloned());
         if let Some(by) = by {
             let message = format!(
-                "{place}: distribute_module should only be called once on a module: its parameters are laid out by \
-                 {by}, and {style:?} would do it again"
+                "{place}: distribute_module should only be called once on a module: its parameters are already \
+                 placed by {by}, and {style:?} would place them again"
             );
             return Err(Error::argument(OP, message));
         }
-        self.taken.insert(base.address(), format!("{style:?}"));
+        self.placed_by.insert(base.address(), format!("{style:?}"));
         Ok(())
     }
 
-    /// The parameters that are to be laid out for a module.
-    fn lay(
+    /// Returns the parameters of a module with their placements: those of the partition, and `Replicate` for the
+    /// rest.
+    fn plan_parameters(
         &mut self,
         path: &str,
         module: &dyn Module,
         style: &dyn ParallelStyle,
         partition: Partition,
     ) -> Result<Vec<(Parameter, Placement)>> {
-        let mut laid = Vec::new();
+        let mut planned = Vec::new();
         let full = |name: &str| if path.is_empty() { name.to_string() } else { format!("{path}.{name}") };
         for (name, placement) in partition {
-            let place = shown(path, module);
+            let place = describe(path, module);
             let parameter = module.get_parameter(&name).map_err(|error| error.about(OP, &place))?;
             let (name, value) = (full(&name), parameter.get());
             let layout = self
                 .layout(&value, placement)
                 .map_err(|error| error.about(OP, format!("`{name}` in {style:?}")))?;
-            let message = match (value.layout(), self.wanted.get(&parameter.address())) {
-                (Some(lies), _) if *lies != layout => format!("lies {lies} on {} already", lies.mesh()),
+            let message = match (value.layout(), self.placements.get(&parameter.address())) {
+                (Some(own), _) if *own != layout => format!("already has the layout {own} on {}", own.mesh()),
                 (None, Some((other, by))) if *other != layout.placements()[0] => {
-                    format!("is to lie {other} as {by}")
+                    format!("gets the placement {other} as {by}")
                 }
                 (None, None) => {
-                    self.lay_one(&mut laid, parameter, layout.placements()[0], name, style);
+                    self.plan_parameter(&mut planned, parameter, layout.placements()[0], name, style);
                     continue;
                 }
                 _ => continue,
             };
             let message = format!(
-                "`{name}` {message}, and {style:?} wants it {layout}: a parameter lies in one way, under however many \
-                 names"
+                "`{name}` {message}, but {style:?} needs {layout}: a parameter can have only one layout"
             );
             return Err(Error::argument(OP, message));
         }
         for (name, parameter) in module.named_parameters() {
-            if !parameter.get().is_distributed() && !self.wanted.contains_key(&parameter.address()) {
-                self.lay_one(&mut laid, parameter, Replicate, full(&name), style);
+            if !parameter.get().is_distributed() && !self.placements.contains_key(&parameter.address()) {
+                self.plan_parameter(&mut planned, parameter, Replicate, full(&name), style);
             }
         }
-        Ok(laid)
+        Ok(planned)
     }
 
-    fn lay_one(
+    fn plan_parameter(
         &mut self,
-        laid: &mut Vec<(Parameter, Placement)>,
+        planned: &mut Vec<(Parameter, Placement)>,
         parameter: Parameter,
         placement: Placement,
         name: String,
         style: &dyn ParallelStyle,
     ) {
-        self.wanted.insert(parameter.address(), (placement, format!("`{name}` in {style:?}")));
-        laid.push((parameter, placement));
+        self.placements.insert(parameter.address(), (placement, format!("`{name}` in {style:?}")));
+        planned.push((parameter, placement));
     }
 
     fn layout(&self, tensor: &Tensor, placement: Placement) -> Result<Layout> {
