@@ -1,5 +1,5 @@
-//! Layers in half precision whose insides are not kept but computed again on the way back: the same gradients to the
-//! bit, in the precision of the weights, for the collectives of the forward pass once more.
+//! Activation checkpointing with autocast: layers in half precision that backward runs again instead of saving their
+//! activations. The gradients are bit-identical; backward issues the collectives of the forward pass again.
 //!
 //! `cargo run --example checkpoint_autocast`
 
@@ -8,14 +8,14 @@ use dtensor::models::MLPStacked;
 use dtensor::nn::Parameter;
 use dtensor::prelude::*;
 
-/// The gradients on this rank, and the number of collectives forward and backward.
-fn step(model: &MLPStacked, x: &Tensor, again: bool) -> Result<(Vec<Vec<f32>>, usize, usize)> {
+/// Returns this rank's gradients and the number of collectives in forward and backward.
+fn step(model: &MLPStacked, x: &Tensor, recompute: bool) -> Result<(Vec<Vec<f32>>, usize, usize)> {
     let run = || {
         model.layers.iter().try_fold(x.clone(), |h, layer| {
-            // A clone is the same layer: the body keeps it until it is run again.
+            // A clone shares the layer's parameters. The body owns it until backward runs it again.
             let layer = layer.clone();
             let body = move |h: &Tensor| layer.forward(h);
-            if again { checkpoint(&h, body) } else { body(&h) }
+            if recompute { checkpoint(&h, body) } else { body(&h) }
         })
     };
     let (y, forward) = record(|| autocast(DType::BF16, run));
@@ -40,14 +40,14 @@ pub(crate) fn main() -> Result<()> {
         let model = parallelize_module(MLPStacked::new(3)?, &mesh, plan)?;
         let x = Tensor::rand([4, 10], DType::F32)?;
 
-        let (kept, forward, backward) = step(&model, &x, false)?;
-        let (again, once_more, longer) = step(&model, &x, true)?;
+        let (saved, forward, backward) = step(&model, &x, false)?;
+        let (recomputed, forward_again, backward_again) = step(&model, &x, true)?;
         if world.rank() == 0 {
-            println!("kept           {forward} collectives forward, {backward} backward");
-            println!("computed again {once_more} collectives forward, {longer} backward");
+            println!("saved      {forward} collectives forward, {backward} backward");
+            println!("recomputed {forward_again} collectives forward, {backward_again} backward");
         }
-        assert_eq!(kept, again);
-        assert_eq!((once_more, longer), (forward, backward + forward));
+        assert_eq!(saved, recomputed);
+        assert_eq!((forward_again, backward_again), (forward, backward + forward));
         Ok(())
     })?;
     Ok(())

@@ -1,4 +1,4 @@
-//! A linear layer cut along its outputs: every rank computes some of the columns.
+//! A linear layer that is sharded along its outputs: each rank computes some of the output columns.
 //!
 //! `cargo run --example colwise_parallel`
 
@@ -16,8 +16,8 @@ pub(crate) fn main() -> Result<()> {
 
         let (y, forward) = record(|| layer.forward(&x));
         let y = y?;
-        let (done, backward) = record(|| y.sum_all()?.backward());
-        done?;
+        let (result, backward) = record(|| y.sum_all()?.backward());
+        result?;
         if world.rank() == 0 {
             let weight = layer.weight.get();
             println!(
@@ -26,14 +26,14 @@ pub(crate) fn main() -> Result<()> {
                 weight.placements(),
                 weight.to_local()?.shape()
             );
-            println!("output  [2, 16] cut along the last dim: {} here", y.shape());
+            println!("output  [2, 16] sharded along the last dim: {} here", y.shape());
             println!("forward {} collectives, backward {}: {}", forward.len(), backward.len(), backward[0]);
         }
 
-        // What the ranks have, side by side, is what a single device computes.
-        let whole = world.group().all_gather_tensor(&y.detach(), 1)?;
-        let apart = whole.sub(&single.forward(&x)?.detach())?.abs()?.max_all()?.item::<f32>()?;
-        assert!(apart < 1e-6, "{apart}");
+        // The shards, concatenated, are the output of a single device.
+        let full = world.group().all_gather_tensor(&y.detach(), 1)?;
+        let error = full.sub(&single.forward(&x)?.detach())?.abs()?.max_all()?.item::<f32>()?;
+        assert!(error < 1e-6, "{error}");
         assert_eq!(y.dims(), [2, 4]);
         assert!(forward.is_empty());
         assert_eq!(backward.len(), 1);

@@ -1,4 +1,4 @@
-//! Every collective of a training step, by module, with the line it was done for.
+//! Lists every collective of a training step by module, with its source line.
 //!
 //! `cargo run --example comm_debug_mode`
 
@@ -16,7 +16,7 @@ pub(crate) fn main() -> Result<()> {
 
         let comm = CommDebugMode::record(|| model.forward(&tokens)?.sum_all()?.backward())?;
         if world.rank() == 0 {
-            // The table; `tracing_table(1)` has parameters and operators in it, too.
+            // `tracing_table(1)` adds parameters and operators to this table.
             println!("{comm}\n\nthe largest:");
             let mut calls = comm.collectives();
             calls.sort_by_key(|call| std::cmp::Reverse(call.bytes));
@@ -31,7 +31,7 @@ pub(crate) fn main() -> Result<()> {
         assert_eq!(modules["Transformer.layers.0.attention"].backward["all_reduce"], 3);
         let backward = comm.collectives().into_iter().filter(|call| call.phase == Phase::Backward);
         assert_eq!(backward.count(), 9);
-        // Where each parameter lies.
+        // The placements of each parameter.
         let sharding = comm.get_sharding_info();
         assert_eq!(sharding["Transformer.layers.1.attention.wq.weight"], [Shard(0)]);
         assert_eq!(sharding["Transformer.layers.1.attention.wo.weight"], [Shard(1)]);

@@ -1,4 +1,4 @@
-//! A model laid on a mesh by functions: here every rank has some rows of each parameter, and some rows of the batch.
+//! A model placed on a mesh by functions: here every parameter and the batch are sharded along dim 0.
 //!
 //! `cargo run --example distribute_module`
 
@@ -12,14 +12,14 @@ pub(crate) fn main() -> Result<()> {
         let mesh = DeviceMesh::new(&world, [4], "dp")?;
         let single = MLPModule::new(true)?;
         let how = DistributeModule::new()
-            // For every module of the tree; what it leaves alone is replicated.
+            // Called for every module of the tree. Parameters that it leaves local are replicated.
             .partition_fn(|_, module, mesh| {
                 for (_, parameter) in module.own_parameters() {
                     parameter.replace(&distribute_tensor(&parameter.get(), mesh, [Shard(0)])?)?;
                 }
                 Ok(())
             })
-            // Before and after `forward` of the model: plain tensors in, plain tensors out.
+            // Run before and after the model's `forward`: local tensors in, local tensors out.
             .input_fn(|_, inputs, mesh| Tensor::from_local(inputs.tensor(0)?, mesh, [Shard(0)]))
             .output_fn(|_, outputs, _| outputs.tensor(0)?.redistribute([Shard(0)])?.to_local());
         let model = distribute_module(deep_copy(&single)?, &mesh, how)?;
@@ -38,12 +38,12 @@ pub(crate) fn main() -> Result<()> {
             forward.iter().for_each(|call| println!("forward      {call}"));
         }
 
-        // Every rank has had its part of the loss; the gradients are those of the whole.
+        // Each rank computed its share of the loss; the gradients are those of the full batch.
         single.forward(&x)?.pow(2)?.sum_all()?.backward()?;
-        for (ours, theirs) in model.parameters().iter().zip(single.parameters()) {
-            let (grad, due) = (ours.grad().expect("it was used"), theirs.grad().expect("it was used"));
+        for (sharded, full) in model.parameters().iter().zip(single.parameters()) {
+            let (grad, expected) = (sharded.grad().expect("it was used"), full.grad().expect("it was used"));
             assert_eq!(grad.placements(), [Shard(0)]);
-            assert!(grad.full_tensor()?.sub(&due)?.abs()?.max_all()?.item::<f32>()? < 1e-4);
+            assert!(grad.full_tensor()?.sub(&expected)?.abs()?.max_all()?.item::<f32>()? < 1e-4);
         }
         Ok(())
     })?;

@@ -1,4 +1,4 @@
-//! Ranks in a grid: its rows and columns are meshes too, several dims can be one, and names say which is meant.
+//! Ranks in a grid with named dims: submeshes along a dim, flattened dims, and meshes of any ranks.
 //!
 //! `cargo run --example mesh`
 
@@ -11,31 +11,31 @@ pub(crate) fn main() -> Result<()> {
         let (row, column) = (mesh.local_rank("dp")?, mesh.local_rank("tp")?);
         assert_eq!(mesh.coordinate(), Some(&[row, column][..]));
 
-        // A row is a mesh and has a group: what is done along `tp`, each row does for itself.
+        // A submesh along one dim has a group. Collectives along `tp` run in each row separately.
         assert_eq!(mesh["tp"].ranks(), [2 * row, 2 * row + 1]);
         assert_eq!(mesh["dp"].ranks(), [column, 2 + column]);
         let mine = Tensor::full([1], world.rank() as f64, DType::F32)?;
         let sum = mesh.group("tp")?.all_reduce(&mine, ReduceOp::Sum)?;
         assert_eq!(sum.item::<f32>()?, [1.0, 5.0][row]);
 
-        // Both dims as one, and one as two.
+        // Flatten two dims into one, and unflatten it again.
         let all = mesh.flatten("all")?;
         assert_eq!((all.shape(), all.ranks()), (&[4][..], mesh.ranks()));
         assert_eq!(mesh.slice("all")?, all);
         assert_eq!(all.unflatten("all", [2, 2], ["dp", "tp"])?, mesh);
 
-        // Any ranks in any order. Those outside run the same program, and have nothing of it.
+        // A mesh of any ranks in any order. Ranks outside run the same program with empty shards.
         let pair = DeviceMesh::from_ranks(&world, &[3, 0], [2], "tp")?;
         let x = distribute_tensor(&Tensor::arange(0, 4, 1, DType::F32)?, &pair, [Shard(0)])?;
-        let parts: [&[f32]; 4] = [&[2., 3.], &[], &[], &[0., 1.]];
-        assert_eq!(x.to_local()?.to_vec::<f32>()?, parts[world.rank()]);
+        let shards: [&[f32]; 4] = [&[2., 3.], &[], &[], &[0., 1.]];
+        assert_eq!(x.to_local()?.to_vec::<f32>()?, shards[world.rank()]);
 
-        // A mesh that is in use need not be said.
+        // Inside `use_mesh`, the mesh argument may be `None`.
         let ones = use_mesh(&mesh, || sharded::ones([4, 6], DType::F32, None, [Shard(0), Shard(1)]))?;
         assert_eq!((ones.mesh(), ones.to_local()?.dims()), (Some(&mesh), &[2, 3][..]));
         if world.rank() == 0 {
-            println!("the mesh   {mesh}\nits row    {}\nits column {}", mesh["tp"], mesh["dp"]);
-            println!("as a line  {all}\ntwo ranks  {pair}");
+            println!("mesh       {mesh}\nalong tp   {}\nalong dp   {}", mesh["tp"], mesh["dp"]);
+            println!("flattened  {all}\ntwo ranks  {pair}");
         }
         Ok(())
     })?;

@@ -1,4 +1,4 @@
-//! A step of AdamW: two groups of parameters, a schedule, and clipping, on a mesh. Only the clipping communicates.
+//! AdamW on a mesh, with two parameter groups, a learning-rate schedule and gradient clipping. Only clipping communicates.
 //!
 //! `cargo run --example optimizer`
 
@@ -15,7 +15,7 @@ pub(crate) fn main() -> Result<()> {
         let plan = plan! { "net1" => ColwiseParallel::new(), "net2" => RowwiseParallel::new() };
         let model = parallelize_module(MLPModule::with_sizes(6, 10, 6, true)?, &mesh, plan)?;
 
-        // Weights decay, biases do not.
+        // Weight decay for weights, none for biases.
         let (weights, biases): (Vec<_>, Vec<_>) =
             model.named_parameters().into_iter().partition(|(name, _)| name.ends_with("weight"));
         let parameters = |group: Vec<(String, _)>| group.into_iter().map(|(_, parameter)| parameter);
@@ -33,9 +33,9 @@ pub(crate) fn main() -> Result<()> {
             let (norm, clipping) =
                 record(|| clip_grad_norm(&model.parameters(), 0.5, ClipOptions::default()));
             schedule.apply(&optimizer, step)?;
-            let (stepped, updating) = record(|| optimizer.step());
-            stepped?;
-            assert_eq!((clipping.len(), updating.len()), (1, 0));
+            let (result, stepping) = record(|| optimizer.step());
+            result?;
+            assert_eq!((clipping.len(), stepping.len()), (1, 0));
             losses.push(loss.item::<f32>()?);
             if world.rank() == 0 && step % 10 == 0 {
                 let (norm, rate) = (norm?.item::<f32>()?, optimizer.learning_rates()[0]);

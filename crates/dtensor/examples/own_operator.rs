@@ -1,5 +1,5 @@
-//! An operator of one's own: what it makes of shapes, on which parts it can be run, a kernel and a gradient. It runs on a
-//! mesh like any other, and its rule is tried out before.
+//! A user-defined operator: a shape rule, a sharding rule, a kernel and a gradient. The validator proves its sharding
+//! rule; then it runs on a mesh like any other operator.
 //!
 //! `cargo run --example own_operator`
 
@@ -7,7 +7,7 @@ use dtensor::prelude::*;
 use dtensor::testing::validate;
 use dtensor::{Array, Arrays, Backward, Bits, Grads, Here, Meta, Metas, Op, Rule, Saves, apply};
 
-/// Each number, or `slope` times it if it is negative.
+/// Leaky ReLU: multiplies negative elements by `slope`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Leaky {
     slope: Bits,
@@ -40,19 +40,19 @@ impl Op for Leaky {
 pub(crate) fn main() -> Result<()> {
     let leaky = Leaky { slope: Bits::new(0.25) };
     let x = Tensor::arange(0, 15, 1, DType::F64)?.sub(7)?.view([5, 3])?.requires_grad_(true)?;
-    // Forward and backward, on parts of every kind: no rank is needed for that.
-    let (done, found) = validate(|| apply(leaky.clone(), &[&x])?.sum_all()?.backward());
-    done?;
+    // Runs forward and backward on every kind of shard. This needs no ranks.
+    let (result, found) = validate(|| apply(leaky.clone(), &[&x])?.sum_all()?.backward());
+    result?;
     assert!(found.unsound.is_empty(), "{found}");
     println!("{found}");
     launch(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
-        let laid = distribute_tensor(&x.detach(), &mesh, [Shard(0), Shard(1)])?.requires_grad_(true)?;
-        let y = apply(leaky.clone(), &[&laid])?;
+        let sharded = distribute_tensor(&x.detach(), &mesh, [Shard(0), Shard(1)])?.requires_grad_(true)?;
+        let y = apply(leaky.clone(), &[&sharded])?;
         assert_eq!(y.placements(), [Shard(0), Shard(1)]);
         y.sum_all()?.backward()?;
-        let (grad, due) = (laid.grad().expect("a leaf"), x.grad().expect("a leaf"));
-        assert_eq!(grad.full_tensor()?.to_vec::<f64>()?, due.to_vec::<f64>()?);
+        let (grad, expected) = (sharded.grad().expect("a leaf"), x.grad().expect("a leaf"));
+        assert_eq!(grad.full_tensor()?.to_vec::<f64>()?, expected.to_vec::<f64>()?);
         Ok(())
     })?;
     Ok(())

@@ -1,4 +1,4 @@
-//! A module that wants whole inputs, called with parts of them: each is gathered once, however often it is used inside.
+//! A module that needs replicated inputs, called with shards. Each input is gathered once, however often the module uses it.
 //!
 //! `cargo run --example prepare_module_input`
 
@@ -6,7 +6,7 @@ use dtensor::comm::record;
 use dtensor::nn::{Base, Linear};
 use dtensor::prelude::*;
 
-/// Three layers on one input, and what is added to their sum.
+/// The sum of three linear layers of one input, plus an optional mask.
 #[derive(Debug, Module)]
 struct Heads {
     wq: Linear,
@@ -30,7 +30,7 @@ pub(crate) fn main() -> Result<()> {
         let layer = || Linear::new(8, 8, false);
         let model = Heads { wq: layer()?, wk: layer()?, wv: layer()?, base: Base::new() };
         let plan = plan! {
-            // In order; `None` would leave one alone.
+            // Placements in the order of the inputs; `None` leaves an input unchanged.
             "" => PrepareModuleInput::new(Shard(0), Replicate)?.and_named([("mask", Replicate)], [("mask", Shard(-1))])?,
             "w[qkv]" => ColwiseParallel::new().use_local_output(false),
         };
@@ -49,7 +49,7 @@ pub(crate) fn main() -> Result<()> {
         assert_eq!((y.dims(), y.placements()), (&[4, 8][..], &[Shard(1)][..]));
         assert_eq!(calls.len(), 1);
         assert_eq!(calls[0].collective.name(), "all_gather");
-        // The first row is that of an input of zeros.
+        // The first row is rank 0's, whose input is zeros: only the mask remains.
         assert_eq!(y.full_tensor()?.narrow(0, 0, 1)?.to_vec::<f32>()?, [1.; 8]);
         Ok(())
     })?;

@@ -1,4 +1,5 @@
-//! A module that needs all of a sequence, between others that work on parts of it: gathered before, cut again after.
+//! A module that needs the full sequence between modules that work on shards of it: its input is gathered and its output
+//! sharded again.
 //!
 //! `cargo run --example prepare_module_input_output`
 
@@ -6,14 +7,14 @@ use dtensor::comm::record;
 use dtensor::nn::Base;
 use dtensor::prelude::*;
 
-/// Every place of a sequence becomes the sum of all up to it.
+/// A running sum along the sequence.
 #[derive(Debug, Module)]
-struct Running {
+struct RunningSum {
     base: Base,
 }
 
 #[forward]
-impl Running {
+impl RunningSum {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.cumsum(0)
     }
@@ -26,13 +27,13 @@ pub(crate) fn main() -> Result<()> {
             PrepareModuleInput::new(Shard(0), Replicate)?,
             PrepareModuleOutput::new(Replicate, Shard(0))?,
         );
-        let model = parallelize_module(Running { base: Base::new() }, &mesh, style)?;
+        let model = parallelize_module(RunningSum { base: Base::new() }, &mesh, style)?;
         let x = Tensor::ones([2, 3], DType::F32)?.requires_grad_(true)?;
 
         let (y, forward) = record(|| model.forward(&x));
         let y = y?;
-        let (done, backward) = record(|| y.sum_all()?.backward());
-        done?;
+        let (result, backward) = record(|| y.sum_all()?.backward());
+        result?;
         if world.rank() == 0 {
             println!("input    {} here, output {} here", x.shape(), y.shape());
             forward.iter().for_each(|call| println!("forward  {call}"));
@@ -41,7 +42,7 @@ pub(crate) fn main() -> Result<()> {
 
         let first = 2.0 * world.rank() as f32;
         assert_eq!(y.to_vec::<f32>()?, [[first + 1.0; 3], [first + 2.0; 3]].concat());
-        // Each place counts in all that come after it, on other ranks too.
+        // Each position contributes to all later ones, on other ranks too.
         let grad = x.grad().expect("it was used").to_vec::<f32>()?;
         assert_eq!(grad, [[8.0 - first; 3], [7.0 - first; 3]].concat());
         for calls in [forward, backward] {

@@ -1,4 +1,4 @@
-//! A module that computes on whole tensors, whose caller wants parts.
+//! A module whose output is partial, and whose caller wants it sharded.
 //!
 //! `cargo run --example prepare_module_output`
 
@@ -6,7 +6,7 @@ use dtensor::comm::record;
 use dtensor::nn::Base;
 use dtensor::prelude::*;
 
-/// The sum and the greatest of each row.
+/// The sum and the maximum of each row.
 #[derive(Debug, Module)]
 struct Rows {
     base: Base,
@@ -22,21 +22,21 @@ impl Rows {
 pub(crate) fn main() -> Result<()> {
     launch(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
-        // Every rank has computed a sum of its own, which together make the sums; the greatest stay as they are.
+        // The first output is a partial sum, which is reduced and scattered. The second stays unchanged.
         let style = PrepareModuleOutput::new((Placement::PARTIAL, None), (Shard(0), None))?;
         let model = parallelize_module(Rows { base: Base::new() }, &mesh, style)?;
         let x = Tensor::ones([8, 2], DType::F32)?.mul(world.rank() as f64)?;
 
         let (y, calls) = record(|| model.forward(&x));
-        let (sums, greatest) = y?;
+        let (sums, maxima) = y?;
         if world.rank() == 0 {
-            println!("sums     of 8 rows, summed over ranks: {} here", sums.shape());
-            println!("greatest of 8 rows, of this rank: {}", greatest.shape());
-            calls.iter().for_each(|call| println!("forward  {call}"));
+            println!("sums    of 8 rows, summed over ranks: {} here", sums.shape());
+            println!("maxima  of 8 rows, of this rank: {}", maxima.shape());
+            calls.iter().for_each(|call| println!("forward {call}"));
         }
 
         assert_eq!(sums.to_vec::<f32>()?, [12., 12.]);
-        assert_eq!(greatest.to_vec::<f32>()?, [world.rank() as f32; 8]);
+        assert_eq!(maxima.to_vec::<f32>()?, [world.rank() as f32; 8]);
         assert_eq!(calls.len(), 1);
         assert_eq!(calls[0].collective.name(), "reduce_scatter");
         Ok(())

@@ -1,4 +1,4 @@
-//! Random numbers that do not depend on how a tensor lies: parameters, noise and dropout are those of a single device.
+//! Random numbers that do not depend on the layout: parameters, noise and dropout are those of a single device.
 //!
 //! `cargo run --example random`
 
@@ -11,14 +11,14 @@ pub(crate) fn main() -> Result<()> {
     launch(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
 
-        // Every rank makes its part of the tensor, and no other: the elements are those of the whole.
+        // Each rank creates only its shard; the elements are those of the full tensor.
         manual_seed(1);
-        let parts = sharded::randn([5, 6], DType::F32, &mesh, [Shard(0), Shard(1)])?;
+        let x = sharded::randn([5, 6], DType::F32, &mesh, [Shard(0), Shard(1)])?;
         manual_seed(1);
-        let whole = Tensor::randn([5, 6], DType::F32)?;
-        assert_eq!(parts.full_tensor()?.to_vec::<f32>()?, whole.to_vec::<f32>()?);
+        let full = Tensor::randn([5, 6], DType::F32)?;
+        assert_eq!(x.full_tensor()?.to_vec::<f32>()?, full.to_vec::<f32>()?);
 
-        // So do initialisers. A layer that was made without values gets them where it lies.
+        // Initialisers do the same. A layer created on the meta device gets its values on the mesh.
         let layer = on_device(Device::Meta, || Linear::new(6, 8, false))?;
         layer.weight.replace(&distribute_tensor(
             &layer.weight.get().detach(),
@@ -32,17 +32,17 @@ pub(crate) fn main() -> Result<()> {
         let single = Parameter::new(&rule.tensor([8, 6], DType::F32)?)?;
         assert_eq!(layer.weight.get().full_tensor()?.to_vec::<f32>()?, single.get().to_vec::<f32>()?);
 
-        // And dropout, though its input is cut along both dims.
+        // So does dropout, although its input is sharded along both dims.
         let state = rng_state();
-        let dropped = parts.dropout(0.5)?;
+        let dropped = x.dropout(0.5)?;
         set_rng_state(state);
-        assert_eq!(dropped.full_tensor()?.to_vec::<f32>()?, whole.dropout(0.5)?.to_vec::<f32>()?);
+        assert_eq!(dropped.full_tensor()?.to_vec::<f32>()?, full.dropout(0.5)?.to_vec::<f32>()?);
 
-        // What is to differ from one data-parallel rank to the next has a generator of its own.
+        // Numbers that must differ between data-parallel ranks come from a generator per rank.
         let mut own = Generator::new(1).fork(mesh.local_rank("dp")? as u64);
         let noise = Tensor::randn_with([4], DType::F32, &mut own)?;
         if world.rank() == 0 {
-            println!("{parts}\n{dropped}\nnoise of the first data-parallel rank: {noise}");
+            println!("{x}\n{dropped}\nnoise of the first data-parallel rank: {noise}");
         }
         Ok(())
     })?;

@@ -1,5 +1,5 @@
-//! Another rule for an operator that there is: matrix products whose sums are never split over ranks. A rule is believed,
-//! so it is tried out first.
+//! Replaces the sharding rule of a built-in operator: matrix products whose sums are never split over ranks. The
+//! library trusts a rule, so the validator proves it first.
 //!
 //! `cargo run --example register_sharding`
 
@@ -15,10 +15,10 @@ pub(crate) fn main() -> Result<()> {
         let left = distribute_tensor(&a, &mesh, [Shard(1)])?;
         let right = distribute_tensor(&b, &mesh, [Shard(0)])?;
 
-        // By its own rule, `… m k, … k n -> … m n`, it runs on these parts, and leaves partial sums.
+        // By its own rule, `… m k, … k n -> … m n`, it runs on these shards and returns partial sums.
         assert_eq!(left.matmul(&right)?.placements(), [Placement::PARTIAL]);
 
-        // `k!` must not be cut.
+        // `k!`: this dim must not be sharded.
         mesh.register_sharding("matmul", |_, x, out| Rule::of("m k!, k! n -> m n", x, out).map(Some))?;
         let (product, found) = validate_on(&mesh, || a.matmul(&b));
         let product = product?;
@@ -27,10 +27,10 @@ pub(crate) fn main() -> Result<()> {
         assert!(!y.placements()[0].is_partial(), "{y:?}");
         assert_eq!(y.full_tensor()?.to_vec::<f64>()?, product.to_vec::<f64>()?);
         if world.rank() == 0 {
-            println!("{found}\nthe product of S(1) and S(0) lies as {}", y.placements()[0]);
+            println!("{found}\nthe product of S(1) and S(0) is {}", y.placements()[0]);
         }
 
-        // A rule that is wrong: the product of two sums is not the sum of the products of their parts.
+        // A wrong rule: the product of two sums is not the sum of the products of their terms.
         mesh.register_sharding("matmul", |_, x, out| {
             Rule::of("m k, k n -> m n", x, out)?.linear(&[0, 1]).map(Some)
         })?;
@@ -38,10 +38,14 @@ pub(crate) fn main() -> Result<()> {
         product?;
         assert!(found.unsound.iter().any(|row| row.contains("P(")), "{found}");
         if world.rank() == 0 {
-            println!("{} wrong rows of another rule, the first: {}", found.unsound.len(), found.unsound[0]);
+            println!(
+                "{} unsound rows of the wrong rule, the first: {}",
+                found.unsound.len(),
+                found.unsound[0]
+            );
         }
 
-        // And its own again.
+        // Restores the operator's own rule.
         mesh.register_sharding("matmul", |_, _, _| Ok(None))?;
         assert_eq!(left.matmul(&right)?.placements(), [Placement::PARTIAL]);
         Ok(())

@@ -1,4 +1,4 @@
-//! Two linear layers, the first cut along its outputs, the second along its inputs: one all-reduce for both.
+//! Two linear layers, the first sharded along its outputs, the second along its inputs: one all-reduce for both.
 //!
 //! `cargo run --example rowwise_parallel`
 
@@ -10,7 +10,7 @@ pub(crate) fn main() -> Result<()> {
     launch(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         manual_seed(0);
-        // 10 does not divide by 4: the ranks have 3, 3, 3 and 1.
+        // 4 ranks do not divide 10: they have 3, 3, 3 and 1.
         let single = Sequential::new()
             .push(Linear::new(8, 10, true)?)
             .push(Relu::new())
@@ -35,8 +35,8 @@ pub(crate) fn main() -> Result<()> {
             calls.iter().for_each(|call| println!("forward   {call}"));
         }
 
-        let apart = y.sub(&single.forward(&x)?)?.abs()?.max_all()?.item::<f32>()?;
-        assert!(apart < 1e-6, "{apart}");
+        let error = y.sub(&single.forward(&x)?)?.abs()?.max_all()?.item::<f32>()?;
+        assert!(error < 1e-6, "{error}");
         assert_eq!(calls.len(), 1);
         assert_eq!(calls[0].collective.name(), "all_reduce");
         Ok(())

@@ -1,4 +1,4 @@
-//! A norm between layers that are cut: each rank normalises its part of the sequence.
+//! Sequence parallelism: each rank normalises its shard of the sequence between two tensor-parallel layers.
 //!
 //! `cargo run --example sequence_parallel`
 
@@ -22,21 +22,21 @@ pub(crate) fn main() -> Result<()> {
             "3" => SequenceParallel::new().use_local_output(true),
         };
         let model = parallelize_module(deep_copy(&single)?, &mesh, plan)?;
-        // Two sequences of 12 places; every rank has 3 of them.
+        // Two sequences of 12 positions; each rank has 3 positions.
         let x = Tensor::rand([2, 12, 8], DType::F32)?;
         let own = x.narrow(1, 3 * world.rank(), 3)?;
 
         let (y, calls) = record(|| model.forward(&own));
         let y = y?;
         if world.rank() == 0 {
-            println!("input   [2, 12, 8] cut along dim 1: {} here", own.shape());
-            println!("output  [2, 12, 8] cut along dim 1: {} here", y.shape());
+            println!("input   [2, 12, 8] sharded along dim 1: {} here", own.shape());
+            println!("output  [2, 12, 8] sharded along dim 1: {} here", y.shape());
             calls.iter().for_each(|call| println!("forward {call}"));
         }
 
-        let whole = single.forward(&x)?.narrow(1, 3 * world.rank(), 3)?;
-        let apart = y.sub(&whole)?.abs()?.max_all()?.item::<f32>()?;
-        assert!(apart < 1e-5, "{apart}");
+        let expected = single.forward(&x)?.narrow(1, 3 * world.rank(), 3)?;
+        let error = y.sub(&expected)?.abs()?.max_all()?.item::<f32>()?;
+        assert!(error < 1e-5, "{error}");
         let names: Vec<&str> = calls.iter().map(|call| call.collective.name()).collect();
         assert_eq!(names, ["all_gather", "reduce_scatter"]);
         Ok(())

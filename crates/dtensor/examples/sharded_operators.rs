@@ -1,5 +1,5 @@
-//! The plain program of two products and a loss, on tensors that lie on a mesh. Operators run on the parts, and so do
-//! their gradients; what has to be moved for one carries its name and line.
+//! Two matrix products and a loss on distributed tensors, with the code of one device. Operators and gradients run on the
+//! shards; an implicit collective carries the operator's name and line.
 //!
 //! `cargo run --example sharded_operators`
 
@@ -17,36 +17,36 @@ pub(crate) fn main() -> Result<()> {
         let draw = |rows: usize, columns: usize| Tensor::randn([rows, columns], DType::F32);
         let (x, w1, w2) = (draw(6, 8)?, draw(8, 10)?, draw(10, 8)?);
 
-        // Columns of the first matrix meet rows of the second: of ten, the ranks have 3, 3, 3 and 1.
-        let lay = |x: &Tensor, placement| distribute_tensor(x, &mesh, [placement]);
-        let laid_x = lay(&x, Replicate)?;
-        let columns = lay(&w1, Shard(1))?.requires_grad_(true)?;
-        let rows = lay(&w2, Shard(0))?.requires_grad_(true)?;
-        let (found, forward) = record(|| loss(&laid_x, &columns, &rows));
-        let found = found?;
-        let (done, backward) = record(|| found.backward());
-        done?;
+        // Columns of the first matrix meet rows of the second: 3, 3, 3 and 1 of ten.
+        let distribute = |x: &Tensor, placement| distribute_tensor(x, &mesh, [placement]);
+        let replicated = distribute(&x, Replicate)?;
+        let columns = distribute(&w1, Shard(1))?.requires_grad_(true)?;
+        let rows = distribute(&w2, Shard(0))?.requires_grad_(true)?;
+        let (sharded, forward) = record(|| loss(&replicated, &columns, &rows));
+        let sharded = sharded?;
+        let (result, backward) = record(|| sharded.backward());
+        result?;
         if world.rank() == 0 {
             forward.iter().for_each(|call| println!("forward  {call}"));
-            println!("backward {} collectives, loss {}", backward.len(), found.item::<f32>()?);
+            println!("backward {} collectives, loss {}", backward.len(), sharded.item::<f32>()?);
         }
 
-        // Partial sums go through what is linear; `tanh` is not, and has them reduced.
+        // Linear operators keep partial sums. `tanh` is not linear, so they are reduced first.
         assert_eq!((forward.len(), backward.len()), (1, 0));
         assert_eq!((forward[0].collective.name(), forward[0].implicit()), ("all_reduce", Some("tanh")));
-        // Where nothing is to be moved unless it is asked for, that is an error, and nothing has moved.
-        let refused = explicit_communication(ImplicitCommunication::Error, || loss(&laid_x, &columns, &rows))
-            .unwrap_err();
-        assert!(refused.to_string().contains("tanh"), "{refused}");
+        // Inside this scope an implicit collective is an error, before anything has moved.
+        let body = || loss(&replicated, &columns, &rows);
+        let error = explicit_communication(ImplicitCommunication::Error, body).unwrap_err();
+        assert!(error.to_string().contains("tanh"), "{error}");
 
         let (w1, w2) = (w1.requires_grad_(true)?, w2.requires_grad_(true)?);
-        let alone = loss(&x, &w1, &w2)?;
-        alone.backward()?;
-        assert!((found.item::<f32>()? - alone.item::<f32>()?).abs() < 1e-4);
-        for (laid, whole) in [(&columns, &w1), (&rows, &w2)] {
-            let (grad, due) = (laid.grad().expect("a leaf"), whole.grad().expect("a leaf"));
-            assert_eq!(grad.layout(), laid.layout());
-            assert!(grad.full_tensor()?.sub(&due)?.abs()?.max_all()?.item::<f32>()? < 1e-4);
+        let single = loss(&x, &w1, &w2)?;
+        single.backward()?;
+        assert!((sharded.item::<f32>()? - single.item::<f32>()?).abs() < 1e-4);
+        for (sharded, full) in [(&columns, &w1), (&rows, &w2)] {
+            let (grad, expected) = (sharded.grad().expect("a leaf"), full.grad().expect("a leaf"));
+            assert_eq!(grad.layout(), sharded.layout());
+            assert!(grad.full_tensor()?.sub(&expected)?.abs()?.max_all()?.item::<f32>()? < 1e-4);
         }
         Ok(())
     })?;
