@@ -79,10 +79,8 @@ impl Sizes {
     }
 }
 
-/// Attention of `q` `[..., Lq, D]` to `k` `[..., Lk, D]` and `v` `[..., Lk, Dv]`, whose leading dims are the same. A
-/// `mask`, broadcast to `[..., Lq, Lk]`, is of dtype `U8` (nonzero: may attend) or of `q`'s dtype (added to the
-/// scores). Gives the result `[..., Lq, Dv]` and the logarithm `[..., Lq]` of the sum of each query's exponentials, in
-/// the dtype that `q`'s is computed in.
+/// Computes scaled dot-product attention of queries `q` `[..., Lq, D]`, keys `k` `[..., Lk, D]` and values `v`
+/// `[..., Lk, Dv]`. Their leading dims must be the same.
 pub(crate) fn attention_forward(
     q: &Array,
     k: &Array,
@@ -94,7 +92,8 @@ pub(crate) fn attention_forward(
     with_float!("attention", q.dtype(), T => forward::forward::<T>(q, k, v, mask.as_ref(), options))
 }
 
-/// The gradients of `q`, `k` and `v`, from that of the result and from what [`attention_forward`] took and gave.
+/// Computes the gradients of `q`, `k` and `v` from the gradient of the output, and from the inputs and results of
+/// [`attention_forward`].
 #[allow(clippy::too_many_arguments)] // all that forward has seen
 pub(crate) fn attention_backward(
     grad: &Array,

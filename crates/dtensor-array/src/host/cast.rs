@@ -59,8 +59,7 @@ casts! {
     f64, x, x, f64_to_f32_sticky(x);
 }
 
-/// `x` with elements of dtype `to`; `x` itself if it has them. Real to whole numbers truncates towards zero and
-/// stops at the ends of the range, NaN becoming 0; whole to whole numbers wraps; the rest rounds to the nearest.
+/// Converts `x` to dtype `to`. Returns `x` itself if it has that dtype.
 pub(crate) fn cast(x: &Array, to: DType) -> Result<Array> {
     if x.dtype() == to {
         return Ok(x.clone());

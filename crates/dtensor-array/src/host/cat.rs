@@ -6,7 +6,7 @@ use crate::Shape;
 use crate::{Array, Elem, Num, with_elem};
 use crate::{Error, Result};
 
-/// The arrays one after the other along `dim`. They agree in dtype and in the other sizes.
+/// Concatenates arrays along `dim`. They must have the same dtype, and the same sizes in all other dims.
 pub(crate) fn cat(xs: &[&Array], dim: usize) -> Result<Array> {
     let Some(first) = xs.first() else {
         return Err(Error::argument("cat", "expected a non-empty list of tensors"));
@@ -33,7 +33,7 @@ pub(crate) fn cat(xs: &[&Array], dim: usize) -> Result<Array> {
     })
 }
 
-/// One number for `size` along `dim`, but for `x` at `start`.
+/// Pads `x` along `dim` to `size` with the number `around`. `x` begins at index `start` of the result.
 pub(crate) fn pad_slice(x: &Array, dim: usize, start: usize, size: usize, around: f64) -> Result<Array> {
     let n = x.dims()[dim];
     if start.checked_add(n).is_none_or(|end| end > size) {

@@ -12,7 +12,7 @@ use crate::{Array, Elem, Num, with_elem};
 use crate::{DType, Shape};
 use crate::{Element, Error, Result};
 
-/// A copy with the elements row by row.
+/// Copies `x` to a contiguous array.
 pub(crate) fn contiguous(x: &Array) -> Result<Array> {
     with_elem!(x.dtype(), T => {
         let read = x.read::<T>()?;
@@ -248,7 +248,7 @@ fn interleave<T: Copy>([a, b, c, d]: [&[T]; WAYS], out: &mut [[T; WAYS]]) {
 /// What changes no sum it is added to. A zero with the other sign would lose the sign.
 pub const NOTHING: f64 = -0.0;
 
-/// An array with the same value everywhere.
+/// Creates an array filled with one value.
 pub(crate) fn full(dtype: DType, shape: &[usize], value: f64) -> Result<Array> {
     // Negative zero is not all zero bits.
     if value.to_bits() == 0 {
@@ -261,7 +261,7 @@ pub(crate) fn full(dtype: DType, shape: &[usize], value: f64) -> Result<Array> {
     })
 }
 
-/// As [`full`], of a whole number, which is exact in the integer dtypes.
+/// As [`full`], for an integer value, which integer dtypes hold exactly.
 pub(crate) fn full_i64(dtype: DType, shape: &[usize], value: i64) -> Result<Array> {
     let n = shape.iter().product();
     match dtype {
@@ -293,7 +293,8 @@ pub(crate) fn tabulate<T: Element>(window: &Window, at: impl Fn(usize) -> T + Co
     Array::from_vec(data, window.shape())
 }
 
-/// `start + i × step` for the indices `i` that a window shows. Whole numbers are exact in the integer dtypes.
+/// Creates the window's elements of the array `start + i × step`, where `i` is the index in the full array. Integers are
+/// exact in the integer dtypes.
 pub(crate) fn arange(dtype: DType, start: f64, step: f64, window: &Window) -> Result<Array> {
     let whole = start.trunc() == start && step.trunc() == step;
     let integer = move |i: usize| (start as i64).wrapping_add((step as i64).wrapping_mul(i as i64));
@@ -306,14 +307,14 @@ pub(crate) fn arange(dtype: DType, start: f64, step: f64, window: &Window) -> Re
     }
 }
 
-/// As [`arange`] of `i64`, whose numbers a double does not always hold.
+/// As [`arange`] for dtype `i64`, with integer bounds, because `f64` cannot hold all `i64` values.
 pub(crate) fn arange_i64(start: i64, step: i64, window: &Window) -> Result<Array> {
     // Every element fits, so what overflows on the way to it comes back.
     tabulate(window, move |i| start.wrapping_add(step.wrapping_mul(i as i64)))
 }
 
-/// Numbers evenly spaced from `start` to `end`, both included, or with a base its powers with these exponents: of as many as
-/// the full array has elements, those that a window shows.
+/// Creates the window's elements of an array of numbers evenly spaced from `start` to `end`, both included. With a `base`,
+/// the elements are its powers with these exponents.
 pub(crate) fn linspace(start: f64, end: f64, base: Option<f64>, window: &Window) -> Result<Array> {
     let steps = window.whole_shape().numel();
     let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
@@ -328,7 +329,7 @@ pub(crate) fn linspace(start: f64, end: f64, base: Option<f64>, window: &Window)
     }
 }
 
-/// The part that a window shows of a matrix with ones where the two indices are equal, zeros elsewhere.
+/// Creates the window's elements of a matrix with ones on the diagonal and zeros elsewhere.
 pub(crate) fn eye(dtype: DType, window: &Window) -> Result<Array> {
     let &[rows, columns] = &window.whole_shape()[..] else {
         return Err(Error::argument("eye", format!("{} is not the shape of a matrix", window.whole_shape())));

@@ -15,8 +15,8 @@ pub enum Extremum {
     Min,
 }
 
-/// The extreme along `dim` and its index (`i64`). The first of equals; the first NaN if there is one. A part that
-/// is empty along `dim` gives the index −1, with a value that is no better than any.
+/// Finds the maximum or minimum along `dim`, and its index (`i64`). Of equal elements the first counts; if there is a NaN,
+/// the first NaN. If `x` is empty along `dim`, as an empty shard may be, the index is −1 and the value is the worst one.
 pub(crate) fn extremum(f: Extremum, x: &Array, dim: usize, keepdim: bool) -> Result<(Array, Array)> {
     with_elem!(x.dtype(), T => match f {
         Extremum::Max => along::<T>(x, dim, keepdim, Above),
@@ -58,8 +58,9 @@ impl Order for Below {
     }
 }
 
-/// The extreme of a whole from those of its parts, one entry of the first dim of both for each; `indices` are those
-/// in the whole. Entries with a negative index do not count; some entry of each element does.
+/// Merges the results of [`extremum`] of several shards into that of the full array. The first dim of both arrays counts
+/// the shards, and `indices` are those in the full array. Entries with a negative index are ignored; each element must
+/// have an entry that is not.
 pub(crate) fn merge(f: Extremum, values: &Array, indices: &Array) -> Result<(Array, Array)> {
     with_elem!(values.dtype(), T => match f {
         Extremum::Max => merge_parts::<T>(values, indices, Above),

@@ -85,8 +85,8 @@ fn copy_block<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T]) {
     }
 }
 
-/// The entries of `x` along `dim` that `ids` names; the dim is replaced by those of `ids`. Along dim 0 of a
-/// matrix this is an embedding. Entries that are not in this part are zeros.
+/// Selects the entries of `x` at the indices `ids` along `dim`. In the result, the dims of `ids` replace `dim`. Along dim 0
+/// of a matrix this is an embedding lookup.
 pub(crate) fn index_select(
     op: &'static str,
     x: &Array,
@@ -151,8 +151,8 @@ fn select_blocks<T: Elem, const CUT: bool>(
     }
 }
 
-/// The adjoint of [`index_select`]: an array with `size` entries along `dim`, where entry `ids[i]` is the sum
-/// of the entries `i` of `dy`. Entries of `dy` whose index is `padding`, or is not in this part, are left out.
+/// Computes the adjoint of [`index_select`]: an array with `size` entries along `dim`, where entry `j` is the sum of the
+/// entries `i` of `dy` with `ids[i] = j`. Skips entries of `dy` whose index is `padding` or belongs to another shard.
 pub(crate) fn index_add(
     ids: &Array,
     dy: &Array,
@@ -295,8 +295,8 @@ fn strides_without(strides: &[usize], dim: usize) -> (Vec<usize>, usize, usize) 
     (rest, stride, last)
 }
 
-/// Picks one element along `dim` for every index: `out[p] = x[p with ids[p] in place of p's dim]`, and 0 for
-/// those not in this part.
+/// Gathers one element of `x` along `dim` for every index: `out[i][j] = x[ids[i][j]][j]` for `dim` 0. Elements of other
+/// shards are zero.
 pub(crate) fn gather(x: &Array, dim: usize, ids: &Array, part: Stretch) -> Result<Array> {
     let (_, size, _) = split(x.dims(), dim);
     let shape = ids.dims();
@@ -350,7 +350,8 @@ fn gather_rows<T: Elem, const CUT: bool>(
     });
 }
 
-/// `x` with the elements of `src` added at the places `ids` names along `dim`, but for those not in this part.
+/// Returns `x` with the elements of `src` added at the indices `ids` along `dim`: `out[ids[i][j]][j] += src[i][j]` for
+/// `dim` 0. Skips indices that belong to another shard.
 pub(crate) fn scatter_add(x: &Array, dim: usize, ids: &Array, src: &Array, part: Stretch) -> Result<Array> {
     let (_, size, _) = split(x.dims(), dim);
     let shape = ids.dims();
@@ -433,7 +434,7 @@ fn copy_every<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T], step: usize) {
     }
 }
 
-/// A copy of `len` entries along `dim`: `start` and every `step`-th after it.
+/// Copies `len` entries along `dim`: the one at `start` and every `step`-th after it.
 pub(crate) fn slice_step(x: &Array, dim: usize, start: usize, len: usize, step: usize) -> Result<Array> {
     let mut shape = x.dims().to_vec();
     shape[dim] = len;
@@ -469,8 +470,8 @@ pub(crate) fn slice_step(x: &Array, dim: usize, start: usize, len: usize, step: 
     })
 }
 
-/// The adjoint of [`slice_step`]: an array with `size` entries along `dim`, those of `dy` at `start` and every
-/// `step`-th after it, zeros elsewhere.
+/// Computes the adjoint of [`slice_step`]: an array with `size` entries along `dim`, with the entries of `dy` at `start`
+/// and every `step`-th after it, and zeros elsewhere.
 pub(crate) fn slice_step_backward(
     dy: &Array,
     dim: usize,

@@ -75,7 +75,8 @@ fn weights_of<T: Float>(targets: &[Option<usize>], weight: Option<&[T::Acc]>) ->
     targets.iter().map(|target| T::from_acc(target.map_or(T::Acc::ZERO, of))).collect()
 }
 
-/// The loss `−weight · logp` of each position's target class, 0 if the array does not hold it, and that weight.
+/// Computes, for each position, the loss `−weight · logp` of its target class and the weight of that class. The loss is 0
+/// if the array does not hold the class.
 pub(crate) fn nll_forward(logp: &Array, goal: &Goal<'_>) -> Result<(Array, Array)> {
     let (_, classes, inner) = sizes(logp.dims());
     let targets = goal.classes("nll_loss")?;
@@ -98,8 +99,8 @@ pub(crate) fn nll_forward(logp: &Array, goal: &Goal<'_>) -> Result<(Array, Array
     })
 }
 
-/// The gradient of the log-probabilities, `[outer, classes, inner]`: `−scale` at each position's target, where
-/// `scale` is the gradient of its loss times its weight.
+/// Computes the gradient of the log-probabilities `[outer, classes, inner]`: `−scale` at each position's target class, and
+/// zero elsewhere. `scale` is the gradient of the position's loss times its weight.
 pub(crate) fn nll_backward(scale: &Array, dims: [usize; 3], goal: &Goal<'_>) -> Result<Array> {
     let [_, classes, inner] = dims;
     let targets = goal.classes("nll_loss")?;
@@ -191,9 +192,7 @@ impl<A: Real> Loss<'_, A> {
     }
 }
 
-/// The cross-entropy of each position from logits, with class weights and label smoothing; each position's
-/// target weight; and each position's largest logit and sum of exponentials relative to it, in the dtype of the arithmetic.
-/// The array must hold all classes.
+/// Computes the cross-entropy from logits, with class weights and label smoothing. The array must hold all classes.
 pub(crate) fn cross_entropy_forward(logits: &Array, goal: &Goal<'_>) -> Result<[Array; 4]> {
     with_float!("cross_entropy", logits.dtype(), T => forward::<T>(logits, goal))
 }
@@ -307,8 +306,8 @@ fn forward_columns<T: Float>(
     );
 }
 
-/// The gradient of the logits, from each position's `scale`, the gradient of its loss, and from its largest logit and sum of
-/// exponentials among all classes.
+/// Computes the gradient of the logits. `sums` are each position's largest logit and sum of exponentials over all classes,
+/// and `scale` is the gradient of its loss.
 pub(crate) fn cross_entropy_backward(
     logits: &Array,
     [maxima, totals]: [&Array; 2],

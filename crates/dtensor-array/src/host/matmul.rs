@@ -118,8 +118,8 @@ impl Plan {
     }
 }
 
-/// The product of `a` `[..., m, k]` and `b` `[..., k, n]`, their batch dims broadcast against each other, plus a
-/// `bias` that broadcasts to the result.
+/// Computes the matrix product of `a` `[..., m, k]` and `b` `[..., k, n]`, plus `bias` if given. Batch dims broadcast
+/// against each other, and `bias` broadcasts to the result.
 pub(crate) fn matmul(a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array> {
     match a.dtype() {
         DType::F32 => real::<f32>(a, b, bias),

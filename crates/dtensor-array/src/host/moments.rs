@@ -7,13 +7,15 @@ use super::copy;
 use super::fold::{Fold, Plan};
 use crate::{Array, DType, Element, Float, Num, Real, Result, with_float};
 
-/// The mean square distance from the mean over `dims` (ascending), with `n - correction` for `n`: 1 makes it
-/// unbiased. Where that leaves nothing to divide by the result is infinite, or NaN for 0 / 0.
+/// Computes the variance over `dims` (ascending): the sum of squared differences from the mean, divided by
+/// `n − correction`. A correction of 1 makes it unbiased. If the divisor is 0 or less the result is infinite, or NaN for
+/// 0 / 0.
 pub(crate) fn variance(x: &Array, dims: &[usize], keepdim: bool, correction: f64) -> Result<Array> {
     spread(x, dims, keepdim, correction, |variance| variance)
 }
 
-/// The square root of [`variance`], taken before it is rounded: it may fit a dtype that the variance does not.
+/// Computes the standard deviation: the square root of [`variance`]. The root is taken before rounding to the dtype, so it
+/// can be finite if the variance overflows.
 pub(crate) fn deviation(x: &Array, dims: &[usize], keepdim: bool, correction: f64) -> Result<Array> {
     spread(x, dims, keepdim, correction, f64::sqrt)
 }
@@ -55,10 +57,8 @@ fn centred<T: Float + Element>(plan: &Plan) -> Result<(Vec<f64>, Vec<f64>)> {
     Ok((means, totals))
 }
 
-/// What a part of an array adds to the variance over `dims` of the whole: the number of elements, their mean, and the
-/// sum of squared distances from it, as the first dim of three before what is left of the array's. Of nothing all are
-/// zero. In double precision for every dtype: means of parts are subtracted, and single precision would lose there
-/// what [`variance`] keeps.
+/// Computes the moments of one shard, which [`merge_moments`] needs: the number of elements, their mean, and the sum of
+/// squared differences from the mean. These are the three entries of a new first dim. All are zero for an empty shard.
 pub(crate) fn moments_part(x: &Array, dims: &[usize], keepdim: bool) -> Result<Array> {
     let plan = Plan::new(x, dims)?;
     let left = plan.shape(keepdim);
@@ -76,8 +76,8 @@ pub(crate) fn moments_part(x: &Array, dims: &[usize], keepdim: bool) -> Result<A
     })
 }
 
-/// The [`variance`] of a whole, or with `root` the [`deviation`], in `dtype`: from what [`moments_part`] gave of each
-/// part, one entry of the first dim for each, taken in this order.
+/// Merges the results of [`moments_part`] of several shards into the [`variance`] of the full array, or into its
+/// [`deviation`] if `root` is true. The first dim of `parts` counts the shards, which are merged in order.
 pub(crate) fn merge_moments(parts: &Array, correction: f64, root: bool, dtype: DType) -> Result<Array> {
     let parts = cast(parts, DType::F64)?.contiguous()?;
     let shape = &parts.dims()[2..];

@@ -16,9 +16,7 @@ use crate::{DType, Element, Result};
 /// Rows whose parameter gradients are added up before the partial sums go into the totals.
 const BLOCK_ROWS: usize = 64;
 
-/// Normalises rows, the last `dims` dims of `x`, to mean 0 and variance 1: the result, each row's mean, and each
-/// row's `1 / sqrt(variance + eps)`. The latter two are in the dtype that arithmetic is done in. Weight and bias may be of another
-/// floating dtype than `x`, and are not rounded to it.
+/// Normalises rows to mean 0 and variance 1, then applies weight and bias. A row is the last `dims` dims of `x`.
 pub(crate) fn layer_norm(
     x: &Array,
     dims: usize,
@@ -29,15 +27,15 @@ pub(crate) fn layer_norm(
     with_float!("layer_norm", x.dtype(), T => forward::<T, true>(x, dims, weight, bias, eps))
 }
 
-/// Divides rows, the last `dims` dims of `x`, by their root mean square: the result, and each row's
-/// `1 / sqrt(mean square + eps)`.
+/// Divides rows by their root mean square, then applies the weight. A row is the last `dims` dims of `x`.
 pub(crate) fn rms_norm(x: &Array, dims: usize, weight: Option<&Array>, eps: f64) -> Result<(Array, Array)> {
     let (y, _, rstd) =
         with_float!("rms_norm", x.dtype(), T => forward::<T, false>(x, dims, weight, None, eps))?;
     Ok((y, rstd))
 }
 
-/// The gradients of [`layer_norm`]: of `x`, and, where needed, of the weight and of the bias, in these dtypes.
+/// Computes the gradients of [`layer_norm`]: of `x`, and of the weight and the bias if `need_weight` and `need_bias` give
+/// a dtype for them.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn layer_norm_backward(
     dy: &Array,
@@ -53,7 +51,7 @@ pub(crate) fn layer_norm_backward(
         backward::<T, true>(dy, x, Some(mean), rstd, weight, dims, need_weight, need_bias))
 }
 
-/// The gradients of [`rms_norm`]: of `x`, and, where needed, of the weight in this dtype.
+/// Computes the gradients of [`rms_norm`]: of `x`, and of the weight if `need_weight` gives a dtype for it.
 pub(crate) fn rms_norm_backward(
     dy: &Array,
     x: &Array,

@@ -27,7 +27,7 @@ pub struct SgdStep {
     pub maximize: bool,
 }
 
-/// Goes one step along the gradient, or along the momentum if there is one.
+/// Takes one SGD step, along the momentum if there is one, else along the gradient.
 pub(crate) fn sgd(
     step: &SgdStep,
     value: &mut Array,
@@ -70,7 +70,8 @@ pub struct AdamStep {
     pub maximize: bool,
 }
 
-/// Goes one step along the first moment over the root of the second, or of the largest that there has been if that is kept.
+/// Takes one Adam step: along the first moment divided by the root of the second moment. If `largest` is given (AMSGrad),
+/// it holds the largest second moment so far, which is used instead.
 pub(crate) fn adam(
     step: &AdamStep,
     value: &mut Array,
@@ -150,7 +151,7 @@ fn decayed<A: Real>(g: A, decay: A, p: A) -> A {
     if decay == A::ZERO { g } else { g + decay * p }
 }
 
-/// Every element times a number.
+/// Multiplies every element by a number.
 pub(crate) fn scale(x: &mut Array, by: f64) -> Result<()> {
     with_float!("scale", x.dtype(), T => {
         let by = <T as Elem>::Acc::from_f64(by);
@@ -158,7 +159,7 @@ pub(crate) fn scale(x: &mut Array, by: f64) -> Result<()> {
     })
 }
 
-/// Every element, or the bound that it is beyond. NaN stays.
+/// Clamps every element to `-bound..=bound`. NaN stays NaN.
 pub(crate) fn clamp(x: &mut Array, bound: f64) -> Result<()> {
     with_float!("clamp", x.dtype(), T => {
         let (low, high) = (<T as Elem>::Acc::from_f64(-bound), <T as Elem>::Acc::from_f64(bound));

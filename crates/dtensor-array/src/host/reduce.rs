@@ -26,7 +26,7 @@ pub enum Reduce {
     Prod,
 }
 
-/// Reduces `dims` (ascending). Sums and products of `u8` are `i64`; otherwise the dtype stays.
+/// Reduces `dims` (ascending). Sums and products of `u8` are `i64`; otherwise the dtype does not change.
 pub(crate) fn reduce(f: Reduce, x: &Array, dims: &[usize], keepdim: bool) -> Result<Array> {
     let plan = Plan::new(x, dims)?;
     let shape = plan.shape(keepdim);
@@ -70,9 +70,8 @@ fn rounded<T: Elem, O: Element<Acc = T::Acc>>(
     plan.array(results.into_iter().map(O::from_acc).collect(), shape)
 }
 
-/// The vector norm (Σ|x|^p)^(1/p) over `dims` (ascending): for 0 the number of elements that are not 0, for
-/// ±∞ the largest or smallest magnitude. What may overflow in single precision is summed in double. Over nothing
-/// it is 0, or ∞ for negative `p`.
+/// Computes the vector norm `(Σ|x|^p)^(1/p)` over `dims` (ascending). For `p` = 0 it is the number of nonzero elements,
+/// and for ±∞ the largest or smallest magnitude.
 pub(crate) fn norm(x: &Array, p: f64, dims: &[usize], keepdim: bool) -> Result<Array> {
     if p.abs() != f64::INFINITY && p != 1.0 && p != 2.0 {
         return power_norm(x, p, dims, keepdim);
@@ -103,7 +102,7 @@ fn power_norm(x: &Array, p: f64, dims: &[usize], keepdim: bool) -> Result<Array>
     cast(&norms, x.dtype())
 }
 
-/// The norm of a whole from the norms of its parts, one entry of the first dim for each.
+/// Merges the norms of several shards into that of the full array. The first dim of `parts` counts the shards.
 pub(crate) fn merge_norm(parts: &Array, p: f64) -> Result<Array> {
     // The 0-norm counts: a count is not the magnitude of one element.
     if p == 0.0 { reduce(Reduce::Sum, parts, &[0], false) } else { norm(parts, p, &[0], false) }

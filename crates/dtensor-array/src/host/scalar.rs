@@ -8,7 +8,8 @@ use super::unary::{Unary, unary};
 use crate::{Array, Elem, Num, with_elem, with_float};
 use crate::{Error, Result};
 
-/// `x·mul + add`, each step rounded, so that adding a number or multiplying by one is exactly that.
+/// Computes `x · mul + add`. The product is rounded before the sum, so that the kernel gives exactly the result of a
+/// separate product or sum.
 pub(crate) fn affine(x: &Array, mul: f64, add: f64) -> Result<Array> {
     with_elem!(x.dtype(), T => {
         let (m, a) = (<T as Elem>::Acc::from_f64(mul), <T as Elem>::Acc::from_f64(add));
@@ -23,7 +24,7 @@ pub(crate) fn affine(x: &Array, mul: f64, add: f64) -> Result<Array> {
     })
 }
 
-/// `x` to the power `e`. Whole numbers take only whole powers that are not negative, and wrap.
+/// Computes `x` to the power `e`. Integers wrap, and need an exponent that is a non-negative integer.
 pub(crate) fn pow_scalar(x: &Array, e: f64) -> Result<Array> {
     if x.dtype().is_int() && !(e >= 0.0 && e.fract() == 0.0) {
         let why = format!("integers to the power {e} are not integers; cast to a floating-point dtype first");
@@ -59,7 +60,7 @@ fn bounds<A: Num>(lo: Option<f64>, hi: Option<f64>) -> (A, A) {
     (lo.map_or(A::LOWEST, A::from_f64), hi.map_or(A::HIGHEST, A::from_f64))
 }
 
-/// `x`, or `lo` if it is below, or `hi` if that is above. NaN stays.
+/// Clamps each element to `lo..=hi`. NaN stays NaN. If `lo` is above `hi`, the result is `hi`.
 pub(crate) fn clamp(x: &Array, lo: Option<f64>, hi: Option<f64>) -> Result<Array> {
     with_elem!(x.dtype(), T => {
         let (lo, hi) = bounds::<<T as Elem>::Acc>(lo, hi);
@@ -70,7 +71,7 @@ pub(crate) fn clamp(x: &Array, lo: Option<f64>, hi: Option<f64>) -> Result<Array
     })
 }
 
-/// `dy` where `x` is strictly between `lo` and `hi`, else 0.
+/// Computes the gradient of [`clamp`]: `dy` where `x` is strictly between `lo` and `hi`, else 0.
 pub(crate) fn clamp_grad(x: &Array, lo: Option<f64>, hi: Option<f64>, dy: &Array) -> Result<Array> {
     let (left, right) = (x.dtype(), dy.dtype());
     if left != right {

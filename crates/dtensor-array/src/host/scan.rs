@@ -10,8 +10,8 @@ use crate::DType;
 use crate::{Array, Elem, Float, Num, with_float};
 use crate::{Element, Result};
 
-/// The sum of each element and all before it along `dim` (all after it, if `reverse`). Floats are summed in
-/// double precision; sums of `u8` are `i64`.
+/// Computes the cumulative sum along `dim`: of each element and all before it, or all after it if `reverse` is true.
+/// Floating-point elements are summed in `f64`. The result for `u8` is `i64`.
 pub(crate) fn cumsum(x: &Array, dim: usize, reverse: bool) -> Result<Array> {
     match x.dtype() {
         DType::U8 => along(Whole::<u8>(PhantomData), x, dim, reverse),

@@ -15,22 +15,22 @@ mod parts;
 
 pub(crate) use parts::{backward_sums, backward_with, exp_sums, maxima, normalised};
 
-/// `exp(x) / Σ exp(x)` along `dim`.
+/// Computes the softmax `exp(x) / Σ exp(x)` along `dim`.
 pub(crate) fn softmax(x: &Array, dim: usize) -> Result<Array> {
     with_float!("softmax", x.dtype(), T => forward::<T, false>(x, dim))
 }
 
-/// The logarithm of [`softmax`].
+/// Computes the logarithm of [`softmax`].
 pub(crate) fn log_softmax(x: &Array, dim: usize) -> Result<Array> {
     with_float!("log_softmax", x.dtype(), T => forward::<T, true>(x, dim))
 }
 
-/// The gradient of [`softmax`], from its result `y`.
+/// Computes the gradient of [`softmax`] from its result `y`.
 pub(crate) fn softmax_backward(y: &Array, dy: &Array, dim: usize) -> Result<Array> {
     with_float!("softmax", y.dtype(), T => backward::<T, false>(y, dy, dim))
 }
 
-/// The gradient of [`log_softmax`], from its result `y`.
+/// Computes the gradient of [`log_softmax`] from its result `y`.
 pub(crate) fn log_softmax_backward(y: &Array, dy: &Array, dim: usize) -> Result<Array> {
     with_float!("log_softmax", y.dtype(), T => backward::<T, true>(y, dy, dim))
 }

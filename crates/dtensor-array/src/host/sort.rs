@@ -71,25 +71,27 @@ fn double_key(x: f64) -> u64 {
     bits ^ ((bits as i64 >> 63) as u64 | 1 << 63)
 }
 
-/// Sorts along `dim`, stably: the values and where each was. NaN is greater than any number.
+/// Sorts along `dim`, stably. Returns the values and their indices. NaN sorts as greater than any number.
 pub(crate) fn sort(x: &Array, dim: usize, descending: bool) -> Result<(Array, Array)> {
     let (_, size, _) = split(x.dims(), dim);
     with_elem!(x.dtype(), T => by_row::<T>(x, dim, size, descending, |words| words.sort_unstable()))
 }
 
-/// The `k` largest (or smallest) along `dim` in order, and where each was. Of equals those with the lower index are
-/// taken. NaN is greater than any number.
+/// Finds the `k` largest (or smallest) elements along `dim`, in order. Returns the values and their indices. Of equal
+/// elements, those with the lower index come first. NaN counts as greater than any number.
 pub(crate) fn topk(x: &Array, k: usize, dim: usize, largest: bool) -> Result<(Array, Array)> {
     with_elem!(x.dtype(), T => by_row::<T>(x, dim, k, largest, |words| best_first(words, k, true)))
 }
 
-/// As [`topk`], unsorted, of a part that may have fewer than `k` elements: the last entries then have the index −1.
+/// As [`topk`], but unsorted, for a shard that may have fewer than `k` elements. The missing entries come last and have
+/// index −1.
 pub(crate) fn topk_part(x: &Array, k: usize, dim: usize, largest: bool) -> Result<(Array, Array)> {
     with_elem!(x.dtype(), T => by_row::<T>(x, dim, k, largest, |words| best_first(words, k, false)))
 }
 
-/// What [`topk`] gives of a whole, from what [`topk_part`] gave of its parts: one entry of the first dim of both for
-/// each, with indices in the whole. Entries with a negative index do not count. `dim` is that of the whole.
+/// Merges the results of [`topk_part`] of several shards into those of [`topk`] of the full array. The first dim of both
+/// arrays counts the shards, and `indices` are those in the full array. Entries with a negative index are ignored. `dim`
+/// does not count the first dim.
 pub(crate) fn merge_top(
     values: &Array,
     indices: &Array,

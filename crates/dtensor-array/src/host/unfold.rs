@@ -58,8 +58,8 @@ impl Windows {
     }
 }
 
-/// `[n, c, h, w]` as `[n, c · kernel, windows]`: for each channel and each place in a window, the element
-/// that every window has there. `windows` are those along h and w, so many of them as `counts` says.
+/// Copies the sliding windows of `[n, c, h, w]` into `[n, c · kernel, positions]`, as `im2col` does. Each column holds the
+/// elements of one window.
 pub(crate) fn unfold(x: &Array, windows: [Windows; 2], counts: [usize; 2]) -> Result<Array> {
     let &[n, c, h, w] = x.dims() else { return wrong_rank("unfold") };
     let [kh, kw] = windows.map(|along| along.kernel);
@@ -108,7 +108,8 @@ fn take<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T], step: usize) {
     }
 }
 
-/// The adjoint of [`unfold`]: for each element of `[n, c, h, w]` the sum over all windows that have it.
+/// Computes the adjoint of [`unfold`]: each element of `[n, c, h, w]` is the sum of its copies in all windows. `sizes` are
+/// h and w.
 pub(crate) fn fold(
     cols: &Array,
     windows: [Windows; 2],

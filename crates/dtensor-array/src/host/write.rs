@@ -11,7 +11,7 @@ use crate::Shape;
 use crate::{Array, with_elem};
 use crate::{Error, Result};
 
-/// `x` with the entries `start`, `start + step`, … along `dim` replaced by those of `source`.
+/// Returns `x` with the entries `start`, `start + step`, … along `dim` replaced by those of `source`.
 pub(crate) fn slice_write(x: &Array, source: &Array, dim: usize, start: usize, step: usize) -> Result<Array> {
     let strides = Shape::from(x.dims()).strides();
     let mut steps = strides.clone();
@@ -31,8 +31,8 @@ pub(crate) fn slice_write(x: &Array, source: &Array, dim: usize, start: usize, s
     })
 }
 
-/// `x` with the entries along `dim` that `ids` names replaced by those of `source`, in their order, but for those that are not in
-/// this part. No entry may be named twice.
+/// Returns `x` with the entries at the indices `ids` along `dim` replaced by those of `source`, in order. Skips indices
+/// that belong to another shard. Returns an error if an index appears twice.
 pub(crate) fn index_write(
     x: &Array,
     ids: &Array,

@@ -2,9 +2,8 @@
 
 use super::*;
 
-/// What an array knows of each position beyond its largest logit and its sum of exponentials, `[k,
-/// positions]`: the target's logit relative to the largest one (0 if the array does not hold it) and, with
-/// smoothing, the sum of such logits times their class weights. To be summed over all parts.
+/// Computes the other terms of a cross-entropy over sharded classes, for one shard. The terms of all shards must be
+/// summed for [`cross_entropy_losses`].
 pub(crate) fn cross_entropy_picked(logits: &Array, maxima: &Array, goal: &Goal<'_>) -> Result<Array> {
     with_float!("cross_entropy", logits.dtype(), T => picked::<T>(logits, maxima, goal))
 }
@@ -85,8 +84,8 @@ fn weigh<T: Float>(
     );
 }
 
-/// The losses and the target weights, of `dtype` `like`, from the sums of exponentials and from what all parts have picked.
-/// Positions that are ignored are forgotten in all of the four: losses, weights, largest logits, sums.
+/// Computes the cross-entropy from values that are reduced over all shards: the largest logits, the sums of exponentials,
+/// and the summed terms of [`cross_entropy_picked`].
 pub(crate) fn cross_entropy_losses(
     like: &Array,
     [maxima, totals, picked]: [&Array; 3],

@@ -7,7 +7,8 @@ use crate::host::fill_array;
 use crate::{Array, Num, Real};
 use crate::{DType, Element, Result};
 
-/// `Σ aᵀ · b` over all dims but the last: of `[..., m]` and `[..., n]`, whose other dims are the same, `[m, n]`.
+/// Computes `aᵀ · b`, summed over all leading dims: `[..., m]` and `[..., n]` give `[m, n]`. The leading dims must be the
+/// same.
 pub(crate) fn folded(a: &Array, b: &Array) -> Result<Array> {
     match a.dtype() {
         DType::F32 if by_parts(a, b) => summed::<f32>(a, b),

@@ -103,7 +103,8 @@ impl Distribution {
     }
 }
 
-/// The elements of a draw that a window shows. The arguments have been [checked](Distribution::check).
+/// Draws the window's elements of a random array. The caller must have checked the arguments with
+/// [`Distribution::check`].
 pub(crate) fn draw(distribution: Distribution, dtype: DType, window: &Window, draw: Draw) -> Result<Array> {
     const OP: &str = "random";
     let nothing = || Error::argument(OP, "no number is between the bounds");

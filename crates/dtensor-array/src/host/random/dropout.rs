@@ -25,8 +25,7 @@ pub(crate) fn keep_scale(p: f64) -> f64 {
     if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 }
 }
 
-/// `x` with each element dropped (times 0) with probability `p` and else divided by `1 − p`. The choice depends on
-/// the index that the element has in the whole of which `window` shows `x`, and not on the dtype.
+/// Applies dropout: multiplies each element by 0 with probability `p`, and divides it by `1 − p` otherwise.
 pub(crate) fn dropout(x: &Array, window: &Window, p: f64, draw: Draw) -> Result<Array> {
     check_probability("dropout", p)?;
     let x = x.contiguous()?;

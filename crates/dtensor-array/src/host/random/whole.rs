@@ -103,8 +103,8 @@ impl Source<u32> for Words {
     }
 }
 
-/// 1 with the probability that the element of `p` says, else 0: what a draw with one probability makes of it. Elements go
-/// by the index that they have in the whole of which `window` shows `p`.
+/// Draws 1 with the probability in `p`, else 0, for each element. An element is the same as in a draw of
+/// [`Distribution::Bernoulli`] with its probability.
 pub(crate) fn bernoulli_each(p: &Array, window: &Window, draw: Draw) -> Result<Array> {
     let p = p.contiguous()?;
     with_float!("bernoulli", p.dtype(), T => chosen::<T>(&p, window, draw))

@@ -58,7 +58,8 @@ fn each_row<A: Num>(
     out
 }
 
-/// The largest element of each row; −∞ where there is none.
+/// Finds the largest element of each row along `dim`; −∞ if the row is empty. The dim has size 1 in the result, which is
+/// in the accumulation dtype.
 pub(crate) fn maxima(x: &Array, dim: usize) -> Result<Array> {
     let x = &widened(x)?;
     with_wide!(x, T => maxima_of::<T>(x, dim))
@@ -85,7 +86,7 @@ fn maxima_of<T: Float<Acc: Element> + Element>(x: &Array, dim: usize) -> Result<
     Array::from_vec(out, &shape)
 }
 
-/// The sum over each row of the exponentials of what elements are above its `maxima`.
+/// Sums `exp(x − maxima)` over each row along `dim`.
 pub(crate) fn exp_sums(x: &Array, maxima: &Array, dim: usize) -> Result<Array> {
     let x = &widened(x)?;
     with_wide!(x, T => exp_sums_of::<T>(x, maxima, dim))
@@ -113,7 +114,8 @@ fn exp_sums_of<T: Float<Acc: Element> + Element>(x: &Array, maxima: &Array, dim:
     Array::from_vec(out, maxima.dims())
 }
 
-/// The part of [`softmax`], or of its logarithm, that belongs to `x`.
+/// Computes this shard of [`softmax`], or of [`log_softmax`] if `log` is true, from the maxima and sums of exponentials
+/// of the full rows.
 pub(crate) fn normalised(x: &Array, maxima: &Array, sums: &Array, dim: usize, log: bool) -> Result<Array> {
     let wide = &widened(x)?;
     cast(&with_wide!(wide, T => normalised_of::<T>(wide, maxima, sums, dim, log))?, x.dtype())
@@ -151,7 +153,7 @@ fn normalised_of<T: Float<Acc: Element> + Element>(
     )
 }
 
-/// What the gradient needs summed over each row.
+/// Sums the terms of the gradient over each row along `dim`: `y · dy`, or `dy` if `log` is true.
 pub(crate) fn backward_sums(y: &Array, dy: &Array, dim: usize, log: bool) -> Result<Array> {
     let (y, dy) = (&widened(y)?, &widened(dy)?);
     with_wide!(y, T => {
@@ -187,7 +189,7 @@ fn backward_totals<T: Float<Acc: Element> + Element, const LOG: bool>(
     Array::from_vec(out, &shape)
 }
 
-/// The part of the gradient that belongs to `y` and `dy`.
+/// Computes this shard of the gradient, from the [`backward_sums`] of the full rows.
 pub(crate) fn backward_with(y: &Array, dy: &Array, sums: &Array, dim: usize, log: bool) -> Result<Array> {
     let dtype = y.dtype();
     let (y, dy) = (&widened(y)?, &widened(dy)?);
