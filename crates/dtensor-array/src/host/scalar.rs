@@ -1,5 +1,5 @@
-//! Arithmetic between an array and a number. The number is rounded to the type that arithmetic is done in;
-//! with an array of whole numbers it must be whole.
+//! Arithmetic between an array and a number. The number is rounded to the accumulation type. For integer arrays it must be an
+//! integer.
 
 use super::binary::Power;
 use super::formula;
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 pub(crate) fn affine(x: &Array, mul: f64, add: f64) -> Result<Array> {
     with_elem!(x.dtype(), T => {
         let (m, a) = (<T as Elem>::Acc::from_f64(mul), <T as Elem>::Acc::from_f64(add));
-        // A step that changes nothing is left out: adding zero would lose the sign of a negative one.
+        // A step that changes nothing is left out, because adding +0 would turn −0 into +0.
         if add == 0.0 {
             map::<T>(x, move |x| x * m)
         } else if mul == 1.0 {
@@ -55,7 +55,7 @@ pub(crate) fn pow_scalar(x: &Array, e: f64) -> Result<Array> {
     })
 }
 
-/// `lo` and `hi` for elements of `T`; where there is none, a bound that nothing exceeds.
+/// Returns the bounds in the accumulation type. A missing bound becomes one that no element exceeds.
 fn bounds<A: Num>(lo: Option<f64>, hi: Option<f64>) -> (A, A) {
     (lo.map_or(A::LOWEST, A::from_f64), hi.map_or(A::HIGHEST, A::from_f64))
 }
@@ -78,7 +78,7 @@ pub(crate) fn clamp_grad(x: &Array, lo: Option<f64>, hi: Option<f64>, dy: &Array
         return Err(Error::DTypeMismatch { op: "clamp", left, right });
     }
     with_float!("clamp", left, T => {
-        // An infinity is inside where there is no bound, and on it where the bound is infinite.
+        // An infinite element is inside if there is no bound on its side, but not strictly inside an infinite bound.
         let (no_lo, no_hi) = (lo.is_none(), hi.is_none());
         let (lo, hi) = bounds::<<T as Elem>::Acc>(lo, hi);
         zip::<T, T, _>(x, dy, move |x, dy| {
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn each_step_rounds() {
-        // Fused, the product's lost bits would show in the sum.
+        // A fused multiply-add would keep bits of the product that rounding drops.
         let x = 1.0f32 + 2f32.powi(-12);
         let got: Vec<f32> =
             affine(&local(&[x as f64], DType::F32), x as f64, -1.0).unwrap().copy_to_host().unwrap();
