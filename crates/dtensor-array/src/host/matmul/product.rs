@@ -41,8 +41,8 @@ impl<T: Copy> Mat<T> {
     }
 }
 
-/// Computes `dst = scale × a × b`, or `dst += scale × a × b` if `accumulate` is true. `dst` is `m` by `n` with row stride `dst_rs`
-/// and column stride 1.
+/// Computes `dst = scale × a × b`, or `dst += scale × a × b` if `accumulate` is true. `dst` is `m` by `n`, with row stride
+/// `dst_rs` and column stride 1.
 ///
 /// # Safety
 /// `T` must be `f32` or `f64`. The elements of `a` (`m` by `k`) and `b` (`k` by `n`) must be readable, those of `dst` writable.
