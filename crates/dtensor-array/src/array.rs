@@ -7,7 +7,7 @@ use crate::shape::{Strides, is_contiguous};
 use crate::storage::Storage;
 use crate::{DType, Device, Element, Error, Meta, Result, Shape};
 
-/// A strided array: shared, immutable and cheap to clone. Views share their storage.
+/// A strided array: shared, immutable and cheap to clone. Views share the storage of the array they come from.
 ///
 /// ```
 /// use dtensor_array::Array;
@@ -22,20 +22,22 @@ use crate::{DType, Device, Element, Error, Meta, Result, Shape};
 #[derive(Clone)]
 pub struct Array(Arc<View>);
 
-/// Behind one pointer, so that arrays are cheap to clone and to move.
+/// The fields of an [`Array`], behind one pointer so that arrays are cheap to clone and to move.
 struct View {
     shape: Shape,
     strides: Strides,
-    /// The first element's index in the storage.
+    /// The index of the first element in the storage.
     offset: usize,
     dtype: DType,
     storage: Arc<Storage>,
 }
 
 impl Array {
-    /// Creates an array of `shape`, filled in row-major order from `data`.
+    /// Creates an array of `shape` from elements in row-major order.
+    ///
+    /// Returns an error if `data` does not have as many elements as `shape`.
     pub fn from_vec<T: Element>(data: Vec<T>, shape: &[usize]) -> Result<Self> {
-        // Kernels trust this: they read as many elements as the shape says, some through pointers.
+        // Kernels rely on this check: they read as many elements as the shape has, some through raw pointers.
         if shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size)) != Some(data.len()) {
             let message = format!("shape {shape:?} cannot hold {} elements", data.len());
             return Err(Error::argument("from_vec", message));
@@ -46,37 +48,37 @@ impl Array {
         Ok(Array(Arc::new(View { shape, strides, offset: 0, dtype: <T as Element>::DTYPE, storage })))
     }
 
-    /// The sizes of the dims.
+    /// Returns the sizes of the dims.
     #[inline]
     pub fn dims(&self) -> &[usize] {
         &self.0.shape
     }
 
-    /// The sizes of the dims, as a shape.
+    /// Returns the sizes of the dims as a [`Shape`].
     #[inline]
     pub fn shape(&self) -> &Shape {
         &self.0.shape
     }
 
-    /// The strides, in elements; 0 on a broadcast dim.
+    /// Returns the strides, in elements. A broadcast dim has stride 0.
     #[inline]
     pub fn strides(&self) -> &[usize] {
         &self.0.strides
     }
 
-    /// The element type.
+    /// Returns the element type.
     #[inline]
     pub fn dtype(&self) -> DType {
         self.0.dtype
     }
 
-    /// The device whose memory the elements are in.
+    /// Returns the device whose memory holds the elements.
     #[inline]
     pub fn device(&self) -> Device {
         self.0.storage.device()
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     #[inline]
     pub fn numel(&self) -> usize {
         self.0.shape.numel()
@@ -88,13 +90,13 @@ impl Array {
         is_contiguous(&self.0.shape, &self.0.strides)
     }
 
-    /// Shape, dtype and device.
+    /// Returns shape, dtype and device.
     #[inline]
     pub fn meta(&self) -> Meta {
         Meta { shape: self.0.shape.clone(), dtype: self.0.dtype, device: self.device() }
     }
 
-    /// Returns true if both are handles of one array, not only equal in value.
+    /// Returns true if both are clones of one array. Arrays that are only equal in value do not count.
     #[inline]
     pub fn is_same(&self, other: &Array) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -106,53 +108,58 @@ impl Array {
         Arc::ptr_eq(&self.0.storage, &other.0.storage)
     }
 
-    /// Returns true if no other array can see this storage, so that it may be written to.
+    /// Returns true if no other array uses this storage, so that kernels may write to it in place. False for a view of part of
+    /// a storage.
     #[inline]
     pub fn is_unique(&mut self) -> bool {
         self.unique_storage().is_some()
     }
 
+    /// Returns the storage for writing, or `None` if [`is_unique`](Self::is_unique) is false.
     #[inline]
     fn unique_storage(&mut self) -> Option<&mut Storage> {
         let View { shape, storage, .. } = Arc::get_mut(&mut self.0)?;
-        // A view of part of a storage is never unique: writing in place would keep the unused rest alive.
+        // A view of part of a storage never counts as unique: writing in place would keep the unused rest alive.
         let numel = shape.numel();
         Arc::get_mut(storage).filter(|storage| storage.len() == numel)
     }
 
+    /// Returns a view of the same storage.
     #[inline]
     fn view(&self, shape: Shape, strides: Strides, offset: usize) -> Self {
         let View { dtype, storage, .. } = &*self.0;
         Array(Arc::new(View { shape, strides, offset, dtype: *dtype, storage: storage.clone() }))
     }
 
-    /// Returns `len` indices of one dim from `start` on, as a view.
+    /// Returns a view of `len` indices of one dim, starting at `start`.
     pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
-        let size = self.size_of("narrow", dim)?;
+        let size = self.dim_size("narrow", dim)?;
         if start.checked_add(len).is_none_or(|end| end > size) {
-            let message =
-                format!("{len} indices from {start} on are not inside dim {dim} of {}", self.0.shape);
+            let message = format!(
+                "indices {start}..{start}+{len} are out of range for dim {dim} of shape {}",
+                self.0.shape
+            );
             return Err(Error::argument("narrow", message));
         }
         let offset = self.0.offset + start * self.0.strides[dim];
         Ok(self.view(self.0.shape.with_dim(dim, len), self.0.strides.clone(), offset))
     }
 
-    /// Exchanges two dims, as a view.
+    /// Returns a view with two dims swapped.
     pub fn transpose(&self, a: usize, b: usize) -> Result<Self> {
-        self.size_of("transpose", a)?;
-        self.size_of("transpose", b)?;
+        self.dim_size("transpose", a)?;
+        self.dim_size("transpose", b)?;
         let (mut shape, mut strides) = (self.0.shape.clone(), self.0.strides.clone());
         shape.swap(a, b);
         strides.swap(a, b);
         Ok(self.view(shape, strides, self.0.offset))
     }
 
-    /// Reorders the dims, as a view.
+    /// Returns a view with the dims reordered: dim `i` of the result is dim `dims[i]` of this array.
     pub fn permute(&self, dims: &[usize]) -> Result<Self> {
         let ndim = self.0.shape.len();
         if dims.len() != ndim || (0..ndim).any(|dim| !dims.contains(&dim)) {
-            let message = format!("{dims:?} is not an order of the dims of {}", self.0.shape);
+            let message = format!("{dims:?} is not a permutation of the dims of shape {}", self.0.shape);
             return Err(Error::argument("permute", message));
         }
         let shape = dims.iter().map(|&dim| self.0.shape[dim]).collect();
@@ -160,7 +167,7 @@ impl Array {
         Ok(self.view(shape, strides, self.0.offset))
     }
 
-    /// Inserts a dim of size 1 at `dim`, as a view.
+    /// Returns a view with a dim of size 1 inserted at `dim`.
     pub fn unsqueeze(&self, dim: usize) -> Result<Self> {
         if dim > self.0.shape.len() {
             return Err(Error::DimOutOfRange {
@@ -174,10 +181,10 @@ impl Array {
         Ok(self.view(self.0.shape.with_inserted(dim, 1), strides, self.0.offset))
     }
 
-    /// Removes a dim of size 1, as a view.
+    /// Returns a view without dim `dim`. Returns an error if its size is not 1.
     pub fn squeeze(&self, dim: usize) -> Result<Self> {
-        if self.size_of("squeeze", dim)? != 1 {
-            let message = format!("dim {dim} of {} does not have size 1", self.0.shape);
+        if self.dim_size("squeeze", dim)? != 1 {
+            let message = format!("dim {dim} of shape {} does not have size 1", self.0.shape);
             return Err(Error::argument("squeeze", message));
         }
         let mut strides = self.0.strides.clone();
@@ -185,7 +192,7 @@ impl Array {
         Ok(self.view(self.0.shape.without_dim(dim), strides, self.0.offset))
     }
 
-    /// Broadcasts dims of size 1, and new ones at the front, to `shape`, as a view.
+    /// Returns a view broadcast to `shape`: dims of size 1 are stretched, and new dims are added at the front.
     pub fn expand(&self, shape: &[usize]) -> Result<Self> {
         let target = Shape::from(shape);
         if !self.0.shape.broadcasts_to(&target) {
@@ -206,14 +213,15 @@ impl Array {
         Ok(self.view(target, strides, self.0.offset))
     }
 
-    /// Returns the elements as one dim, contiguous.
+    /// Returns the elements as a contiguous array with one dim.
     #[inline]
     pub fn flatten(&self) -> Result<Self> {
         self.contiguous()?.reshape(&[self.numel()])
     }
 
-    /// Returns the same elements, in row-major order, under another shape: a view where the strides allow one, which they
-    /// always do for contiguous arrays, and for any if only dims of size 1 come or go.
+    /// Returns the same elements, in row-major order, with another shape.
+    ///
+    /// The result is a view if the array is contiguous, or if only dims of size 1 are added or removed. Otherwise it is a copy.
     pub fn reshape(&self, shape: &[usize]) -> Result<Self> {
         let target = Shape::from(shape);
         if shape.iter().try_fold(1usize, |n, &size| n.checked_mul(size)) != Some(self.numel()) {
@@ -241,13 +249,15 @@ impl Array {
         Ok(self.view(target, strides, self.0.offset))
     }
 
-    /// Returns the elements in row-major order without gaps: this array if they are, else a copy.
+    /// Returns this array if it is contiguous, else a contiguous copy.
     #[inline]
     pub fn contiguous(&self) -> Result<Self> {
         if self.is_contiguous() { Ok(self.clone()) } else { crate::kernels::copy::contiguous(self) }
     }
 
-    /// Copies the elements to a vector in row-major order. Waits for the device if they are on one.
+    /// Copies the elements to a vector in row-major order. If they are on a device, this waits for the device.
+    ///
+    /// Returns an error if `T` is not the type of the dtype.
     #[inline]
     pub fn copy_to_host<T: Element>(&self) -> Result<Vec<T>> {
         let dense = self.contiguous()?;
@@ -255,7 +265,8 @@ impl Array {
         Ok(read.data()[..dense.numel()].to_vec())
     }
 
-    /// Copies the elements as doubles, in row-major order, whatever the dtype. Waits for the device if they are on one.
+    /// Copies the elements to a vector in row-major order, converted to `f64` from any dtype. If they are on a device, this
+    /// waits for the device.
     #[inline]
     pub fn copy_to_host_f64(&self) -> Result<Vec<f64>> {
         use crate::elem::Num;
@@ -264,28 +275,31 @@ impl Array {
         })
     }
 
+    /// Returns the size of `dim`, or an error that names `op` if there is no such dim.
     #[inline]
-    fn size_of(&self, op: &'static str, dim: usize) -> Result<usize> {
+    fn dim_size(&self, op: &'static str, dim: usize) -> Result<usize> {
         let rank = self.0.shape.len();
         self.0.shape.get(dim).copied().ok_or(Error::DimOutOfRange { op, dim: dim as isize, rank })
     }
 
-    /// Gives access to the elements. `T` must be the dtype's own type: kernels choose it by the dtype.
+    /// Gives access to the elements. Returns an error if `T` is not the type of the dtype; kernels choose `T` by the dtype.
     #[inline]
     pub(crate) fn read<T: Elem>(&self) -> Result<Read<'_, T>> {
-        let data = self.0.storage.host::<T>().ok_or_else(|| self.other_type())?;
-        // A view of nothing may start anywhere.
+        let data = self.0.storage.host::<T>().ok_or_else(|| self.wrong_element_type())?;
+        // The offset of an empty view may be beyond the end of the storage.
         let data = &data[self.0.offset.min(data.len())..];
         Ok(Read { data, dims: &self.0.shape, strides: &self.0.strides })
     }
 
     #[cold]
-    fn other_type(&self) -> Error {
-        Error::argument("read", format!("the elements are {}", self.0.dtype))
+    fn wrong_element_type(&self) -> Error {
+        Error::argument("read", format!("the elements are of dtype {}; read them as that type", self.0.dtype))
     }
 
-    /// Gives access to the elements for writing, in row-major order: where they are if no other array can see them, else in a
-    /// copy, which is this array from then on.
+    /// Gives access to the elements for writing, in row-major order.
+    ///
+    /// If another array uses the storage, or the elements are not contiguous, they are copied first and this array becomes the
+    /// copy.
     pub(crate) fn write<T: Element>(&mut self) -> Result<&mut [T]> {
         let (left, right) = (self.0.dtype, <T as Element>::DTYPE);
         if left != right {
@@ -294,8 +308,8 @@ impl Array {
         if !(self.is_unique() && self.is_contiguous()) {
             *self = Array::from_vec(self.copy_to_host::<T>()?, &self.0.shape)?;
         }
-        let storage = self.unique_storage().expect("found or made unique before");
-        Ok(storage.host_mut::<T>().expect("compared the dtypes before"))
+        let storage = self.unique_storage().expect("the storage is unique here");
+        Ok(storage.host_mut::<T>().expect("the dtypes were compared above"))
     }
 }
 
@@ -306,7 +320,7 @@ impl std::fmt::Debug for Array {
     }
 }
 
-/// A look at an array's elements in main memory.
+/// A borrowed view of an array's elements in main memory.
 pub(crate) struct Read<'a, T> {
     data: &'a [T],
     /// The sizes of the dims.
@@ -316,8 +330,8 @@ pub(crate) struct Read<'a, T> {
 }
 
 impl<'a, T> Read<'a, T> {
-    /// The storage from the array's first element on: for a contiguous array, its elements, and then whatever follows them in
-    /// the storage.
+    /// Returns the storage from the array's first element to its end. For a contiguous array these are its elements, followed
+    /// by the rest of the storage.
     #[inline]
     pub(crate) fn data(&self) -> &'a [T] {
         self.data
@@ -329,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn storage_is_unique_until_another_array_can_see_it() {
+    fn storage_is_unique_until_another_array_uses_it() {
         let mut x = Array::from_vec(vec![1f32, 2.0], &[2]).unwrap();
         assert!(x.is_unique());
         let clone = x.clone();
@@ -340,13 +354,13 @@ mod tests {
         assert!(!x.is_unique() && !view.is_unique() && !x.is_same(&view));
         drop(view);
         assert!(x.is_unique());
-        // The last view of a larger storage copies its elements, so that the rest of the storage goes.
+        // A view of part of a storage is not unique, even if it is the last one: `write` copies it, which frees the storage.
         x = x.narrow(0, 0, 1).unwrap();
         assert!(!x.is_unique());
     }
 
     #[test]
-    fn elements_are_changed_in_place_unless_another_array_sees_them() {
+    fn write_copies_only_if_another_array_uses_the_storage() {
         let address = |x: &Array| x.read::<f32>().unwrap().data().as_ptr();
         let values = |x: &Array| x.copy_to_host::<f32>().unwrap();
         let mut x = Array::from_vec(vec![1f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
@@ -362,7 +376,7 @@ mod tests {
         x.write::<f32>().unwrap()[1] = 8.0;
         assert_eq!(address(&x), there);
 
-        // A transposed view is contiguous afterwards; its base is as it was.
+        // Writing makes a transposed view contiguous and leaves its base unchanged.
         let mut turned = x.transpose(0, 1).unwrap();
         turned.write::<f32>().unwrap()[1] = 9.0;
         assert_eq!(values(&turned), [7.0, 9.0, 8.0, 5.0]);
@@ -375,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn views_have_the_elements_of_the_definition() {
+    fn views_select_the_right_elements() {
         let x = Array::from_vec((0..24).collect::<Vec<i64>>(), &[2, 3, 4]).unwrap();
         let values = |x: Result<Array>| x.unwrap().copy_to_host::<i64>().unwrap();
         assert_eq!(values(x.narrow(1, 1, 2).and_then(|x| x.narrow(2, 3, 1))), [7, 11, 19, 23]);
@@ -384,7 +398,7 @@ mod tests {
         assert_eq!(values(turned.transpose(0, 2))[..5], [0, 1, 2, 3, 12]);
         let column = x.narrow(2, 1, 1).unwrap();
         assert_eq!(values(column.squeeze(2)), [1, 5, 9, 13, 17, 21]);
-        // Dims of size 1 come and go without a copy, also where the strides have gaps.
+        // Adding and removing dims of size 1 never copies, even if the strides have gaps.
         for shape in [&[2, 3][..], &[1, 2, 3], &[2, 1, 3, 1], &[2, 3, 1]] {
             let reshaped = column.reshape(shape).unwrap();
             assert!(reshaped.shares_storage(&x));
@@ -401,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn views_that_cannot_be_are_errors() {
+    fn invalid_views_are_errors() {
         let x = Array::from_vec(vec![0u8; 6], &[2, 3]).unwrap();
         assert!(
             x.narrow(1, 2, 2).is_err() && x.narrow(2, 0, 0).is_err() && x.narrow(0, usize::MAX, 2).is_err()

@@ -1,17 +1,17 @@
-//! Devices.
+//! [`Device`]: where the value of a tensor is stored.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Where a tensor's value lives.
+/// Where the value of a tensor is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Device {
     /// Main memory.
     #[default]
     Cpu,
-    /// Nowhere: shape and dtype only. Operators on meta tensors run their shape rule and nothing else.
+    /// No value, only shape and dtype. Operators on meta tensors run only their shape rule.
     Meta,
 }
 

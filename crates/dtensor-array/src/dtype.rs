@@ -5,13 +5,13 @@ use std::fmt;
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
-/// The type of a tensor's elements. Logical values are [`U8`](DType::U8), 0 or 1.
+/// The type of a tensor's elements. Booleans are stored as 0 or 1 in [`U8`](DType::U8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum DType {
-    /// 8-bit unsigned integer; also the type of comparisons and masks.
+    /// 8-bit unsigned integer; also the dtype of masks and of the results of comparisons.
     U8,
-    /// 64-bit signed integer; the type of indices.
+    /// 64-bit signed integer; the dtype of indices.
     I64,
     /// IEEE half precision.
     F16,
@@ -24,22 +24,22 @@ pub enum DType {
 }
 
 impl DType {
-    /// All of them.
+    /// All dtypes.
     pub const ALL: [DType; 6] = [DType::U8, DType::I64, DType::F16, DType::BF16, DType::F32, DType::F64];
 
-    /// Whether values are real numbers (and can have gradients).
+    /// Returns true for floating-point dtypes. Only these can have gradients.
     #[inline]
     pub fn is_float(self) -> bool {
         !self.is_int()
     }
 
-    /// Whether values are whole numbers.
+    /// Returns true for integer dtypes.
     #[inline]
     pub fn is_int(self) -> bool {
         matches!(self, DType::U8 | DType::I64)
     }
 
-    /// Bytes per element.
+    /// Returns the number of bytes per element.
     pub fn size(self) -> usize {
         match self {
             DType::U8 => 1,
@@ -49,7 +49,7 @@ impl DType {
         }
     }
 
-    /// The short name, as printed.
+    /// Returns the short name, such as `"f32"`.
     pub fn name(self) -> &'static str {
         match self {
             DType::U8 => "u8",
@@ -71,7 +71,7 @@ impl fmt::Display for DType {
 
 /// A Rust type that can be an element of a tensor.
 pub trait Element: crate::elem::Elem {
-    /// Its dtype.
+    /// The dtype of this type.
     const DTYPE: DType;
 }
 

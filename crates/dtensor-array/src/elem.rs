@@ -1,9 +1,9 @@
-//! What the kernels need to know of an element type: the type they accumulate in, and its arithmetic.
+//! The traits that kernels are generic over: element types, the types they accumulate in, and arithmetic on these.
 //!
-//! Half-precision types compute in `f32`, integers in `i64` with wrapping, so a kernel is written once over
-//! [`Elem::Acc`] and serves every dtype.
+//! Half-precision types compute in `f32` and integers in wrapping `i64`. A kernel is written once over [`Elem::Acc`] and works
+//! for every dtype.
 
-// Public only in name: they bound the public `Element`, which nobody outside can implement.
+// `pub` here only satisfies the bounds of the public `Element`. No other crate can name these items.
 #![allow(unreachable_pub)]
 
 use std::mem::MaybeUninit;
@@ -13,47 +13,47 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 use half::{bf16, f16};
 
 use crate::host::{halves, math, wide};
-use crate::storage::Stored;
+use crate::storage::StorageElem;
 
 /// An element type.
 pub trait Elem:
-    Copy + Default + PartialOrd + std::fmt::Debug + Send + Sync + Vectors + Stored + 'static
+    Copy + Default + PartialOrd + std::fmt::Debug + Send + Sync + SimdTargets + StorageElem + 'static
 {
-    /// The type in which arithmetic on this element is done.
+    /// The type that kernels compute and accumulate in.
     type Acc: Num;
-    /// Widens.
+    /// Widens this element to [`Elem::Acc`].
     fn acc(self) -> Self::Acc;
-    /// Rounds back to the nearest.
+    /// Narrows a result to this type: floating-point numbers round to the nearest, integers wrap.
     fn from_acc(acc: Self::Acc) -> Self;
-    /// The same elements as [`Elem::Acc`], where that is the same type.
+    /// Returns the same elements as [`Elem::Acc`], or `None` if that is another type.
     #[inline(always)]
     fn same_as_acc(_data: &[Self]) -> Option<&[Self::Acc]> {
         None
     }
-    /// As [`same_as_acc`](Elem::same_as_acc), for elements to be written.
+    /// As [`same_as_acc`](Elem::same_as_acc), for elements that are not written yet.
     #[inline(always)]
     fn same_as_acc_mut(_data: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<Self::Acc>]> {
         None
     }
 }
 
-/// For which vector units loops over a type are compiled. Every one is another copy of every loop.
-pub trait Vectors {
-    /// Whether for those beyond what every machine has.
-    const ANY: bool;
-    /// Whether for the widest too.
-    const WIDEST: bool;
+/// The instruction sets that loops over a type are compiled for, besides the baseline. Each one adds a copy of every loop.
+pub trait SimdTargets {
+    /// Whether loops are compiled for AVX2.
+    const AVX2: bool;
+    /// Whether loops are compiled for AVX-512.
+    const AVX512: bool;
 }
 
-macro_rules! vectors {
-    ($($t:ty: $any:expr, $widest:expr;)*) => {$(
-        impl Vectors for $t {
-            const ANY: bool = $any;
-            const WIDEST: bool = $widest;
+macro_rules! simd_targets {
+    ($($t:ty: $avx2:expr, $avx512:expr;)*) => {$(
+        impl SimdTargets for $t {
+            const AVX2: bool = $avx2;
+            const AVX512: bool = $avx512;
         }
     )*};
 }
-vectors! {
+simd_targets! {
     u8: false, false;
     i64: false, false;
     Wrapping<i64>: false, false;
@@ -63,12 +63,12 @@ vectors! {
     f64: true, false;
 }
 
-/// An element type whose values are real numbers.
+/// A floating-point element type.
 pub trait Float: Elem<Acc: Real> {}
 
-/// A type that kernels accumulate in.
+/// A type that kernels compute and accumulate in.
 pub trait Num:
-    Vectors
+    SimdTargets
     + Copy
     + Default
     + PartialOrd
@@ -85,36 +85,37 @@ pub trait Num:
     const ZERO: Self;
     /// One.
     const ONE: Self;
-    /// Below or equal to every value: −∞ for real numbers.
+    /// The smallest value: −∞ for floating-point types.
     const LOWEST: Self;
-    /// Above or equal to every value: +∞ for real numbers.
+    /// The largest value: +∞ for floating-point types.
     const HIGHEST: Self;
-    /// Whether this is not a number.
+    /// Returns true if this is NaN. Integers never are.
     fn is_nan(self) -> bool;
-    /// The nearest value to a number.
+    /// Converts from `f64`: rounded to the nearest, or truncated for integers.
     fn from_f64(x: f64) -> Self;
-    /// As a double.
+    /// Converts to `f64`.
     fn to_f64(self) -> f64;
-    /// All bits set: leaves a value as it is under [`bit_and`](Self::bit_and).
+    /// The value with all bits set: the identity of [`bit_and`](Self::bit_and).
     const ALL_BITS: Self;
-    /// The bits that flip the order of two values under [`bit_xor`](Self::bit_xor): the sign, or all of an integer.
+    /// The bits that reverse the order of values under [`bit_xor`](Self::bit_xor): the sign bit, or all bits of an integer.
     const ORDER: Self;
-    /// Bitwise and.
+    /// Computes the bitwise and.
     fn bit_and(self, other: Self) -> Self;
-    /// Bitwise or.
+    /// Computes the bitwise or.
     fn bit_or(self, other: Self) -> Self;
-    /// Bitwise exclusive or.
+    /// Computes the bitwise exclusive or.
     fn bit_xor(self, other: Self) -> Self;
-    /// The larger; NaN if either is NaN. Of zeros it is the positive one, so that the order in which many are compared does
-    /// not matter.
+    /// Returns the larger value; NaN if either is NaN. +0 counts as larger than −0, so that the maximum of many values does
+    /// not depend on their order.
     #[inline(always)]
     fn max(self, other: Self) -> Self {
-        // Equal numbers have equal bits but for the sign of zero. A comparison with NaN is false, which keeps one on the left.
+        // Equal numbers have equal bits, except that zeros differ in the sign. Comparisons with NaN are false, so a NaN in
+        // `self` stays.
         let most = if other > self { other } else { self };
         let most = if other == self { self.bit_and(other) } else { most };
         if other.is_nan() { other } else { most }
     }
-    /// The smaller; NaN if either is NaN. Of zeros it is the negative one.
+    /// Returns the smaller value; NaN if either is NaN. −0 counts as smaller than +0.
     #[inline(always)]
     fn min(self, other: Self) -> Self {
         let least = if other < self { other } else { self };
@@ -125,11 +126,11 @@ pub trait Num:
 
 macro_rules! real_functions {
     ($($(#[$doc:meta])* $name:ident => $f32:path, $f64:path;)*) => {
-        /// Real arithmetic. The `f32` functions are branch-free, so loops over them vectorise.
+        /// A floating-point type that kernels compute in. The `f32` functions are branch-free, so loops over them vectorise.
         pub trait Real: Num + Neg<Output = Self> {
-            /// The bits that make up the absolute value.
+            /// The value with all bits set except the sign bit: [`Num::bit_and`] with it gives the absolute value.
             const MAGNITUDE: Self;
-            /// `self × b + c`, in one rounding where the machine has it.
+            /// Computes `self × b + c` with one rounding.
             fn mul_add(self, b: Self, c: Self) -> Self;
             $($(#[$doc])* fn $name(self) -> Self;)*
         }
@@ -149,23 +150,23 @@ macro_rules! real_functions {
 }
 
 real_functions! {
-    /// e to the power of this.
+    /// Computes e to the power `self`.
     exp => math::exp, f64::exp;
-    /// The natural logarithm.
+    /// Computes the natural logarithm.
     ln => math::ln, f64::ln;
-    /// The hyperbolic tangent.
+    /// Computes the hyperbolic tangent.
     tanh => math::tanh, f64::tanh;
-    /// The error function.
+    /// Computes the error function.
     erf => math::erf, libm::erf;
-    /// The share of a normal distribution below this.
+    /// Computes the cumulative distribution function of the standard normal distribution.
     normal_cdf => math::normal_cdf, math::normal_cdf_f64;
-    /// The sine.
+    /// Computes the sine.
     sin => math::sin, f64::sin;
-    /// The cosine.
+    /// Computes the cosine.
     cos => math::cos, f64::cos;
-    /// The square root.
+    /// Computes the square root.
     sqrt => f32::sqrt, f64::sqrt;
-    /// The absolute value.
+    /// Computes the absolute value.
     abs => f32::abs, f64::abs;
 }
 

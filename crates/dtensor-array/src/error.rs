@@ -1,7 +1,7 @@
-//! The one error type, for this crate and those above.
+//! The error type of this crate and of the crates above.
 //!
-//! Messages are one line in lower case: the operator, the argument, what was given. They keep the key words of PyTorch's
-//! message where it has one, so that a search for either finds the same advice.
+//! A message is one line in lower case: the operator, the argument, what was given. If PyTorch has a message for the same
+//! error, ours keeps its key words, so that a web search finds the same advice.
 
 use std::fmt::{self, Debug, Display};
 use std::panic::Location;
@@ -9,21 +9,21 @@ use std::sync::Arc;
 
 use crate::{DType, Device, Shape};
 
-/// The result of everything that can fail.
+/// The result of every fallible function of these crates.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, and in which operator.
+/// An error, with the operator it happened in.
 ///
 /// `Debug` prints what `Display` prints, so that a `main` that returns an error prints the message.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Two shapes that must agree do not.
+    /// Two shapes do not match.
     #[error("{op}: {why}: {left} and {right}")]
     ShapeMismatch {
         /// The operator.
         op: &'static str,
-        /// The rule that is broken.
+        /// How the shapes are wrong.
         why: &'static str,
         /// The first shape.
         left: Shape,
@@ -31,7 +31,7 @@ pub enum Error {
         right: Shape,
     },
 
-    /// A dim that the array does not have.
+    /// The array does not have this dim.
     #[error(
         "{op}: dimension out of range (expected to be in range of [-{}, {}], but got {dim})",
         rank.max(&1), rank.max(&1) - 1
@@ -39,13 +39,13 @@ pub enum Error {
     DimOutOfRange {
         /// The operator.
         op: &'static str,
-        /// The dim asked for.
+        /// The dim given.
         dim: isize,
-        /// The number of dims there are.
+        /// The number of dims of the array.
         rank: usize,
     },
 
-    /// An index outside the dim it indexes.
+    /// An index is out of bounds.
     #[error("{op}: index {index} is out of bounds for dimension {dim} with size {size}")]
     IndexOutOfBounds {
         /// The operator.
@@ -58,7 +58,7 @@ pub enum Error {
         size: usize,
     },
 
-    /// Operands whose dtypes must agree do not.
+    /// Two operands must have the same dtype but do not.
     #[error("{op}: dtypes differ: {left} and {right}; cast one of them with `to_dtype`")]
     DTypeMismatch {
         /// The operator.
@@ -69,27 +69,27 @@ pub enum Error {
         right: DType,
     },
 
-    /// An operator that is not defined for a dtype.
+    /// The operator is not defined for a dtype.
     #[error("{op}: not defined for dtype {dtype}: {why}")]
     DType {
         /// The operator.
         op: &'static str,
         /// The dtype given.
         dtype: DType,
-        /// What would be accepted.
+        /// Which dtypes are accepted.
         why: &'static str,
     },
 
-    /// Any other argument that cannot be used.
+    /// Any other invalid argument.
     #[error("{op}: {message}")]
     Argument {
         /// The operator or function.
         op: &'static str,
-        /// What is wrong with which argument.
+        /// Which argument is invalid, and why.
         message: String,
     },
 
-    /// A value asked of something that has none.
+    /// The value of a meta tensor was requested.
     #[error("{op}: a meta tensor has shape and dtype but no value")]
     NoValue {
         /// The operator or function.
@@ -103,7 +103,7 @@ pub enum Error {
         elements: usize,
     },
 
-    /// An error of a crate above, such as a collective that could not be finished.
+    /// An error of a crate above, such as a failed collective.
     #[error("{0}")]
     Other(Other),
 
@@ -154,12 +154,12 @@ impl Debug for Error {
     }
 }
 
-/// An error of another crate.
+/// An error type of another crate, inside an [`Error`].
 #[derive(Clone, Debug)]
 pub struct Other(Arc<dyn std::error::Error + Send + Sync>);
 
 impl Other {
-    /// Returns the error, if it is of this type.
+    /// Returns the error if it is of type `E`.
     pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
         self.0.downcast_ref()
     }
@@ -172,14 +172,14 @@ impl fmt::Display for Other {
 }
 
 impl PartialEq for Other {
-    /// They are equal if they say the same.
+    /// Returns true if the messages are equal.
     fn eq(&self, other: &Self) -> bool {
         self.to_string() == other.to_string()
     }
 }
 
 impl Error {
-    /// Creates an [`Error::Argument`], the common case of "this argument cannot be used".
+    /// Creates an [`Error::Argument`].
     pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
         Error::Argument { op, message: message.into() }
     }
@@ -189,8 +189,14 @@ impl Error {
         Error::Other(Other(Arc::new(error)))
     }
 
-    /// Turns this into an error of `op` that says what it is about. An [`Error::Other`] is returned unchanged, so
-    /// that it can still be downcast.
+    /// Turns this into an [`Error::Argument`] of `op` whose message starts with `what`. An [`Error::Other`] is returned
+    /// unchanged, so that it can still be downcast.
+    ///
+    /// ```
+    /// use dtensor_array::Error;
+    /// let error = Error::argument("linear", "expected 3 features, but got 4");
+    /// assert_eq!(error.about("linear", "weight").to_string(), "linear: weight: expected 3 features, but got 4");
+    /// ```
     pub fn about(self, op: &'static str, what: impl Display) -> Self {
         if matches!(self, Error::Other(_)) {
             return self;
@@ -228,7 +234,7 @@ impl Error {
         }
     }
 
-    /// Creates the error of operands that are on different devices.
+    /// Creates the error for operands on different devices.
     pub fn devices(op: &'static str, left: Device, right: Device) -> Self {
         let message = format!("expected all tensors to be on the same device, but found {left} and {right}");
         Error::argument(op, message)

@@ -1,91 +1,92 @@
-//! The kernels: one entry point for each, which selects the implementation by where the arrays are.
+//! The kernels: one entry point for each, which selects the implementation by the device of the arrays.
 //!
-//! A kernel trusts the caller's shape rule: sizes agree and dims are in range. It returns an error for a dtype that it has no
-//! loop for, and checks what is in the values, such as indices. IEEE semantics hold: NaN in, NaN out; infinities are ordinary
-//! numbers.
+//! A kernel trusts the caller's shape rule: it assumes that sizes agree and dims are in range. It returns an error for a dtype
+//! that it does not support, and for invalid values such as an index out of bounds. Floating-point kernels follow IEEE 754: NaN
+//! inputs give NaN, and infinities are ordinary values.
 
 use crate::host;
 use crate::{Array, Device, Error, Result};
 
-/// Where the arrays of one call are.
+/// The implementation that runs a kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Backend {
     Host,
 }
 
-/// Arguments that are on some device.
-trait Placed {
-    fn place(&self) -> Option<Place>;
+/// A kernel argument that is stored on a device.
+trait OnDevice {
+    /// Returns the backend for the argument's device, or `None` if it has no value.
+    fn backend(&self) -> Option<Backend>;
 }
 
-impl Placed for Array {
+impl OnDevice for Array {
     #[inline(always)]
-    fn place(&self) -> Option<Place> {
+    fn backend(&self) -> Option<Backend> {
         match self.device() {
-            Device::Cpu => Some(Place::Host),
+            Device::Cpu => Some(Backend::Host),
             Device::Meta => None,
         }
     }
 }
 
-impl<T: Placed + ?Sized> Placed for &T {
+impl<T: OnDevice + ?Sized> OnDevice for &T {
     #[inline(always)]
-    fn place(&self) -> Option<Place> {
-        (**self).place()
+    fn backend(&self) -> Option<Backend> {
+        (**self).backend()
     }
 }
 
-impl<T: Placed + ?Sized> Placed for &mut T {
+impl<T: OnDevice + ?Sized> OnDevice for &mut T {
     #[inline(always)]
-    fn place(&self) -> Option<Place> {
-        (**self).place()
+    fn backend(&self) -> Option<Backend> {
+        (**self).backend()
     }
 }
 
-impl<T: Placed> Placed for Option<T> {
+impl<T: OnDevice> OnDevice for Option<T> {
     #[inline(always)]
-    fn place(&self) -> Option<Place> {
-        self.as_ref().and_then(Placed::place)
+    fn backend(&self) -> Option<Backend> {
+        self.as_ref().and_then(OnDevice::backend)
     }
 }
 
-impl<T: Placed> Placed for [T] {
-    fn place(&self) -> Option<Place> {
-        self.first().and_then(Placed::place)
+impl<T: OnDevice> OnDevice for [T] {
+    fn backend(&self) -> Option<Backend> {
+        self.first().and_then(OnDevice::backend)
     }
 }
 
-impl<T: Placed, const N: usize> Placed for [T; N] {
-    fn place(&self) -> Option<Place> {
-        self[..].place()
+impl<T: OnDevice, const N: usize> OnDevice for [T; N] {
+    fn backend(&self) -> Option<Backend> {
+        self[..].backend()
     }
 }
 
-impl Placed for host::loss::Goal<'_> {
-    fn place(&self) -> Option<Place> {
-        self.target.place()
+impl OnDevice for host::loss::Goal<'_> {
+    fn backend(&self) -> Option<Backend> {
+        self.target.backend()
     }
 }
 
-/// Returns the place that all arguments share.
+/// Returns the backend that all arguments share, or an error if they are on different devices.
 #[inline(always)]
-fn place<const N: usize>(op: &'static str, places: [Option<Place>; N]) -> Result<Place> {
-    let mut shared = None;
-    for place in places.into_iter().flatten() {
-        match shared {
-            Some(other) if other != place => return Err(elsewhere(op)),
-            _ => shared = Some(place),
+fn common_backend<const N: usize>(op: &'static str, backends: [Option<Backend>; N]) -> Result<Backend> {
+    let mut common = None;
+    for backend in backends.into_iter().flatten() {
+        match common {
+            Some(other) if other != backend => return Err(different_devices(op)),
+            _ => common = Some(backend),
         }
     }
-    Ok(shared.unwrap_or(Place::Host))
+    Ok(common.unwrap_or(Backend::Host))
 }
 
 #[cold]
-fn elsewhere(op: &'static str) -> Error {
+fn different_devices(op: &'static str) -> Error {
     Error::argument(op, "expected all arrays to be on the same device")
 }
 
-/// Declares kernel families. The arguments in brackets are those that are on a device.
+/// Declares families of kernels. The brackets list the arguments that are stored on a device; their backend runs the kernel.
 macro_rules! families {
     ($(
         $(#[$doc:meta])*
@@ -96,7 +97,7 @@ macro_rules! families {
         $(#[$doc])*
         pub mod $family {
             #[allow(unused_imports)]
-            use super::{Place, Placed, host, place};
+            use super::{Backend, OnDevice, common_backend, host};
             #[allow(unused_imports)]
             use crate::{Array, DType, Result, Window};
             #[allow(unused_imports)]
@@ -106,8 +107,8 @@ macro_rules! families {
                 #[allow(clippy::too_many_arguments)]
                 #[inline]
                 pub fn $name($($arg: $type),*) -> $out {
-                    match place(stringify!($name), [$(Placed::place(&$placed)),*])? {
-                        Place::Host => host::$family::$name($($arg),*),
+                    match common_backend(stringify!($name), [$(OnDevice::backend(&$placed)),*])? {
+                        Backend::Host => host::$family::$name($($arg),*),
                     }
                 }
             )*
@@ -118,10 +119,12 @@ macro_rules! families {
 families! {
     /// Scaled dot-product attention.
     mod attention use {AttentionOptions} {
-        /// Attention of `q` `[..., Lq, D]` to `k` `[..., Lk, D]` and `v` `[..., Lk, Dv]`, whose leading dims are the same. A
-        /// `mask`, broadcast to `[..., Lq, Lk]`, is of dtype `U8` (nonzero: may attend) or of `q`'s dtype (added to the
-        /// scores). Gives the result `[..., Lq, Dv]` and the logarithm `[..., Lq]` of the sum of each query's exponentials, in
-        /// the dtype that `q`'s is computed in.
+        /// Computes scaled dot-product attention of queries `q` `[..., Lq, D]`, keys `k` `[..., Lk, D]` and values `v`
+        /// `[..., Lk, Dv]`. Their leading dims must be the same.
+        ///
+        /// The `mask` is broadcast to `[..., Lq, Lk]`. Its dtype is `U8` (nonzero: the query attends to the key) or that of `q`
+        /// (added to the logits). Returns the output `[..., Lq, Dv]`, and the log-sum-exp of each query's logits `[..., Lq]` in
+        /// the accumulation dtype of `q`.
         fn attention_forward[q, k, v, mask](
             q: &Array,
             k: &Array,
@@ -129,7 +132,8 @@ families! {
             mask: Option<&Array>,
             options: &AttentionOptions<'_>,
         ) -> Result<(Array, Array)>;
-        /// The gradients of `q`, `k` and `v`, from that of the result and from what [`attention_forward`] took and gave.
+        /// Computes the gradients of `q`, `k` and `v` from the gradient of the output, and from the inputs and results of
+        /// [`attention_forward`].
         fn attention_backward[grad, q, k, v, mask, out, lse](
             grad: &Array,
             q: &Array,
@@ -144,62 +148,69 @@ families! {
 
     /// Element-wise functions of two arrays.
     mod binary use {Binary, Compare} {
-        /// `f` of `a` and `b`, broadcast. Whole numbers wrap; they cannot be divided.
+        /// Computes `f` of `a` and `b`, broadcast. Integers wrap, and dividing them is an error.
         fn binary[a, b](f: Binary, a: &Array, b: &Array) -> Result<Array>;
-        /// 1 where `f` holds of `a` and `b`, broadcast, else 0; always [`DType::U8`].
+        /// Compares `a` and `b`, broadcast: 1 where `f` holds, else 0. The dtype is [`DType::U8`].
         fn compare[a, b](f: Compare, a: &Array, b: &Array) -> Result<Array>;
-        /// `a + weight · (b − a)` for a weight between 0 and 1: never beyond either, and right where the difference is infinite.
+        /// Interpolates: `a + weight · (b − a)` for a weight between 0 and 1. The result is never outside `a` and `b`, and it is
+        /// correct if the difference overflows.
         fn between[a, b](a: &Array, b: &Array, weight: f64) -> Result<Array>;
     }
 
     /// Changes of dtype.
     mod cast use {} {
-        /// `x` with elements of dtype `to`; `x` itself if it has them. Real to whole numbers truncates towards zero and
-        /// stops at the ends of the range, NaN becoming 0; whole to whole numbers wraps; the rest rounds to the nearest.
+        /// Converts `x` to dtype `to`. Returns `x` itself if it has that dtype.
+        ///
+        /// Floating-point to integer truncates towards zero and saturates; NaN becomes 0. Integer to integer wraps. All other
+        /// conversions round to the nearest.
         fn cast[x](x: &Array, to: DType) -> Result<Array>;
     }
 
     /// Concatenation and padding.
     mod cat use {} {
-        /// The arrays one after the other along `dim`. They agree in dtype and in the other sizes.
+        /// Concatenates arrays along `dim`. They must have the same dtype, and the same sizes in all other dims.
         fn cat[xs](xs: &[&Array], dim: usize) -> Result<Array>;
-        /// One number for `size` along `dim`, but for `x` at `start`.
+        /// Pads `x` along `dim` to `size` with the number `around`. `x` begins at index `start` of the result.
         fn pad_slice[x](x: &Array, dim: usize, start: usize, size: usize, around: f64) -> Result<Array>;
     }
 
-    /// Copies, and arrays made from numbers.
+    /// Copies, and arrays created from numbers.
     mod copy use {NOTHING} {
         /// Copies `x` to a contiguous array.
         fn contiguous[x](x: &Array) -> Result<Array>;
-        /// An array with the same value everywhere.
+        /// Creates an array filled with one value.
         fn full[](dtype: DType, shape: &[usize], value: f64) -> Result<Array>;
-        /// As [`full`], of a whole number, which is exact in the integer dtypes.
+        /// As [`full`], for an integer value, which integer dtypes hold exactly.
         fn full_i64[](dtype: DType, shape: &[usize], value: i64) -> Result<Array>;
-        /// `start + i × step` for the indices `i` that a window shows. Whole numbers are exact in the integer dtypes.
+        /// Creates the window's elements of the array `start + i × step`, where `i` is the index in the full array. Integers are
+        /// exact in the integer dtypes.
         fn arange[](dtype: DType, start: f64, step: f64, window: &Window) -> Result<Array>;
-        /// As [`arange`] of `i64`, whose numbers a double does not always hold.
+        /// As [`arange`] for dtype `i64`, with integer bounds, because `f64` cannot hold all `i64` values.
         fn arange_i64[](start: i64, step: i64, window: &Window) -> Result<Array>;
-        /// Numbers evenly spaced from `start` to `end`, both included, or with a base its powers with these exponents: of as many as
-        /// the full array has elements, those that a window shows.
+        /// Creates the window's elements of an array of numbers evenly spaced from `start` to `end`, both included. With a `base`,
+        /// the elements are its powers with these exponents.
         fn linspace[](start: f64, end: f64, base: Option<f64>, window: &Window) -> Result<Array>;
-        /// The part that a window shows of a matrix with ones where the two indices are equal, zeros elsewhere.
+        /// Creates the window's elements of a matrix with ones on the diagonal and zeros elsewhere.
         fn eye[](dtype: DType, window: &Window) -> Result<Array>;
     }
 
-    /// Largest and smallest elements, with their indices.
+    /// Maxima and minima along a dim, with their indices.
     mod extremum use {Extremum} {
-        /// The extreme along `dim` and its index (`i64`). The first of equals; the first NaN if there is one. A part that
-        /// is empty along `dim` gives the index −1, with a value that is no better than any.
+        /// Finds the maximum or minimum along `dim`, and its index (`i64`). Of equal elements the first counts; if there is a NaN,
+        /// the first NaN. If `x` is empty along `dim`, as an empty shard may be, the index is −1 and the value is the worst one.
         fn extremum[x](f: Extremum, x: &Array, dim: usize, keepdim: bool) -> Result<(Array, Array)>;
-        /// The extreme of a whole from those of its parts, one entry of the first dim of both for each; `indices` are those
-        /// in the whole. Entries with a negative index do not count; some entry of each element does.
+        /// Merges the results of [`extremum`] of several shards into that of the full array. The first dim of both arrays counts
+        /// the shards, and `indices` are those in the full array. Entries with a negative index are ignored; each element must
+        /// have an entry that is not.
         fn merge[values, indices](f: Extremum, values: &Array, indices: &Array) -> Result<(Array, Array)>;
     }
 
-    /// Elements chosen by index.
+    /// Reading and adding elements by index.
     mod index use {Stretch} {
-        /// The entries of `x` along `dim` that `ids` names; the dim is replaced by those of `ids`. Along dim 0 of a
-        /// matrix this is an embedding. Entries that are not in this part are zeros.
+        /// Selects the entries of `x` at the indices `ids` along `dim`. In the result, the dims of `ids` replace `dim`. Along dim 0
+        /// of a matrix this is an embedding lookup.
+        ///
+        /// If `x` is a shard, `part` says which indices it holds. Entries of other shards are zero.
         fn index_select[x, ids](
             op: &'static str,
             x: &Array,
@@ -207,8 +218,8 @@ families! {
             ids: &Array,
             part: Stretch,
         ) -> Result<Array>;
-        /// The adjoint of [`index_select`]: an array with `size` entries along `dim`, where entry `ids[i]` is the sum
-        /// of the entries `i` of `dy`. Entries of `dy` whose index is `padding`, or is not in this part, are left out.
+        /// Computes the adjoint of [`index_select`]: an array with `size` entries along `dim`, where entry `j` is the sum of the
+        /// entries `i` of `dy` with `ids[i] = j`. Skips entries of `dy` whose index is `padding` or belongs to another shard.
         fn index_add[ids, dy](
             ids: &Array,
             dy: &Array,
@@ -217,10 +228,11 @@ families! {
             padding: Option<i64>,
             part: Stretch,
         ) -> Result<Array>;
-        /// Picks one element along `dim` for every index: `out[p] = x[p with ids[p] in place of p's dim]`, and 0 for
-        /// those not in this part.
+        /// Gathers one element of `x` along `dim` for every index: `out[i][j] = x[ids[i][j]][j]` for `dim` 0. Elements of other
+        /// shards are zero.
         fn gather[x, ids](x: &Array, dim: usize, ids: &Array, part: Stretch) -> Result<Array>;
-        /// `x` with the elements of `src` added at the places `ids` names along `dim`, but for those not in this part.
+        /// Returns `x` with the elements of `src` added at the indices `ids` along `dim`: `out[ids[i][j]][j] += src[i][j]` for
+        /// `dim` 0. Skips indices that belong to another shard.
         fn scatter_add[x, ids, src](
             x: &Array,
             dim: usize,
@@ -228,10 +240,10 @@ families! {
             src: &Array,
             part: Stretch,
         ) -> Result<Array>;
-        /// A copy of `len` entries along `dim`: `start` and every `step`-th after it.
+        /// Copies `len` entries along `dim`: the one at `start` and every `step`-th after it.
         fn slice_step[x](x: &Array, dim: usize, start: usize, len: usize, step: usize) -> Result<Array>;
-        /// The adjoint of [`slice_step`]: an array with `size` entries along `dim`, those of `dy` at `start` and every
-        /// `step`-th after it, zeros elsewhere.
+        /// Computes the adjoint of [`slice_step`]: an array with `size` entries along `dim`, with the entries of `dy` at `start`
+        /// and every `step`-th after it, and zeros elsewhere.
         fn slice_step_backward[dy](
             dy: &Array,
             dim: usize,
@@ -243,33 +255,40 @@ families! {
 
     /// Cross-entropy and negative log-likelihood.
     mod loss use {Goal} {
-        /// The loss `−weight · logp` of each position's target class, 0 if the array does not hold it, and that weight.
+        /// Computes, for each position, the loss `−weight · logp` of its target class and the weight of that class. The loss is 0
+        /// if the array does not hold the class.
         fn nll_forward[logp, goal](logp: &Array, goal: &Goal<'_>) -> Result<(Array, Array)>;
-        /// The cross-entropy of each position from logits, with class weights and label smoothing; each position's
-        /// target weight; and each position's largest logit and sum of exponentials relative to it, in the dtype of the arithmetic.
-        /// The array must hold all classes.
+        /// Computes the cross-entropy from logits, with class weights and label smoothing. The array must hold all classes.
+        ///
+        /// Returns four values for each position: the loss, the weight of the target class, the largest logit, and the sum of
+        /// `exp(logit − largest)`. The last two are in the accumulation dtype.
         fn cross_entropy_forward[logits, goal](logits: &Array, goal: &Goal<'_>) -> Result<[Array; 4]>;
-        /// What an array knows of each position beyond its largest logit and its sum of exponentials, `[k,
-        /// positions]`: the target's logit relative to the largest one (0 if the array does not hold it) and, with
-        /// smoothing, the sum of such logits times their class weights. To be summed over all parts.
+        /// Computes the other terms of a cross-entropy over sharded classes, for one shard. The terms of all shards must be
+        /// summed for [`cross_entropy_losses`].
+        ///
+        /// Returns `[k, positions]`: row 0 is the target's logit minus the largest logit, or 0 if the shard does not hold the
+        /// target. With label smoothing there is a row 1: the sum of all such differences times their class weights.
         fn cross_entropy_picked[logits, maxima, goal](
             logits: &Array,
             maxima: &Array,
             goal: &Goal<'_>,
         ) -> Result<Array>;
-        /// The gradient of the log-probabilities, `[outer, classes, inner]`: `−scale` at each position's target, where
-        /// `scale` is the gradient of its loss times its weight.
+        /// Computes the gradient of the log-probabilities `[outer, classes, inner]`: `−scale` at each position's target class, and
+        /// zero elsewhere. `scale` is the gradient of the position's loss times its weight.
         fn nll_backward[scale, goal](scale: &Array, dims: [usize; 3], goal: &Goal<'_>) -> Result<Array>;
-        /// The gradient of the logits, from each position's `scale`, the gradient of its loss, and from its largest logit and sum
-        /// of exponentials among all classes.
+        /// Computes the gradient of the logits. `sums` are each position's largest logit and sum of exponentials over all classes,
+        /// and `scale` is the gradient of its loss.
         fn cross_entropy_backward[logits, sums, scale, goal](
             logits: &Array,
             sums: [&Array; 2],
             scale: &Array,
             goal: &Goal<'_>,
         ) -> Result<Array>;
-        /// The losses and the target weights, of `dtype` `like`, from the largest logits, the sums of exponentials and what all
-        /// shards have picked. Positions that are ignored are forgotten in all of the four: losses, weights, largest logits, sums.
+        /// Computes the cross-entropy from values that are reduced over all shards: the largest logits, the sums of exponentials,
+        /// and the summed terms of [`cross_entropy_picked`].
+        ///
+        /// Returns the same four values as [`cross_entropy_forward`], with losses and weights in the dtype of `like`. For ignored
+        /// positions, loss, weight and largest logit are 0, and the sum of exponentials is 1.
         fn cross_entropy_losses[like, found, goal](
             like: &Array,
             found: [&Array; 3],
@@ -279,35 +298,39 @@ families! {
 
     /// Matrix products.
     mod matmul use {} {
-        /// The product of `a` `[..., m, k]` and `b` `[..., k, n]`, their batch dims broadcast against each other, plus a
-        /// `bias` that broadcasts to the result.
+        /// Computes the matrix product of `a` `[..., m, k]` and `b` `[..., k, n]`, plus `bias` if given. Batch dims broadcast
+        /// against each other, and `bias` broadcasts to the result.
         fn matmul[a, b, bias](a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array>;
-        /// `Σ aᵀ · b` over all dims but the last: of `[..., m]` and `[..., n]`, whose other dims are the same, `[m, n]`.
+        /// Computes `aᵀ · b`, summed over all leading dims: `[..., m]` and `[..., n]` give `[m, n]`. The leading dims must be the
+        /// same.
         fn folded[a, b](a: &Array, b: &Array) -> Result<Array>;
     }
 
     /// Variance and standard deviation.
     mod moments use {} {
-        /// The mean square distance from the mean over `dims` (ascending), with `n - correction` for `n`: 1 makes it
-        /// unbiased. Where that leaves nothing to divide by the result is infinite, or NaN for 0 / 0.
+        /// Computes the variance over `dims` (ascending): the sum of squared differences from the mean, divided by
+        /// `n − correction`. A correction of 1 makes it unbiased. If the divisor is 0 or less the result is infinite, or NaN for
+        /// 0 / 0.
         fn variance[x](x: &Array, dims: &[usize], keepdim: bool, correction: f64) -> Result<Array>;
-        /// The square root of [`variance`], taken before it is rounded: it may fit a dtype that the variance does not.
+        /// Computes the standard deviation: the square root of [`variance`]. The root is taken before rounding to the dtype, so it
+        /// can be finite if the variance overflows.
         fn deviation[x](x: &Array, dims: &[usize], keepdim: bool, correction: f64) -> Result<Array>;
-        /// What a part of an array adds to the variance over `dims` of the whole: the number of elements, their mean, and the
-        /// sum of squared distances from it, as the first dim of three before what is left of the array's. Of nothing all are
-        /// zero. In double precision for every dtype: means of parts are subtracted, and single precision would lose there
-        /// what [`variance`] keeps.
+        /// Computes the moments of one shard, which [`merge_moments`] needs: the number of elements, their mean, and the sum of
+        /// squared differences from the mean. These are the three entries of a new first dim. All are zero for an empty shard.
+        ///
+        /// The dtype is always `f64`, because merging subtracts the means of shards, and `f32` would lose precision there.
         fn moments_part[x](x: &Array, dims: &[usize], keepdim: bool) -> Result<Array>;
-        /// The [`variance`] of a whole, or with `root` the [`deviation`], in `dtype`: from what [`moments_part`] gave of each
-        /// part, one entry of the first dim for each, taken in this order.
+        /// Merges the results of [`moments_part`] of several shards into the [`variance`] of the full array, or into its
+        /// [`deviation`] if `root` is true. The first dim of `parts` counts the shards, which are merged in order.
         fn merge_moments[parts](parts: &Array, correction: f64, root: bool, dtype: DType) -> Result<Array>;
     }
 
     /// Layer norm and RMS norm.
     mod norm use {} {
-        /// Normalises rows, the last `dims` dims of `x`, to mean 0 and variance 1: the result, each row's mean, and each
-        /// row's `1 / sqrt(variance + eps)`. The latter two are in the dtype that arithmetic is done in. Weight and bias may be of another
-        /// floating dtype than `x`, and are not rounded to it.
+        /// Normalises rows to mean 0 and variance 1, then applies weight and bias. A row is the last `dims` dims of `x`.
+        ///
+        /// Returns the result, and each row's mean and `1 / sqrt(variance + eps)` in the accumulation dtype. Weight and bias may
+        /// have another floating-point dtype than `x`, and are not rounded to it.
         fn layer_norm[x, weight, bias](
             x: &Array,
             dims: usize,
@@ -315,15 +338,17 @@ families! {
             bias: Option<&Array>,
             eps: f64,
         ) -> Result<(Array, Array, Array)>;
-        /// Divides rows, the last `dims` dims of `x`, by their root mean square: the result, and each row's
-        /// `1 / sqrt(mean square + eps)`.
+        /// Divides rows by their root mean square, then applies the weight. A row is the last `dims` dims of `x`.
+        ///
+        /// Returns the result, and each row's `1 / sqrt(mean square + eps)`.
         fn rms_norm[x, weight](
             x: &Array,
             dims: usize,
             weight: Option<&Array>,
             eps: f64,
         ) -> Result<(Array, Array)>;
-        /// The gradients of [`layer_norm`]: of `x`, and, where needed, of the weight and of the bias, in these dtypes.
+        /// Computes the gradients of [`layer_norm`]: of `x`, and of the weight and the bias if `need_weight` and `need_bias` give
+        /// a dtype for them.
         fn layer_norm_backward[dy, x, mean, rstd, weight](
             dy: &Array,
             x: &Array,
@@ -334,7 +359,7 @@ families! {
             need_weight: Option<DType>,
             need_bias: Option<DType>,
         ) -> Result<(Array, Option<Array>, Option<Array>)>;
-        /// The gradients of [`rms_norm`]: of `x`, and, where needed, of the weight in this dtype.
+        /// Computes the gradients of [`rms_norm`]: of `x`, and of the weight if `need_weight` gives a dtype for it.
         fn rms_norm_backward[dy, x, rstd, weight](
             dy: &Array,
             x: &Array,
@@ -347,18 +372,19 @@ families! {
 
     /// Optimizer steps, in place.
     mod optim use {AdamStep, SgdStep} {
-        /// Goes one step along the gradient, or along the momentum if there is one.
+        /// Takes one SGD step, along the momentum if there is one, else along the gradient.
         fn sgd[value, grad, momentum](
             step: &SgdStep,
             value: &mut Array,
             grad: &Array,
             momentum: Option<&mut Array>,
         ) -> Result<()>;
-        /// Every element times a number.
+        /// Multiplies every element by a number.
         fn scale[x](x: &mut Array, by: f64) -> Result<()>;
-        /// Every element, or the bound that it is beyond. NaN stays.
+        /// Clamps every element to `-bound..=bound`. NaN stays NaN.
         fn clamp[x](x: &mut Array, bound: f64) -> Result<()>;
-        /// Goes one step along the first moment over the root of the second, or of the largest that there has been if that is kept.
+        /// Takes one Adam step: along the first moment divided by the root of the second moment. If `largest` is given (AMSGrad),
+        /// it holds the largest second moment so far, which is used instead.
         fn adam[value, grad, moments, largest](
             step: &AdamStep,
             value: &mut Array,
@@ -368,76 +394,86 @@ families! {
         ) -> Result<()>;
     }
 
-    /// Random numbers by element index.
+    /// Random numbers as functions of the element index.
     mod random use {Distribution, Draw} {
-        /// The elements of a draw that a window shows. The arguments have been [checked](Distribution::check).
+        /// Draws the window's elements of a random array. The caller must have checked the arguments with
+        /// [`Distribution::check`].
         fn draw[](distribution: Distribution, dtype: DType, window: &Window, draw: Draw) -> Result<Array>;
-        /// `x` with each element dropped (times 0) with probability `p` and else divided by `1 − p`. The choice depends on
-        /// the index that the element has in the whole of which `window` shows `x`, and not on the dtype.
+        /// Applies dropout: multiplies each element by 0 with probability `p`, and divides it by `1 − p` otherwise.
+        ///
+        /// `x` holds the window's elements of a full array. The choice depends on the element's index in the full array, and not
+        /// on the dtype.
         fn dropout[x](x: &Array, window: &Window, p: f64, draw: Draw) -> Result<Array>;
-        /// 1 with the probability that the element of `p` says, else 0: what a draw with one probability makes of it. Elements go
-        /// by the index that they have in the whole of which `window` shows `p`.
+        /// Draws 1 with the probability in `p`, else 0, for each element. An element is the same as in a draw of
+        /// [`Distribution::Bernoulli`] with its probability.
+        ///
+        /// `p` holds the window's elements of a full array. The choice depends on the element's index in the full array.
         fn bernoulli_each[p](p: &Array, window: &Window, draw: Draw) -> Result<Array>;
     }
 
     /// Sums and other reductions along dims.
     mod reduce use {Reduce} {
-        /// Reduces `dims` (ascending). Sums and products of `u8` are `i64`; otherwise the dtype stays.
+        /// Reduces `dims` (ascending). Sums and products of `u8` are `i64`; otherwise the dtype does not change.
         fn reduce[x](f: Reduce, x: &Array, dims: &[usize], keepdim: bool) -> Result<Array>;
-        /// The vector norm (Σ|x|^p)^(1/p) over `dims` (ascending): for 0 the number of elements that are not 0, for
-        /// ±∞ the largest or smallest magnitude. What may overflow in single precision is summed in double. Over nothing
-        /// it is 0, or ∞ for negative `p`.
+        /// Computes the vector norm `(Σ|x|^p)^(1/p)` over `dims` (ascending). For `p` = 0 it is the number of nonzero elements,
+        /// and for ±∞ the largest or smallest magnitude.
+        ///
+        /// Sums that may overflow `f32` are computed in `f64`. The norm of no elements is 0, or ∞ for negative `p`.
         fn norm[x](x: &Array, p: f64, dims: &[usize], keepdim: bool) -> Result<Array>;
-        /// The norm of a whole from the norms of its parts, one entry of the first dim for each.
+        /// Merges the norms of several shards into that of the full array. The first dim of `parts` counts the shards.
         fn merge_norm[parts](parts: &Array, p: f64) -> Result<Array>;
     }
 
     /// Element-wise functions of an array and numbers.
     mod scalar use {} {
-        /// `x·mul + add`, each step rounded, so that adding a number or multiplying by one is exactly that.
+        /// Computes `x · mul + add`. The product is rounded before the sum, so that the kernel gives exactly the result of a
+        /// separate product or sum.
         fn affine[x](x: &Array, mul: f64, add: f64) -> Result<Array>;
-        /// `x` to the power `e`. Whole numbers take only whole powers that are not negative, and wrap.
+        /// Computes `x` to the power `e`. Integers wrap, and need an exponent that is a non-negative integer.
         fn pow_scalar[x](x: &Array, e: f64) -> Result<Array>;
-        /// `x`, or `lo` if it is below, or `hi` if that is above. NaN stays.
+        /// Clamps each element to `lo..=hi`. NaN stays NaN. If `lo` is above `hi`, the result is `hi`.
         fn clamp[x](x: &Array, lo: Option<f64>, hi: Option<f64>) -> Result<Array>;
-        /// `dy` where `x` is strictly between `lo` and `hi`, else 0.
+        /// Computes the gradient of [`clamp`]: `dy` where `x` is strictly between `lo` and `hi`, else 0.
         fn clamp_grad[x, dy](x: &Array, lo: Option<f64>, hi: Option<f64>, dy: &Array) -> Result<Array>;
     }
 
-    /// Running sums.
+    /// Cumulative sums.
     mod scan use {} {
-        /// The sum of each element and all before it along `dim` (all after it, if `reverse`). Floats are summed in
-        /// double precision; sums of `u8` are `i64`.
+        /// Computes the cumulative sum along `dim`: of each element and all before it, or all after it if `reverse` is true.
+        /// Floating-point elements are summed in `f64`. The result for `u8` is `i64`.
         fn cumsum[x](x: &Array, dim: usize, reverse: bool) -> Result<Array>;
     }
 
-    /// Elements chosen by a mask.
+    /// Selection by a mask.
     mod select use {} {
-        /// `a` where `cond` is not 0, else `b`; all three broadcast.
+        /// Selects `a` where `cond` is nonzero, else `b`. All three broadcast.
         fn where_[cond, a, b](cond: &Array, a: &Array, b: &Array) -> Result<Array>;
-        /// `x` with `value` wherever `mask`, expanded to the shape of `x`, is not 0.
+        /// Returns `x` with `value` wherever `mask` is nonzero. The mask broadcasts to the shape of `x`.
         fn masked_fill[x, mask](x: &Array, mask: &Array, value: f64) -> Result<Array>;
-        /// The lower triangle of each matrix in the last two dims, or the upper one: elements up to `diagonal` places
-        /// right of the main diagonal, or from there on; the others become 0. `x` has at least two dims. Where it is a part
-        /// of larger matrices, `first` says which row and column of those its first element is in.
+        /// Keeps the lower (or upper) triangle of each matrix in the last two dims, and sets the other elements to 0. The diagonal
+        /// `diagonal` places right of the main one belongs to either triangle. `x` must have at least two dims.
+        ///
+        /// If `x` is a shard, `first` is the row and column of its first element in the full matrix.
         fn triangle[x](x: &Array, diagonal: i64, lower: bool, first: (usize, usize)) -> Result<Array>;
     }
 
-    /// Softmax and its logarithm.
+    /// Softmax and log-softmax.
     mod softmax use {} {
-        /// `exp(x) / Σ exp(x)` along `dim`.
+        /// Computes the softmax `exp(x) / Σ exp(x)` along `dim`.
         fn softmax[x](x: &Array, dim: usize) -> Result<Array>;
-        /// The logarithm of [`softmax`].
+        /// Computes the logarithm of [`softmax`].
         fn log_softmax[x](x: &Array, dim: usize) -> Result<Array>;
-        /// The gradient of [`softmax`], from its result `y`.
+        /// Computes the gradient of [`softmax`] from its result `y`.
         fn softmax_backward[y, dy](y: &Array, dy: &Array, dim: usize) -> Result<Array>;
-        /// The gradient of [`log_softmax`], from its result `y`.
+        /// Computes the gradient of [`log_softmax`] from its result `y`.
         fn log_softmax_backward[y, dy](y: &Array, dy: &Array, dim: usize) -> Result<Array>;
-        /// The largest element of each row; −∞ where there is none.
+        /// Finds the largest element of each row along `dim`; −∞ if the row is empty. The dim has size 1 in the result, which is
+        /// in the accumulation dtype.
         fn maxima[x](x: &Array, dim: usize) -> Result<Array>;
-        /// The sum over each row of the exponentials of what elements are above its `maxima`.
+        /// Sums `exp(x − maxima)` over each row along `dim`.
         fn exp_sums[x, maxima](x: &Array, maxima: &Array, dim: usize) -> Result<Array>;
-        /// The part of [`softmax`], or of its logarithm, that belongs to `x`.
+        /// Computes this shard of [`softmax`], or of [`log_softmax`] if `log` is true, from the maxima and sums of exponentials
+        /// of the full rows.
         fn normalised[x, maxima, sums](
             x: &Array,
             maxima: &Array,
@@ -445,9 +481,9 @@ families! {
             dim: usize,
             log: bool,
         ) -> Result<Array>;
-        /// What the gradient needs summed over each row.
+        /// Sums the terms of the gradient over each row along `dim`: `y · dy`, or `dy` if `log` is true.
         fn backward_sums[y, dy](y: &Array, dy: &Array, dim: usize, log: bool) -> Result<Array>;
-        /// The part of the gradient that belongs to `y` and `dy`.
+        /// Computes this shard of the gradient, from the [`backward_sums`] of the full rows.
         fn backward_with[y, dy, sums](
             y: &Array,
             dy: &Array,
@@ -457,17 +493,19 @@ families! {
         ) -> Result<Array>;
     }
 
-    /// Sorting and the largest elements.
+    /// Sorting and top-k.
     mod sort use {} {
-        /// Sorts along `dim`, stably: the values and where each was. NaN is greater than any number.
+        /// Sorts along `dim`, stably. Returns the values and their indices. NaN sorts as greater than any number.
         fn sort[x](x: &Array, dim: usize, descending: bool) -> Result<(Array, Array)>;
-        /// The `k` largest (or smallest) along `dim` in order, and where each was. Of equals those with the lower index are
-        /// taken. NaN is greater than any number.
+        /// Finds the `k` largest (or smallest) elements along `dim`, in order. Returns the values and their indices. Of equal
+        /// elements, those with the lower index come first. NaN counts as greater than any number.
         fn topk[x](x: &Array, k: usize, dim: usize, largest: bool) -> Result<(Array, Array)>;
-        /// As [`topk`], unsorted, of a part that may have fewer than `k` elements: the last entries then have the index −1.
+        /// As [`topk`], but unsorted, for a shard that may have fewer than `k` elements. The missing entries come last and have
+        /// index −1.
         fn topk_part[x](x: &Array, k: usize, dim: usize, largest: bool) -> Result<(Array, Array)>;
-        /// What [`topk`] gives of a whole, from what [`topk_part`] gave of its parts: one entry of the first dim of both for
-        /// each, with indices in the whole. Entries with a negative index do not count. `dim` is that of the whole.
+        /// Merges the results of [`topk_part`] of several shards into those of [`topk`] of the full array. The first dim of both
+        /// arrays counts the shards, and `indices` are those in the full array. Entries with a negative index are ignored. `dim`
+        /// does not count the first dim.
         fn merge_top[values, indices](
             values: &Array,
             indices: &Array,
@@ -479,26 +517,27 @@ families! {
 
     /// Element-wise functions of one array.
     mod unary use {TANH_CUBE, TANH_SCALE, Unary} {
-        /// `f` of each element. Only `Neg`, `Abs`, `Sign` and `Relu` are defined for whole numbers.
+        /// Computes `f` of each element. Integer dtypes support only `Neg`, `Abs`, `Sign` and `Relu`.
         fn unary[x](f: Unary, x: &Array) -> Result<Array>;
-        /// `dy` times the derivative of `f`, where `saved` is the result of `f` if [`Unary::saves_output`], else its
-        /// argument.
+        /// Computes `dy` times the derivative of `f`. `saved` is the result of `f` if [`Unary::saves_output`], else its argument.
         fn unary_grad[saved, dy](f: Unary, saved: &Array, dy: &Array) -> Result<Array>;
     }
 
-    /// Windows of an image as rows, for convolutions.
+    /// Sliding windows of an image as columns, for convolutions.
     mod unfold use {Windows} {
-
-        /// `[n, c, h, w]` as `[n, c · kernel, windows]`: for each channel and each place in a window, the element
-        /// that every window has there. `windows` are those along h and w, as many as `counts` says.
+        /// Copies the sliding windows of `[n, c, h, w]` into `[n, c · kernel, positions]`, as `im2col` does. Each column holds the
+        /// elements of one window.
+        ///
+        /// `windows` describes the windows along h and w, and `counts` is their number along each.
         fn unfold[x](x: &Array, windows: [Windows; 2], counts: [usize; 2]) -> Result<Array>;
-        /// The adjoint of [`unfold`]: for each element of `[n, c, h, w]` the sum over all windows that have it.
+        /// Computes the adjoint of [`unfold`]: each element of `[n, c, h, w]` is the sum of its copies in all windows. `sizes` are
+        /// h and w.
         fn fold[cols](cols: &Array, windows: [Windows; 2], counts: [usize; 2], sizes: [usize; 2]) -> Result<Array>;
     }
 
-    /// Elements replaced by others.
+    /// Replacing elements.
     mod write use {} {
-        /// `x` with the entries `start`, `start + step`, … along `dim` replaced by those of `source`.
+        /// Returns `x` with the entries `start`, `start + step`, … along `dim` replaced by those of `source`.
         fn slice_write[x, source](
             x: &Array,
             source: &Array,
@@ -506,8 +545,8 @@ families! {
             start: usize,
             step: usize,
         ) -> Result<Array>;
-        /// `x` with the entries along `dim` that `ids` names replaced by those of `source`, in their order, but for those that are not in
-        /// this part. No entry may be named twice.
+        /// Returns `x` with the entries at the indices `ids` along `dim` replaced by those of `source`, in order. Skips indices
+        /// that belong to another shard. Returns an error if an index appears twice.
         fn index_write[x, ids, source](
             x: &Array,
             ids: &Array,
@@ -518,36 +557,37 @@ families! {
     }
 }
 
-/// Kernels that several threads run together, part by part: what ranks that are threads do in a collective.
+/// Kernels whose work several threads share, block by block. Collectives between ranks on threads use them.
 pub mod parallel {
-    use super::{Place, Placed, host, place};
+    use super::{Backend, OnDevice, common_backend, host};
     use crate::{Array, ReduceOp, Result};
 
     pub use host::parallel::Work;
 
-    /// Reduces arrays of one shape and dtype element by element, in their order. With a dim and sizes, the result comes in as
-    /// many outputs, split along that dim.
+    /// Reduces arrays of one shape and dtype element by element, in list order. If `split` gives a dim and sizes, the result is
+    /// split along that dim into one output for each size.
     pub fn reduce(
         op: ReduceOp,
         inputs: &[&Array],
         split: Option<(usize, &[usize])>,
     ) -> Result<Box<dyn Work>> {
-        match place("reduce", [inputs.place()])? {
-            Place::Host => host::parallel::reduce(op, inputs, split),
+        match common_backend("reduce", [inputs.backend()])? {
+            Backend::Host => host::parallel::reduce(op, inputs, split),
         }
     }
 
-    /// Reduces arrays of one shape and dtype element by element, in their order, on the calling thread.
+    /// Reduces arrays of one shape and dtype element by element, in list order, on the calling thread.
     pub fn reduce_alone(op: ReduceOp, inputs: &[&Array]) -> Result<Array> {
         let work = reduce(op, inputs, None)?;
         (0..work.parts()).for_each(|part| work.run(part));
         Ok(work.close()?.swap_remove(0))
     }
 
-    /// Concatenates, for each output, arrays of one dtype along a dim. No output is a scalar.
+    /// Concatenates arrays. Each output is given by a dim and the arrays to concatenate along it. All arrays must have one dtype
+    /// and at least one dim.
     pub fn concatenate(outputs: Vec<(usize, Vec<Array>)>) -> Result<Box<dyn Work>> {
-        match place("concatenate", [outputs.first().and_then(|(_, arrays)| arrays[..].place())])? {
-            Place::Host => host::parallel::concatenate(outputs),
+        match common_backend("concatenate", [outputs.first().and_then(|(_, arrays)| arrays[..].backend())])? {
+            Backend::Host => host::parallel::concatenate(outputs),
         }
     }
 }

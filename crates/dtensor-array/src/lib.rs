@@ -1,12 +1,12 @@
 //! Strided arrays on one device, and the kernels that compute on them.
 //!
-//! This crate knows dtypes, shapes, devices, arrays, kernels and counter-based random numbers. It knows nothing of ranks,
-//! gradients or layouts: those are the crates above it.
+//! This crate contains dtypes, shapes, devices, arrays, kernels and counter-based random numbers. It must not depend on ranks,
+//! gradients or layouts: those belong to the crates above it.
 //!
 //! - [`Array`]: a strided view of shared, immutable memory.
-//! - [`kernels`]: what can be computed from arrays, by family. Each kernel selects its implementation by where the arrays are.
-//! - [`Shape`], [`DType`], [`Device`], [`Meta`], [`Scalar`]: what is known of an array without its value.
-//! - [`Window`]: the elements of an array that a shard of it holds, so that random numbers have the bits of the full array.
+//! - [`kernels`]: the computations on arrays, by family. Each kernel selects its implementation by the arrays' device.
+//! - [`Shape`], [`DType`], [`Device`], [`Meta`], [`Scalar`]: the description of an array without its value.
+//! - [`Window`]: the elements of a full array that one shard holds. A shard made from it has the same random bits as the full array.
 //! - [`mod@mode`]: scoped modes of the calling thread, and listeners, for all crates above.
 //!
 //! ```
@@ -57,9 +57,9 @@ pub use transfer::{HostCopy, HostRoom};
 pub use window::Window;
 
 pub(crate) use array::Read;
-pub(crate) use elem::{Elem, Float, Num, Real, Vectors};
+pub(crate) use elem::{Elem, Float, Num, Real, SimdTargets};
 
-/// Runs `body` with `T` standing for the Rust type of a dtype, of those listed.
+/// Runs `body` with `$T` defined as the Rust type of `$dtype`, for the listed dtypes.
 macro_rules! with_types {
     ($dtype:expr, $T:ident => $body:expr, [$($name:ident: $rust:ty),*] $($rest:tt)*) => {
         match $dtype {
@@ -72,7 +72,7 @@ macro_rules! with_types {
     };
 }
 
-/// Runs `body`, which gives a result, with `T` standing for the Rust type of a floating-point dtype.
+/// Runs `body` with `$T` defined as the Rust type of a floating-point dtype; returns an error for other dtypes.
 macro_rules! with_float {
     ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
         $crate::with_types!($dtype, $T => $body, [F32: f32, F64: f64, BF16: half::bf16, F16: half::f16]
@@ -80,7 +80,7 @@ macro_rules! with_float {
     };
 }
 
-/// Runs `body` with `T` standing for the Rust type of any dtype.
+/// Runs `body` with `$T` defined as the Rust type of any dtype.
 macro_rules! with_elem {
     ($dtype:expr, $T:ident => $body:expr) => {
         $crate::with_types!($dtype, $T => $body,

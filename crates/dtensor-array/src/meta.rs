@@ -1,4 +1,4 @@
-//! [`Meta`]: shape, dtype and device, without a value.
+//! [`Meta`]: the description of an array without its value.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,14 +11,16 @@ pub struct Meta {
     pub shape: Shape,
     /// The element type.
     pub dtype: DType,
-    /// Where the value is.
+    /// The device that holds the value.
     pub device: Device,
 }
 
 impl Shape {
-    /// Returns the number of elements, or an error if their bytes cannot be counted. Sizes of 0 do not hide others.
+    /// Returns the number of elements, or an error if their size in bytes overflows. A dim of size 0 counts as 1 in this check,
+    /// so it does not excuse a dim that is too large.
     #[inline]
     pub fn checked_numel(&self, op: &'static str) -> Result<usize> {
+        // The largest dtypes have 8 bytes per element.
         self.iter()
             .try_fold(8usize, |n, &size| n.checked_mul(size.max(1)))
             .filter(|&bytes| bytes <= isize::MAX as usize)

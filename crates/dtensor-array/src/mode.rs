@@ -1,11 +1,11 @@
 //! Scoped modes of the calling thread, and listeners.
 //!
-//! A mode is a value per thread that holds for the length of a scope, such as "do not record gradients". [`mode!`](macro@crate::mode)
-//! declares one. Every mode is part of a [`Snapshot`], so that work which is done later, or on another thread, is done in the
-//! modes in which it was asked for.
+//! A mode is a thread-local value that is set for the length of a scope, such as "do not record gradients".
+//! [`mode!`](macro@crate::mode) declares one. A [`Snapshot`] saves all modes, so that work which runs later, or on another
+//! thread, can run in the modes in which it was requested.
 //!
-//! Listeners ([`listeners!`](crate::listeners)) are told of events for the length of a scope. They hear what happens while they
-//! listen, whoever asked for it, and so are no part of a snapshot.
+//! Listeners ([`listeners!`](crate::listeners)) are callbacks that receive events for the length of a scope. They receive every
+//! event on their thread, no matter which code caused it, so a snapshot does not include them.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -15,18 +15,18 @@ use std::thread::LocalKey;
 
 use parking_lot::Mutex;
 
-/// Declares a mode: a value per thread, with the one it has outside of all scopes.
+/// Declares a mode: a thread-local value, with its default outside of all scopes.
 ///
 /// ```
 /// dtensor_array::mode! {
-///     /// Whether to be brief.
-///     static BRIEF: Cell<bool> = false;
+///     /// Whether output is verbose.
+///     static VERBOSE: Cell<bool> = false;
 /// }
-/// assert!(BRIEF.within(true, || BRIEF.get()));
-/// assert!(!BRIEF.get());
+/// assert!(VERBOSE.within(true, || VERBOSE.get()));
+/// assert!(!VERBOSE.get());
 /// ```
 ///
-/// The value is in a `Cell` if it is `Copy`, else in a `RefCell`.
+/// Use `Cell` for a `Copy` type, and `RefCell` for any other.
 #[macro_export]
 macro_rules! mode {
     ($($(#[$doc:meta])* $vis:vis static $name:ident: $slot:ident<$type:ty> = $value:expr;)*) => {$(
@@ -40,9 +40,9 @@ macro_rules! mode {
     )*};
 }
 
-/// The place of a mode's value on one thread: a `Cell` or a `RefCell`.
+/// A cell that stores a mode's value on one thread: a `Cell` or a `RefCell`.
 pub trait Slot: 'static {
-    /// What it holds.
+    /// The type of the value.
     type Value: Clone + Send + Sync + 'static;
     #[doc(hidden)]
     fn read(&self) -> Self::Value;
@@ -77,17 +77,17 @@ impl<T: Clone + Send + Sync + 'static> Slot for RefCell<T> {
 /// A mode, declared by [`mode!`](macro@crate::mode).
 pub struct Mode<S: Slot> {
     slot: &'static LocalKey<S>,
-    /// The value outside of all scopes.
-    outside: fn() -> S::Value,
-    /// Whether it is in the registry. A mode that has never been set has its outside value everywhere.
+    /// Returns the value outside of all scopes.
+    default: fn() -> S::Value,
+    /// Whether the mode is in the registry. A mode that was never set has its default on every thread.
     registered: AtomicBool,
 }
 
 impl<S: Slot> Mode<S> {
     #[doc(hidden)]
     #[inline]
-    pub const fn new(slot: &'static LocalKey<S>, outside: fn() -> S::Value) -> Self {
-        Mode { slot, outside, registered: AtomicBool::new(false) }
+    pub const fn new(slot: &'static LocalKey<S>, default: fn() -> S::Value) -> Self {
+        Mode { slot, default, registered: AtomicBool::new(false) }
     }
 
     /// Returns the value on this thread.
@@ -96,27 +96,27 @@ impl<S: Slot> Mode<S> {
         self.slot.with(S::read)
     }
 
-    /// Looks at the value on this thread without copying it.
+    /// Calls `look` with the cell of this thread, without cloning the value.
     #[inline]
     pub fn with<R>(&'static self, look: impl FnOnce(&S) -> R) -> R {
         self.register();
         self.slot.with(look)
     }
 
-    /// Sets the value on this thread, until the scope around ends.
+    /// Sets the value on this thread until the enclosing scope ends.
     #[inline]
     pub fn set(&'static self, value: S::Value) {
         drop(self.replace(value));
     }
 
-    /// Sets the value on this thread and returns the one before.
+    /// Sets the value on this thread and returns the previous one.
     #[inline]
     pub fn replace(&'static self, value: S::Value) -> S::Value {
         self.register();
         self.slot.with(|slot| slot.replace(value))
     }
 
-    /// Runs `body` with the value set, and restores the one before, even if `body` panics.
+    /// Runs `body` with the value set, then restores the previous one, even if `body` panics.
     #[inline]
     pub fn within<R>(&'static self, value: S::Value, body: impl FnOnce() -> R) -> R {
         let _scope = self.enter(value);
@@ -126,7 +126,7 @@ impl<S: Slot> Mode<S> {
     /// Sets the value until the returned guard is dropped.
     #[inline]
     pub fn enter(&'static self, value: S::Value) -> Scope<S> {
-        Scope { mode: self, before: Some(self.replace(value)) }
+        Scope { mode: self, previous: Some(self.replace(value)) }
     }
 
     #[inline]
@@ -152,34 +152,36 @@ impl<S: Slot> std::fmt::Debug for Mode<S> {
     }
 }
 
-/// Restores the value that a mode had before, when dropped.
+/// A guard that restores the previous value of a mode when it is dropped.
 #[derive(Debug)]
-#[must_use = "the mode is left when this is dropped"]
+#[must_use = "the previous value is restored when this is dropped"]
 pub struct Scope<S: Slot> {
     mode: &'static Mode<S>,
-    before: Option<S::Value>,
+    previous: Option<S::Value>,
 }
 
 impl<S: Slot> Drop for Scope<S> {
     #[inline]
     fn drop(&mut self) {
-        if let Some(before) = self.before.take() {
-            // Dropped outside of the slot: the value may be the last handle to something that reads modes.
-            drop(self.mode.slot.with(|slot| slot.replace(before)));
+        if let Some(previous) = self.previous.take() {
+            // The old value is dropped after the cell is released, because its destructor may read modes.
+            drop(self.mode.slot.with(|slot| slot.replace(previous)));
         }
     }
 }
 
-/// All modes that have ever been set, on any thread.
-static REGISTRY: Mutex<Vec<&'static dyn Registered>> = Mutex::new(Vec::new());
+/// All modes that were ever set, on any thread.
+static REGISTRY: Mutex<Vec<&'static dyn AnyMode>> = Mutex::new(Vec::new());
 
-trait Registered: Send + Sync {
+/// A mode of any type, as the registry stores it.
+trait AnyMode: Send + Sync {
+    /// Returns the value on this thread.
     fn save(&'static self) -> Box<dyn Any + Send + Sync>;
-    /// Sets a saved value, or that outside of all scopes, until the guard is dropped.
+    /// Sets a saved value, or the default if there is none, until the returned guard is dropped.
     fn restore(&'static self, saved: Option<&(dyn Any + Send + Sync)>) -> Box<dyn Any>;
 }
 
-impl<S: Slot> Registered for Mode<S> {
+impl<S: Slot> AnyMode for Mode<S> {
     #[inline]
     fn save(&'static self) -> Box<dyn Any + Send + Sync> {
         Box::new(self.get())
@@ -188,36 +190,37 @@ impl<S: Slot> Registered for Mode<S> {
     #[inline]
     fn restore(&'static self, saved: Option<&(dyn Any + Send + Sync)>) -> Box<dyn Any> {
         let saved = saved.and_then(|saved| saved.downcast_ref::<S::Value>()).cloned();
-        Box::new(self.enter(saved.unwrap_or_else(self.outside)))
+        Box::new(self.enter(saved.unwrap_or_else(self.default)))
     }
 }
 
-/// The values of all modes of one thread at one moment.
+/// The values of all modes on one thread at one moment.
 ///
 /// ```
 /// use dtensor_array::mode::Snapshot;
 /// dtensor_array::mode! {
-///     static LOUD: Cell<bool> = false;
+///     static VERBOSE: Cell<bool> = false;
 /// }
 /// let outside = Snapshot::now();
-/// let inside = LOUD.within(true, Snapshot::now);
-/// assert!(inside.within(|| LOUD.get()));
-/// assert!(!LOUD.within(true, || outside.within(|| LOUD.get())));
+/// let inside = VERBOSE.within(true, Snapshot::now);
+/// assert!(inside.within(|| VERBOSE.get()));
+/// assert!(!VERBOSE.within(true, || outside.within(|| VERBOSE.get())));
 /// ```
 pub struct Snapshot(Vec<Box<dyn Any + Send + Sync>>);
 
 impl Snapshot {
-    /// Takes the values of the calling thread.
+    /// Takes a snapshot of the calling thread.
     #[inline]
     pub fn now() -> Self {
         let modes = REGISTRY.lock().clone();
         Snapshot(modes.iter().map(|mode| mode.save()).collect())
     }
 
-    /// Runs `body` with these values, on this or another thread, and restores those before, even if `body` panics.
+    /// Runs `body` with the saved values, on this or another thread, then restores the previous ones, even if `body` panics.
     #[inline]
     pub fn within<R>(&self, body: impl FnOnce() -> R) -> R {
-        // Modes that were first set after this was taken had their outside value then.
+        // A mode that was registered after this snapshot was taken had its default then. The registry only grows, so the
+        // saved values belong to its first entries.
         let modes = REGISTRY.lock().clone();
         let saved = self.0.iter().map(|value| Some(&**value)).chain(std::iter::repeat(None));
         let _scopes: Vec<_> = modes.iter().zip(saved).map(|(mode, saved)| mode.restore(saved)).collect();
@@ -232,17 +235,17 @@ impl std::fmt::Debug for Snapshot {
     }
 }
 
-/// Declares a list of listeners, by their type.
+/// Declares a list of listeners of one type, for each thread.
 ///
 /// ```
 /// use std::rc::Rc;
 /// dtensor_array::listeners! {
-///     /// Told of every number.
+///     /// Receives every number.
 ///     static NUMBERS: dyn Fn(&i32);
 /// }
 /// let sum = Rc::new(std::cell::Cell::new(0));
-/// let heard = sum.clone();
-/// NUMBERS.listen(Rc::new(move |n| heard.set(heard.get() + n)), || NUMBERS.tell(&2));
+/// let total = sum.clone();
+/// NUMBERS.listen(Rc::new(move |n| total.set(total.get() + n)), || NUMBERS.tell(&2));
 /// NUMBERS.tell(&3);
 /// assert_eq!(sum.get(), 2);
 /// ```
@@ -266,7 +269,7 @@ pub type ListenerList<F> = RefCell<Vec<Rc<F>>>;
 
 /// The listeners of one type of event on the calling thread, declared by [`listeners!`](crate::listeners).
 pub struct Listeners<F: ?Sized + 'static> {
-    /// Whether there is any: read where an event happens, so that an event that nobody hears costs one load.
+    /// Whether the list has an entry. An event without listeners costs only the load of this flag.
     any: &'static LocalKey<Cell<bool>>,
     list: &'static LocalKey<ListenerList<F>>,
 }
@@ -278,29 +281,30 @@ impl<F: ?Sized> Listeners<F> {
         Listeners { any, list }
     }
 
-    /// Returns true if anyone listens on this thread.
+    /// Returns true if there is a listener on this thread.
     #[inline]
     pub fn any(&self) -> bool {
         self.any.get()
     }
 
-    /// Runs `body`, in which the listener is told of events on this thread.
+    /// Runs `body`, during which `listener` receives the events of this thread.
     pub fn listen<R>(&'static self, listener: Rc<F>, body: impl FnOnce() -> R) -> R {
-        struct Leave<F: ?Sized + 'static>(&'static Listeners<F>);
-        impl<F: ?Sized> Drop for Leave<F> {
+        struct PopOnDrop<F: ?Sized + 'static>(&'static Listeners<F>);
+        impl<F: ?Sized> Drop for PopOnDrop<F> {
             #[inline]
             fn drop(&mut self) {
-                let left = self.0.list.with_borrow_mut(|list| (list.pop(), list.is_empty()));
-                self.0.any.set(!left.1);
+                // The listener is dropped after the list is released, because its destructor may use the list.
+                let (_listener, is_empty) = self.0.list.with_borrow_mut(|list| (list.pop(), list.is_empty()));
+                self.0.any.set(!is_empty);
             }
         }
         self.list.with_borrow_mut(|list| list.push(listener));
         self.any.set(true);
-        let _leave = Leave(self);
+        let _guard = PopOnDrop(self);
         body()
     }
 
-    /// Calls `tell` with each listener. A listener may itself listen, or cause further events.
+    /// Calls `tell` with each listener. A listener may add listeners, or cause further events.
     #[cold]
     pub fn each(&self, tell: impl FnMut(&Rc<F>)) {
         self.list.with_borrow(Clone::clone).iter().for_each(tell);
@@ -308,7 +312,7 @@ impl<F: ?Sized> Listeners<F> {
 }
 
 impl<E: ?Sized> Listeners<dyn Fn(&E)> {
-    /// Tells all listeners of an event.
+    /// Calls all listeners with an event.
     #[inline]
     pub fn tell(&self, event: &E) {
         if self.any() {
@@ -334,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn scopes_nest_and_end_with_a_panic() {
+    fn scopes_nest_and_end_on_a_panic() {
         NUMBER.within(2, || {
             NUMBER.within(3, || assert_eq!(NUMBER.get(), 3));
             assert_eq!(NUMBER.get(), 2);
@@ -345,14 +349,14 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_holds_all_modes_on_any_thread() {
+    fn a_snapshot_restores_all_modes_on_any_thread() {
         let outside = Snapshot::now();
         let inside = NUMBER.within(7, || TEXT.within(Some("seven".into()), Snapshot::now));
         let seen = || (NUMBER.get(), TEXT.get());
-        let there = std::thread::scope(|scope| scope.spawn(|| inside.within(seen)).join().unwrap());
-        assert_eq!(there, (7, Some("seven".into())));
+        let on_other_thread = std::thread::scope(|scope| scope.spawn(|| inside.within(seen)).join().unwrap());
+        assert_eq!(on_other_thread, (7, Some("seven".into())));
         assert_eq!(seen(), (1, None));
-        // What was set only later was at its outside value when the snapshot was taken.
+        // A mode that was first set after the snapshot is restored to its default.
         mode! {
             static LATE: Cell<bool> = false;
         }

@@ -1,4 +1,4 @@
-//! The source line that work is done for, which errors and recordings name.
+//! The user's source line that an operator or collective runs for. Errors and recordings name it.
 
 use std::panic::Location;
 
@@ -6,13 +6,13 @@ crate::mode! {
     static ORIGIN: Cell<Option<&'static Location<'static>>> = None;
 }
 
-/// Runs `body` on behalf of a source line: a gradient is the work of the line whose gradient it is. Without a line, everything
-/// is done for the line that does it.
+/// Runs `body` on behalf of another source line: a gradient runs on behalf of the line that its forward operator was called on.
+/// With `None`, [`asked_by`] returns each caller's own line again.
 pub fn on_behalf_of<R>(line: impl Into<Option<&'static Location<'static>>>, body: impl FnOnce() -> R) -> R {
     ORIGIN.within(line.into(), body)
 }
 
-/// Returns the line that work is done for: the caller's, unless it works on behalf of another.
+/// Returns the source line to report: the line set by [`on_behalf_of`], or else `caller`.
 #[inline]
 pub fn asked_by(caller: &'static Location<'static>) -> &'static Location<'static> {
     ORIGIN.get().unwrap_or(caller)

@@ -1,4 +1,4 @@
-//! How values of several ranks become one.
+//! [`ReduceOp`]: how a collective combines the values of several ranks.
 
 use std::fmt;
 
@@ -6,33 +6,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::reduce::Reduce;
 
-/// How values of several ranks become one.
+/// How a collective combines the values of several ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ReduceOp {
-    /// The sum, added in rank order.
+    /// The sum, in rank order.
     Sum,
-    /// The sum divided by the number of ranks. Not for integers.
+    /// The average: the sum divided by the number of ranks. Not defined for integers.
     Avg,
-    /// The largest; NaN if there is one.
+    /// The largest value; NaN if any value is NaN.
     Max,
-    /// The smallest; NaN if there is one.
+    /// The smallest value; NaN if any value is NaN.
     Min,
     /// The product, in rank order.
     Product,
 }
 
 impl ReduceOp {
-    /// All there are, each at the place of its number.
+    /// All reductions. The index of each is its discriminant.
     pub const ALL: [ReduceOp; 5] =
         [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product];
 
-    /// Whether what is reduced of sums is the sum of what is reduced of each.
+    /// Returns true if reducing sums gives the sum of the reduced terms: `r(a + b) = r(a) + r(b)`.
     #[inline]
     pub fn is_linear(self) -> bool {
         matches!(self, ReduceOp::Sum | ReduceOp::Avg)
     }
 
-    /// Whether values can be reduced so along one mesh dim and in the other way along another, in any order or at once.
+    /// Returns true if one mesh dim can be reduced by `self` and another by `other` in any order, or both at once.
     #[inline]
     pub fn commutes_with(self, other: ReduceOp) -> bool {
         self == other || (self.is_linear() && other.is_linear())
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_reduction_is_at_the_place_of_its_number() {
+    fn all_is_in_the_order_of_the_discriminants() {
         for (i, op) in ReduceOp::ALL.into_iter().enumerate() {
             assert_eq!(op as usize, i);
         }

@@ -1,18 +1,18 @@
-//! Numbers that take the dtype of what they meet.
+//! [`Scalar`]: a Rust number as an operand.
 
 use crate::{DType, Error, Result};
 
-/// A number that takes the dtype of the tensor it meets.
+/// A Rust number used as an operand. It takes the dtype of the tensor it is combined with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
-    /// A real number.
+    /// A floating-point number.
     Float(f64),
-    /// A whole number.
+    /// An integer.
     Int(i64),
 }
 
 impl Scalar {
-    /// As a double.
+    /// Returns the number as `f64`, rounded to the nearest.
     #[inline]
     pub fn as_f64(self) -> f64 {
         match self {
@@ -21,7 +21,7 @@ impl Scalar {
         }
     }
 
-    /// As a double, if a tensor of `dtype` can hold it.
+    /// Returns the number as `f64`. Returns an error if a tensor of `dtype` cannot hold it.
     pub fn for_dtype(self, op: &'static str, dtype: DType) -> Result<f64> {
         let x = self.for_arithmetic(op, dtype)?;
         let range = match dtype {
@@ -29,7 +29,7 @@ impl Scalar {
             DType::I64 => i64::MIN as f64..-(i64::MIN as f64),
             _ => return Ok(x),
         };
-        // Of whole numbers given as such, those that `i64` holds are held exactly or wrongly rounded up to 2⁶³.
+        // An integer near 2⁶³ may round up to 2⁶³ as `f64`, which is outside the range, although `i64` can hold it.
         if range.contains(&x) || (dtype == DType::I64 && matches!(self, Scalar::Int(_))) {
             Ok(x)
         } else {
@@ -37,18 +37,19 @@ impl Scalar {
         }
     }
 
-    /// As a double, if a tensor of `dtype` can take part in arithmetic with it without changing dtype. Integers wrap.
+    /// Returns the number as `f64` for arithmetic with a tensor of `dtype`, where integers wrap. Returns an error if the result
+    /// would need another dtype: a fraction with an integer tensor.
     pub fn for_arithmetic(self, op: &'static str, dtype: DType) -> Result<f64> {
         match self {
             Scalar::Float(x) if dtype.is_int() && x.fract() != 0.0 => Err(Error::argument(
                 op,
-                format!("the scalar {x} is not a whole number, and the tensor's dtype is {dtype}"),
+                format!("the scalar {x} is not an integer, and the tensor's dtype is {dtype}"),
             )),
             _ => Ok(self.as_f64()),
         }
     }
 
-    /// Whether a tensor of `dtype` holds this number and a double does not: some whole numbers beyond 2⁵³.
+    /// Returns true if a tensor of `dtype` can hold this number but `f64` cannot: some integers beyond 2⁵³.
     #[inline]
     pub fn exceeds_f64(self, dtype: DType) -> bool {
         matches!(self, Scalar::Int(x) if dtype.is_int() && x as f64 as i128 != i128::from(x))

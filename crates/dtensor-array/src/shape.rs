@@ -1,4 +1,4 @@
-//! Shapes, strides, and the ways to name dims: arithmetic, no data.
+//! Shapes, strides, and the arguments that name dims.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,7 +11,8 @@ use crate::{Error, Result};
 /// The stride of each dim, in elements.
 pub type Strides = SmallVec<[usize; 4]>;
 
-/// Returns true if strides are those of row-major order, but for dims of one index, which may have any.
+/// Returns true if the strides are row-major. The stride of a dim of size 1 does not matter, and an empty array is always
+/// contiguous.
 pub(crate) fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
     let mut expected = 1;
     for (&size, &stride) in shape.iter().zip(strides).rev() {
@@ -23,7 +24,7 @@ pub(crate) fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
     true
 }
 
-/// The size of each dim of a tensor, outermost first. Up to four dims need no allocation.
+/// The size of each dim of a tensor, outermost first. Shapes of up to four dims do not allocate.
 ///
 /// ```
 /// use dtensor_array::Shape;
@@ -35,25 +36,25 @@ pub(crate) fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
 pub struct Shape(SmallVec<[usize; 4]>);
 
 impl Shape {
-    /// The shape of a scalar.
+    /// Returns the shape of a scalar (0-d).
     #[inline]
     pub fn scalar() -> Self {
         Shape::default()
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     #[inline]
     pub fn numel(&self) -> usize {
         self.iter().product()
     }
 
-    /// The number of dims.
+    /// Returns the number of dims.
     #[inline]
     pub fn rank(&self) -> usize {
         self.len()
     }
 
-    /// The row-major strides, in elements.
+    /// Returns the row-major strides, in elements.
     #[inline]
     pub fn strides(&self) -> Strides {
         let mut strides: Strides = SmallVec::from_elem(1, self.len());
@@ -63,7 +64,7 @@ impl Shape {
         strides
     }
 
-    /// A copy with one dim's size replaced.
+    /// Returns a copy with the size of one dim replaced.
     #[inline]
     pub fn with_dim(&self, dim: usize, size: usize) -> Self {
         let mut shape = self.clone();
@@ -71,7 +72,7 @@ impl Shape {
         shape
     }
 
-    /// A copy without one dim.
+    /// Returns a copy without one dim.
     #[inline]
     pub fn without_dim(&self, dim: usize) -> Self {
         let mut shape = self.clone();
@@ -79,7 +80,7 @@ impl Shape {
         shape
     }
 
-    /// A copy with a dim inserted.
+    /// Returns a copy with a dim inserted.
     #[inline]
     pub fn with_inserted(&self, dim: usize, size: usize) -> Self {
         let mut shape = self.clone();
@@ -87,14 +88,20 @@ impl Shape {
         shape
     }
 
-    /// The shape both broadcast to by NumPy's rule: aligned at the right, 1 stretches.
+    /// Returns the shape that both broadcast to by NumPy's rule: shapes are aligned at the right, and dims of size 1 stretch.
+    ///
+    /// ```
+    /// use dtensor_array::Shape;
+    /// let shape = Shape::from([4, 1]).broadcast("add", &Shape::from([3])).unwrap();
+    /// assert_eq!(shape, Shape::from([4, 3]));
+    /// ```
     pub fn broadcast(&self, op: &'static str, other: &Shape) -> Result<Shape> {
         if self == other {
             return Ok(self.clone());
         }
-        let rank = self.len().max(other.len());
-        let at = |s: &Shape, i: usize| (i + s.len()).checked_sub(rank).map_or(1, |j| s[j]);
-        (0..rank)
+        let ndim = self.len().max(other.len());
+        let at = |s: &Shape, i: usize| (i + s.len()).checked_sub(ndim).map_or(1, |j| s[j]);
+        (0..ndim)
             .map(|i| match (at(self, i), at(other, i)) {
                 (a, b) if a == b => Ok(a),
                 (1, b) => Ok(b),
@@ -109,7 +116,7 @@ impl Shape {
             .collect()
     }
 
-    /// Whether a tensor of this shape can be expanded to `target`.
+    /// Returns true if a tensor of this shape can be expanded to `target`.
     #[inline]
     pub fn broadcasts_to(&self, target: &Shape) -> bool {
         self.len() <= target.len()
@@ -202,34 +209,40 @@ impl From<()> for Shape {
     }
 }
 
-/// Stands for "whatever makes the number of elements come out" in [`reshape`](NewShape), as
-/// −1 does, where the other sizes are `usize` values.
+/// The size to infer from the number of elements, in a [`NewShape`] of `usize` sizes. The same as −1 in one of `i32` sizes.
 pub const INFER: usize = usize::MAX;
 
-/// The argument of [`reshape`](NewShape): sizes of which one may be −1 (or [`INFER`]).
+/// The argument of `reshape`: the new sizes, of which one may be −1 (or [`INFER`]).
+///
+/// ```
+/// use dtensor_array::Shape;
+/// use dtensor_array::shape::NewShape;
+/// let shape = NewShape::from([2, -1]).resolve("reshape", &Shape::from([4, 3])).unwrap();
+/// assert_eq!(shape, Shape::from([2, 6]));
+/// ```
 #[derive(Clone, Debug)]
 pub struct NewShape(SmallVec<[usize; 4]>);
 
 impl NewShape {
-    /// The sizes once the inferred one is known, for the elements of a tensor of shape `from`.
+    /// Returns the new shape for a tensor of shape `from`, with the inferred size filled in.
     pub fn resolve(&self, op: &'static str, from: &Shape) -> Result<Shape> {
         let numel = from.numel();
-        let holes = self.0.iter().filter(|&&s| s == INFER).count();
+        let inferred = self.0.iter().filter(|&&s| s == INFER).count();
         let known = self.0.iter().filter(|&&s| s != INFER).try_fold(1usize, |n, &s| n.checked_mul(s));
-        let refuse = || {
+        let invalid = || {
             let sizes: Vec<isize> = self.0.iter().map(|&s| s as isize).collect();
             Error::argument(
                 op,
                 format!("shape {sizes:?} is invalid for input of shape {from} ({numel} elements)"),
             )
         };
-        let known = known.ok_or_else(refuse)?;
-        let hole = match holes {
+        let known = known.ok_or_else(invalid)?;
+        let size = match inferred {
             0 if known == numel => 0,
             1 if known > 0 && numel.is_multiple_of(known) => numel / known,
-            _ => return Err(refuse()),
+            _ => return Err(invalid()),
         };
-        Ok(self.0.iter().map(|&s| if s == INFER { hole } else { s }).collect())
+        Ok(self.0.iter().map(|&s| if s == INFER { size } else { s }).collect())
     }
 }
 
@@ -261,7 +274,7 @@ impl From<Shape> for NewShape {
     }
 }
 
-// `[2, -1]` is an array of `i32`; any negative size stands for the inferred one.
+// `[2, -1]` is an array of `i32`. Any negative size means "infer".
 impl<const N: usize> From<[i32; N]> for NewShape {
     #[inline]
     fn from(sizes: [i32; N]) -> Self {
@@ -269,44 +282,50 @@ impl<const N: usize> From<[i32; N]> for NewShape {
     }
 }
 
-/// One dim, counted from the front, or from the back when negative.
+/// One dim, counted from the front, or from the back if negative.
+///
+/// ```
+/// use dtensor_array::shape::Dim;
+/// assert_eq!(Dim::from(-1).resolve("sum", 3).unwrap(), 2);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dim(isize);
 
 impl Dim {
-    /// The dim as an index from the front.
-    pub fn resolve(self, op: &'static str, rank: usize) -> Result<usize> {
-        let index = if self.0 < 0 { self.0 + rank as isize } else { self.0 };
-        // A scalar may be addressed as if it had one dim, as in PyTorch.
-        if index >= 0 && (index as usize) < rank.max(1) {
+    /// Returns the dim as an index from the front, for a tensor with `ndim` dims. Returns an error if it is out of range.
+    pub fn resolve(self, op: &'static str, ndim: usize) -> Result<usize> {
+        let index = if self.0 < 0 { self.0 + ndim as isize } else { self.0 };
+        // As in PyTorch, a scalar accepts the dims of a 1-d tensor.
+        if index >= 0 && (index as usize) < ndim.max(1) {
             Ok(index as usize)
-        } else if rank == 0 && self.0 == -1 {
+        } else if ndim == 0 && self.0 == -1 {
             Ok(0)
         } else {
-            Err(Error::DimOutOfRange { op, dim: self.0, rank })
+            Err(Error::DimOutOfRange { op, dim: self.0, rank: ndim })
         }
     }
 
-    /// A place where a dim may be inserted: one more than there are dims.
+    /// Returns the index at which to insert a new dim. `ndim` is a valid index here.
     #[inline]
-    pub fn resolve_insert(self, op: &'static str, rank: usize) -> Result<usize> {
-        self.resolve(op, rank + 1)
+    pub fn resolve_insert(self, op: &'static str, ndim: usize) -> Result<usize> {
+        self.resolve(op, ndim + 1)
     }
 }
 
-/// Several dims. None at all is none: a reduction over no dims changes nothing.
+/// A list of dims. An empty list means no dims, not all: a reduction over it changes nothing.
 #[derive(Clone, Debug)]
 pub struct Dims(SmallVec<[Dim; 4]>);
 
-/// Dims resolved against a rank: indices from the front, each at most once.
+/// Resolved dims: indices from the front, each at most once.
 pub type DimList = SmallVec<[usize; 4]>;
 
 impl Dims {
-    /// The dims in the order given, as indices from the front, each at most once.
-    pub fn resolve_ordered(&self, op: &'static str, rank: usize) -> Result<DimList> {
+    /// Returns the dims as indices from the front, in the order given. Returns an error if a dim is out of range or appears
+    /// twice.
+    pub fn resolve_ordered(&self, op: &'static str, ndim: usize) -> Result<DimList> {
         let mut dims = DimList::new();
         for dim in &self.0 {
-            let dim = dim.resolve(op, rank)?;
+            let dim = dim.resolve(op, ndim)?;
             if dims.contains(&dim) {
                 return Err(Error::argument(
                     op,
@@ -318,10 +337,10 @@ impl Dims {
         Ok(dims)
     }
 
-    /// The dims, ascending.
+    /// Returns the dims as indices from the front, ascending. Returns an error if a dim is out of range or appears twice.
     #[inline]
-    pub fn resolve(&self, op: &'static str, rank: usize) -> Result<DimList> {
-        let mut dims = self.resolve_ordered(op, rank)?;
+    pub fn resolve(&self, op: &'static str, ndim: usize) -> Result<DimList> {
+        let mut dims = self.resolve_ordered(op, ndim)?;
         dims.sort_unstable();
         Ok(dims)
     }
@@ -356,7 +375,7 @@ macro_rules! dims_from {
         }
     )*};
 }
-// A `usize` is never a dim counted from the back, however large.
+// A large `usize` must not become negative, which would count from the back.
 dims_from!(i32 => |d| d as isize, isize => |d| d, usize => |d| d.min(isize::MAX as usize) as isize);
 
 impl From<Dim> for Dims {
@@ -371,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shapes_are_aligned_at_the_right_and_ones_stretch() {
+    fn broadcasting_aligns_at_the_right_and_stretches_ones() {
         let fit: [[&[usize]; 3]; 5] = [
             [&[4, 1], &[3], &[4, 3]],
             [&[], &[2, 0], &[2, 0]],

@@ -1,6 +1,6 @@
-//! [`Storage`]: the memory that arrays are views of.
+//! [`Storage`]: the memory behind arrays.
 
-// Some items are public only in name: they bound the public `Element`, which no other crate can implement.
+// `pub` here only satisfies the bounds of the public `Element`. No other crate can name these items.
 #![allow(unreachable_pub)]
 
 use half::{bf16, f16};
@@ -8,14 +8,14 @@ use half::{bf16, f16};
 use crate::Device;
 use crate::elem::Elem;
 
-/// Memory that arrays are views of. Kernels select by its variant; a device's memory will be another one.
+/// The memory behind arrays, with one variant for each kind of device.
 #[derive(Debug)]
 pub(crate) enum Storage {
     /// Main memory.
     Host(HostStorage),
 }
 
-/// A vector of one of the element types.
+/// A vector in main memory, of one of the element types.
 #[derive(Debug)]
 pub enum HostStorage {
     U8(Vec<u8>),
@@ -27,7 +27,7 @@ pub enum HostStorage {
 }
 
 impl Storage {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         match self {
             Storage::Host(host) => match host {
@@ -48,14 +48,14 @@ impl Storage {
         }
     }
 
-    /// Returns the elements, or nothing if they are of another type.
+    /// Returns the elements, or `None` if they are of another type.
     #[inline]
     pub(crate) fn host<T: Elem>(&self) -> Option<&[T]> {
         let Storage::Host(host) = self;
         T::slice(host)
     }
 
-    /// As [`host`](Storage::host), for writing.
+    /// Returns the elements for writing, or `None` if they are of another type.
     #[inline]
     pub(crate) fn host_mut<T: Elem>(&mut self) -> Option<&mut [T]> {
         let Storage::Host(host) = self;
@@ -63,16 +63,16 @@ impl Storage {
     }
 }
 
-/// Element types that a [`HostStorage`] can hold.
-pub trait Stored: Sized {
+/// An element type that a [`HostStorage`] can hold.
+pub trait StorageElem: Sized {
     fn store(data: Vec<Self>) -> HostStorage;
     fn slice(storage: &HostStorage) -> Option<&[Self]>;
     fn slice_mut(storage: &mut HostStorage) -> Option<&mut [Self]>;
 }
 
-macro_rules! stored {
+macro_rules! storage_elems {
     ($($rust:ty => $variant:ident),*) => {$(
-        impl Stored for $rust {
+        impl StorageElem for $rust {
             #[inline]
             fn store(data: Vec<Self>) -> HostStorage {
                 HostStorage::$variant(data)
@@ -94,4 +94,4 @@ macro_rules! stored {
         }
     )*};
 }
-stored!(u8 => U8, i64 => I64, f16 => F16, bf16 => BF16, f32 => F32, f64 => F64);
+storage_elems!(u8 => U8, i64 => I64, f16 => F16, bf16 => BF16, f32 => F32, f64 => F64);

@@ -1,13 +1,13 @@
-//! The number of threads that one matrix product may use, per calling thread.
+//! The number of threads that a matrix product may use. Each calling thread has its own setting.
 //!
-//! Ranks that are threads set 1, so that they do not compete for the cores; a program with one rank uses all of them.
+//! Ranks that run as threads set it to 1, so that they do not compete for the cores. A program with one rank uses all cores.
 
 crate::mode! {
-    /// 0 until somebody asks: the number of cores takes a system call.
+    /// 0 until the first query, because finding the number of cores takes a system call.
     static THREADS: Cell<usize> = 0;
 }
 
-/// Returns the number of threads that matrix products called from this thread may use.
+/// Returns the number of threads that matrix products may use when called from this thread. The default is the number of cores.
 #[inline]
 pub fn num_threads() -> usize {
     if THREADS.get() == 0 {
@@ -27,7 +27,7 @@ pub fn set_num_threads(threads: usize) {
     THREADS.set(threads.max(1));
 }
 
-/// Runs `body` with [`num_threads`] set, and restores it.
+/// Runs `body` with [`num_threads`] set, then restores the previous value.
 #[inline]
 pub fn with_num_threads<R>(threads: usize, body: impl FnOnce() -> R) -> R {
     THREADS.within(threads.max(1), body)

@@ -1,4 +1,4 @@
-//! Which elements of a whole array a part of it has.
+//! [`Window`]: which elements of a full array a shard holds.
 
 use std::ops::Range;
 
@@ -9,41 +9,57 @@ use crate::{Error, Result};
 
 type Ranges = SmallVec<[Range<usize>; 1]>;
 
-/// A part of an array: along every dim of the whole some ranges of indices, one after the other. What is made from the
-/// indices of its elements can be made for the part alone, and has the bits it would have in the whole.
+/// The elements of a full array that a shard holds: for each dim, a list of index ranges.
+///
+/// Kernels that compute values from element indices, such as random numbers, take a window. The shard they return is
+/// bit-identical to the same elements of the full array.
+///
+/// ```
+/// use dtensor_array::Window;
+/// use dtensor_array::kernels::copy::arange_i64;
+/// # fn main() -> dtensor_array::Result<()> {
+/// // Indices 0, 1 and 4 of an array with six elements.
+/// let window = Window::new(&[6], [[0..2, 4..5]])?;
+/// assert_eq!(arange_i64(10, 1, &window)?.copy_to_host::<i64>()?, [10, 11, 14]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Window {
-    whole: Shape,
+    full: Shape,
     shape: Shape,
-    /// The ranges along each dim: inside the whole, ascending, apart or touching, none of them empty. The lengths of a
-    /// dim's add up to its size in `shape`. A window of all of the whole has no lists.
+    /// The ranges along each dim: ascending, without overlap, non-empty and inside the full array. Neighbouring ranges may
+    /// touch. The lengths of a dim's ranges add up to its size in `shape`. Empty if the window covers the full array.
     ranges: SmallVec<[Ranges; 4]>,
 }
 
 impl Window {
-    /// All of an array.
+    /// Creates the window that covers the full array.
     pub fn whole(shape: &[usize]) -> Self {
-        Window { whole: shape.into(), shape: shape.into(), ranges: SmallVec::new() }
+        Window { full: shape.into(), shape: shape.into(), ranges: SmallVec::new() }
     }
 
-    /// The elements whose index along every dim is in one of that dim's ranges, which must be inside the whole,
-    /// ascending and without overlap. Empty ones count for nothing.
+    /// Creates the window of the elements whose index along every dim is in one of that dim's ranges.
+    ///
+    /// There must be one list of ranges for each dim of `full`. Returns an error if the ranges of a dim are not ascending,
+    /// overlap, or exceed its size. Empty ranges are ignored.
     pub fn new(
-        whole: &[usize],
+        full: &[usize],
         ranges: impl IntoIterator<Item = impl IntoIterator<Item = Range<usize>>>,
     ) -> Result<Self> {
         let mut ranges: SmallVec<[Ranges; 4]> =
             ranges.into_iter().map(|list| list.into_iter().collect()).collect();
-        if ranges.len() != whole.len() {
-            let message = format!("{} lists of ranges for the dims of {whole:?}", ranges.len());
+        if ranges.len() != full.len() {
+            let message =
+                format!("{} lists of ranges for the {} dims of shape {full:?}", ranges.len(), full.len());
             return Err(Error::argument("window", message));
         }
-        for (list, &size) in ranges.iter_mut().zip(whole) {
+        for (list, &size) in ranges.iter_mut().zip(full) {
             let mut end = 0;
             for range in list.iter() {
                 if !(end <= range.start && range.start <= range.end && range.end <= size) {
                     let message = format!(
-                        "expected ascending ranges inside {end}..{size}, but got {range:?} of {whole:?}"
+                        "expected ascending ranges, the next one inside {end}..{size}, but got {range:?} (shape {full:?})"
                     );
                     return Err(Error::argument("window", message));
                 }
@@ -52,37 +68,37 @@ impl Window {
             list.retain(|range| range.start < range.end);
         }
         let shape: Shape = ranges.iter().map(|list| list.iter().map(Range::len).sum()).collect();
-        if shape[..] == *whole {
+        if shape[..] == *full {
             ranges.clear();
         }
-        Ok(Window { whole: whole.into(), shape, ranges })
+        Ok(Window { full: full.into(), shape, ranges })
     }
 
-    /// The shape of the part.
+    /// Returns the shape of the shard.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The shape of the whole.
+    /// Returns the shape of the full array.
     pub fn whole_shape(&self) -> &Shape {
-        &self.whole
+        &self.full
     }
 
-    /// Calls `run(at, first, n)` for all of the part in row-major order: its elements `at` to `at + n` are elements
-    /// `first` to `first + n` of the whole, and `n` is as large as can be.
+    /// Calls `run(at, first, n)` for each contiguous run of the shard, in row-major order: elements `at..at + n` of the shard
+    /// are elements `first..first + n` of the full array. Runs are as long as possible.
     pub fn each_run(&self, mut run: impl FnMut(usize, usize, usize)) {
         if self.shape.contains(&0) {
             return;
         }
-        // Dims inside the last one that is cut are complete, so a range of that one is contiguous.
-        let Some(cut) = (0..self.shape.len()).rfind(|&d| self.shape[d] != self.whole[d]) else {
+        // The dims inside the last incomplete dim are complete, so each of its ranges is contiguous.
+        let Some(last) = (0..self.shape.len()).rfind(|&d| self.shape[d] != self.full[d]) else {
             return run(0, 0, self.shape.numel());
         };
-        let inner = self.whole[cut + 1..].iter().product();
+        let inner = self.full[last + 1..].iter().product();
         let mut at = 0;
         let mut open = 0..0;
-        self.each_range(0, cut, 0, inner, &mut |first, n| {
-            // The end of one row and the beginning of the next may touch, too.
+        self.each_range(0, last, 0, inner, &mut |first, n| {
+            // Also merges the last range of one row with the first of the next if they touch.
             if first == open.end {
                 open.end += n;
                 return;
@@ -96,22 +112,23 @@ impl Window {
         run(at, open.start, open.len());
     }
 
-    /// Calls `run(first, n)` for every range of dim `cut`, inside every index of the dims `dim` to `cut`. `above` is the
-    /// index, row by row, over the dims before `dim`; `inner` is the number of elements inside dim `cut`.
+    /// Calls `run(first, n)` for every range of dim `last`, for every index of the window in the dims from `dim` to before
+    /// `last`. `above` is the row-major index over the dims before `dim`, and `inner` the number of elements inside one index
+    /// of dim `last`.
     fn each_range(
         &self,
         dim: usize,
-        cut: usize,
+        last: usize,
         above: usize,
         inner: usize,
         run: &mut impl FnMut(usize, usize),
     ) {
-        let above = above * self.whole[dim];
+        let above = above * self.full[dim];
         for range in &self.ranges[dim] {
-            if dim == cut {
+            if dim == last {
                 run((above + range.start) * inner, range.len() * inner);
             } else {
-                range.clone().for_each(|i| self.each_range(dim + 1, cut, above + i, inner, run));
+                range.clone().for_each(|i| self.each_range(dim + 1, last, above + i, inner, run));
             }
         }
     }
@@ -127,8 +144,8 @@ mod tests {
     type Run = (usize, usize, usize);
     type Lists<'a> = &'a [&'a [(usize, usize)]];
 
-    fn window(whole: &[usize], ranges: Lists) -> Result<Window> {
-        Window::new(whole, ranges.iter().map(|list| list.iter().map(|&(start, end)| start..end)))
+    fn window(full: &[usize], ranges: Lists) -> Result<Window> {
+        Window::new(full, ranges.iter().map(|list| list.iter().map(|&(start, end)| start..end)))
     }
 
     fn runs(window: &Window) -> Vec<Run> {
@@ -138,30 +155,30 @@ mod tests {
     }
 
     #[test]
-    fn runs_are_as_long_as_can_be() {
-        let check = |whole: &[usize], ranges: Lists, expected: &[Run]| {
-            assert_eq!(runs(&window(whole, ranges).unwrap()), expected, "{ranges:?} of {whole:?}");
+    fn runs_are_as_long_as_possible() {
+        let check = |full: &[usize], ranges: Lists, expected: &[Run]| {
+            assert_eq!(runs(&window(full, ranges).unwrap()), expected, "{ranges:?} of {full:?}");
         };
-        // A cut of the first dim only: a run per range.
+        // Sharded along the first dim only: one run for each range.
         check(&[6, 2, 3], &[&[(1, 3), (4, 5)], &[(0, 2)], &[(0, 3)]], &[(0, 6, 12), (12, 24, 6)]);
         check(&[6, 5], &[&[(1, 3), (3, 5)], &[(0, 5)]], &[(0, 5, 20)]);
-        // Ranges that touch, empty ones among them, can be a complete dim.
+        // Ranges that touch, with an empty one between them, make a complete dim.
         check(&[2, 5], &[&[(0, 2)], &[(0, 2), (2, 2), (2, 5)]], &[(0, 0, 10)]);
-        // Inner cuts: a run per row and range.
+        // Sharded along an inner dim: one run for each row and range.
         check(&[2, 5], &[&[(0, 2)], &[(1, 2), (3, 4)]], &[(0, 1, 1), (1, 3, 1), (2, 6, 1), (3, 8, 1)]);
         check(&[2, 3, 4], &[&[(0, 2)], &[(1, 3)], &[(0, 4)]], &[(0, 4, 8), (8, 16, 8)]);
         check(&[3, 1, 4], &[&[(2, 3)], &[(0, 1)], &[(1, 3)]], &[(0, 9, 2)]);
-        // The end of a row and the beginning of the next.
+        // The last range of a row touches the first range of the next row.
         check(&[2, 4], &[&[(0, 2)], &[(0, 1), (3, 4)]], &[(0, 0, 1), (1, 3, 2), (3, 7, 1)]);
     }
 
     #[test]
-    fn a_whole_is_one_run() {
+    fn a_full_window_is_one_run() {
         for shape in [&[][..], &[1], &[7], &[2, 3], &[2, 1, 3, 4, 5]] {
-            let whole = Window::whole(shape);
-            assert_eq!((&whole.shape()[..], &whole.whole_shape()[..]), (shape, shape));
-            assert_eq!(runs(&whole), [(0, 0, shape.iter().product())]);
-            assert_eq!(Window::new(shape, shape.iter().map(|&size| iter::once(0..size))).unwrap(), whole);
+            let full = Window::whole(shape);
+            assert_eq!((&full.shape()[..], &full.whole_shape()[..]), (shape, shape));
+            assert_eq!(runs(&full), [(0, 0, shape.iter().product())]);
+            assert_eq!(Window::new(shape, shape.iter().map(|&size| iter::once(0..size))).unwrap(), full);
         }
         for shape in [&[0][..], &[3, 0], &[0, 3]] {
             assert_eq!(runs(&Window::whole(shape)), []);
@@ -173,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_parts_have_no_runs() {
+    fn empty_windows_have_no_runs() {
         for ranges in [&[&[][..], &[(0, 3)]][..], &[&[(0, 2)], &[(1, 1), (3, 3)]], &[&[], &[]]] {
             let window = window(&[2, 3], ranges).unwrap();
             assert_eq!(window.shape().numel(), 0);
@@ -184,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_cover_the_part_in_order() {
+    fn runs_cover_the_window_in_order() {
         for (window, indices) in windows() {
             let mut seen = Vec::new();
             let mut end = None;
@@ -211,8 +228,8 @@ mod tests {
             (&[4], &[&[(0, 4)], &[]]),
             (&[], &[&[(0, 1)]]),
         ];
-        for (whole, ranges) in bad {
-            assert!(window(whole, ranges).is_err(), "{ranges:?} of {whole:?}");
+        for (full, ranges) in bad {
+            assert!(window(full, ranges).is_err(), "{ranges:?} of {full:?}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Scaled dot-product attention, fused: the matrix of scores exists one block at a time.
+//! Fused scaled dot-product attention: only one block of the logits is in memory at a time.
 //!
-//! Forward keeps a running maximum and sum per query (the online softmax), and returns the logarithm of the sum
-//! beside the result. Backward computes the probabilities of each block again from it. Heads are taken one after the
-//! other and blocks in a fixed order, so results have the same bits every time.
+//! The forward pass keeps a running maximum and sum for each query (online softmax), and also returns the log-sum-exp. The backward
+//! pass recomputes the probabilities of each block from it. Heads and blocks are processed in a fixed order, so results are
+//! bit-identical on every run.
 //!
-//! A query that may attend to nothing gets zeros, −∞ for its logarithm, and gradients of zero (PyTorch's fused kernels
-//! do the same; its plain formula gives NaN). There is no gradient with respect to the mask.
+//! If all keys of a query are masked, its output and gradients are 0 and its log-sum-exp is −∞. PyTorch's fused kernels do the
+//! same, while its plain formula gives NaN. There is no gradient with respect to the mask.
 
 mod backward;
 mod block;
@@ -21,40 +21,40 @@ use crate::window::Window;
 use crate::{Array, Elem, Float, Read, Real, with_float};
 use crate::{DType, Element, Error, Result};
 
-/// What attention computes, beside its operands.
+/// The options of attention.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionOptions<'a> {
-    /// What the products of queries and keys are multiplied by.
+    /// The factor of the dot products of queries and keys.
     pub scale: f64,
-    /// Whether query `i` sees only keys `j ≤ i`.
+    /// Whether query `i` attends only to keys `j ≤ i`.
     pub causal: bool,
-    /// The probability with which a probability is dropped.
+    /// The dropout probability of an attention weight.
     pub dropout: f64,
-    /// Where dropout's numbers come from. Its elements are those of the matrix of probabilities.
+    /// The random draw of dropout. Its elements are indexed like the full matrix of attention weights.
     pub draw: Draw,
-    /// Which heads of a whole (that is, indices of the dims before the last two) these are, if not all: so that each
-    /// drops what it would drop there.
+    /// The heads (indices of the dims before the last two) that this shard holds; `None` for all. Dropout uses the index of a
+    /// head in the full tensor.
     pub heads: Option<&'a Window>,
-    /// The number in the whole of the first query here: a causal mask and dropout go by the number that a query has there.
-    /// The keys are always all.
+    /// The index in the full tensor of this shard's first query. The causal mask and dropout use the index of a query in the
+    /// full tensor. Keys are never sharded.
     pub first_query: usize,
-    /// How many queries the whole has.
+    /// The number of queries in the full tensor.
     pub all_queries: usize,
 }
 
 impl AttentionOptions<'_> {
-    /// The number in the whole of each of the heads here; none where it is its number here, or of no interest.
-    fn numbers(&self) -> Vec<usize> {
-        let mut numbers = Vec::new();
+    /// Returns the index in the full tensor of each local head. Empty if it equals the local index, or is not needed.
+    fn head_indices(&self) -> Vec<usize> {
+        let mut indices = Vec::new();
         if let Some(heads) = self.heads
             && self.dropout > 0.0
         {
-            heads.each_run(|_, first, n| numbers.extend(first..first + n));
+            heads.each_run(|_, first, n| indices.extend(first..first + n));
         }
-        numbers
+        indices
     }
 
-    /// How many keys, of those before `end`, the queries before `query_end` see.
+    /// Returns how many of the keys before `end` any query before `query_end` attends to.
     fn keys_seen(&self, query_end: usize, end: usize) -> usize {
         if self.causal { end.min(self.first_query + query_end) } else { end }
     }
@@ -65,24 +65,22 @@ impl AttentionOptions<'_> {
 struct Sizes {
     queries: usize,
     keys: usize,
-    /// Of a query and of a key.
+    /// The size of a query and of a key.
     width: usize,
-    /// Of a value.
+    /// The size of a value.
     value_width: usize,
 }
 
 impl Sizes {
     fn new(q: &Array, v: &Array) -> Self {
         let (q, v) = (q.dims(), v.dims());
-        let rank = q.len();
-        Sizes { queries: q[rank - 2], keys: v[rank - 2], width: q[rank - 1], value_width: v[rank - 1] }
+        let ndim = q.len();
+        Sizes { queries: q[ndim - 2], keys: v[ndim - 2], width: q[ndim - 1], value_width: v[ndim - 1] }
     }
 }
 
-/// Attention of `q` `[..., Lq, D]` to `k` `[..., Lk, D]` and `v` `[..., Lk, Dv]`, whose leading dims are the same. A
-/// `mask`, broadcast to `[..., Lq, Lk]`, is of dtype `U8` (nonzero: may attend) or of `q`'s dtype (added to the
-/// scores). Gives the result `[..., Lq, Dv]` and the logarithm `[..., Lq]` of the sum of each query's exponentials, in
-/// the dtype that `q`'s is computed in.
+/// Computes scaled dot-product attention of queries `q` `[..., Lq, D]`, keys `k` `[..., Lk, D]` and values `v`
+/// `[..., Lk, Dv]`. Their leading dims must be the same.
 pub(crate) fn attention_forward(
     q: &Array,
     k: &Array,
@@ -90,12 +88,13 @@ pub(crate) fn attention_forward(
     mask: Option<&Array>,
     options: &AttentionOptions<'_>,
 ) -> Result<(Array, Array)> {
-    let mask = mask.map(|mask| row_mask(mask, q)).transpose()?;
+    let mask = mask.map(|mask| prepare_mask(mask, q)).transpose()?;
     with_float!("attention", q.dtype(), T => forward::forward::<T>(q, k, v, mask.as_ref(), options))
 }
 
-/// The gradients of `q`, `k` and `v`, from that of the result and from what [`attention_forward`] took and gave.
-#[allow(clippy::too_many_arguments)] // all that forward has seen
+/// Computes the gradients of `q`, `k` and `v` from the gradient of the output, and from the inputs and results of
+/// [`attention_forward`].
+#[allow(clippy::too_many_arguments)] // the inputs and results of the forward pass
 pub(crate) fn attention_backward(
     grad: &Array,
     q: &Array,
@@ -106,14 +105,14 @@ pub(crate) fn attention_backward(
     lse: &Array,
     options: &AttentionOptions<'_>,
 ) -> Result<(Array, Array, Array)> {
-    let mask = mask.map(|mask| row_mask(mask, q)).transpose()?;
+    let mask = mask.map(|mask| prepare_mask(mask, q)).transpose()?;
     let lse = lse.contiguous()?;
     let saved = backward::Saved { grad, out, lse: &lse };
     with_float!("attention", q.dtype(), T => backward::backward::<T>(saved, q, k, v, mask.as_ref(), options))
 }
 
-/// The mask, checked, with elements of a row side by side or all the same.
-fn row_mask(mask: &Array, q: &Array) -> Result<Array> {
+/// Checks the dtype of the mask, and makes it contiguous unless its rows are contiguous or broadcast.
+fn prepare_mask(mask: &Array, q: &Array) -> Result<Array> {
     if mask.dtype() != DType::U8 && mask.dtype() != q.dtype() {
         return Err(Error::DTypeMismatch { op: "attention", left: q.dtype(), right: mask.dtype() });
     }
@@ -123,7 +122,7 @@ fn row_mask(mask: &Array, q: &Array) -> Result<Array> {
     }
 }
 
-/// Where head number `head` begins in an array with these dims before its last two.
+/// Returns the offset of a head in an array, given the dims and strides before the last two.
 fn head_offset(dims: &[usize], strides: &[usize], mut head: usize) -> usize {
     let mut offset = 0;
     for (&size, &stride) in dims.iter().zip(strides).rev() {
@@ -133,7 +132,7 @@ fn head_offset(dims: &[usize], strides: &[usize], mut head: usize) -> usize {
     offset
 }
 
-/// One operand, head by head, in the type of the computation.
+/// An operand, read head by head in the accumulation type.
 struct Operand<'a, T: Elem> {
     read: Read<'a, T>,
     wide: Vec<T::Acc>,
@@ -145,7 +144,7 @@ impl<'a, T: Elem> Operand<'a, T> {
         Ok(Operand { read: x.read()?, wide: Vec::new(), transposed: Vec::new() })
     }
 
-    /// The matrix of a head: where it lies, or widened. It is valid until the next call.
+    /// Returns the matrix of a head, in place or widened into a buffer. It is valid until the next call.
     fn head(&mut self, head: usize) -> Mat<T::Acc> {
         let (dims, strides) = (self.read.dims, self.read.strides);
         let last = dims.len() - 2;
@@ -159,7 +158,7 @@ impl<'a, T: Elem> Operand<'a, T> {
         dense(&self.wide, size, matrix)
     }
 
-    /// The transpose of what [`head`](Self::head) gave, with dense rows. It is valid until the next call.
+    /// Returns the transpose of a matrix returned by [`head`](Self::head), with contiguous rows. It is valid until the next call.
     fn transposed(&mut self, head: Mat<T::Acc>) -> Mat<T::Acc>
     where
         T::Acc: Real + Default,
@@ -169,19 +168,20 @@ impl<'a, T: Elem> Operand<'a, T> {
         }
         let last = self.read.dims.len() - 2;
         let size = [self.read.dims[last], self.read.dims[last + 1]];
-        // SAFETY: the head is a matrix of this size, in the storage being read or in the widened copy.
+        // SAFETY: the head is a matrix of this size, in the storage being read or in the buffer.
         unsafe { transpose(head, size, size[0], &mut self.transposed) }
     }
 }
 
-/// The mask, head by head.
+/// The mask, read head by head.
 struct Masks<'a, T> {
     data: MaskReads<'a, T>,
     /// The sizes of the leading dims of `q`, and the strides of the mask along them.
     dims: Vec<usize>,
     strides: Vec<usize>,
-    /// From a query to the next, and from a key to the next.
+    /// The stride from one query to the next.
     row: usize,
+    /// The stride from one key to the next.
     column: usize,
 }
 
@@ -193,8 +193,8 @@ enum MaskReads<'a, T> {
 impl<'a, T: Float + Element> Masks<'a, T> {
     fn new(mask: &'a Array, q: &Array) -> Result<Self> {
         let (dims, strides) = (mask.dims(), mask.strides());
-        let rank = q.dims().len();
-        let stride = |dim: usize| match (dim + dims.len()).checked_sub(rank) {
+        let ndim = q.dims().len();
+        let stride = |dim: usize| match (dim + dims.len()).checked_sub(ndim) {
             Some(dim) if dims[dim] != 1 => strides[dim],
             _ => 0,
         };
@@ -205,10 +205,10 @@ impl<'a, T: Float + Element> Masks<'a, T> {
         };
         Ok(Masks {
             data,
-            dims: q.dims()[..rank - 2].to_vec(),
-            strides: (0..rank - 2).map(stride).collect(),
-            row: stride(rank - 2),
-            column: stride(rank - 1),
+            dims: q.dims()[..ndim - 2].to_vec(),
+            strides: (0..ndim - 2).map(stride).collect(),
+            row: stride(ndim - 2),
+            column: stride(ndim - 1),
         })
     }
 

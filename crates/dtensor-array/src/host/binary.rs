@@ -16,17 +16,17 @@ pub enum Binary {
     Sub,
     /// The product.
     Mul,
-    /// The quotient; of real numbers only.
+    /// The quotient. Floating-point only.
     Div,
     /// The first to the power of the second.
     Pow,
-    /// The larger; NaN if either is.
+    /// The larger of the two; NaN if either is NaN.
     Maximum,
-    /// The smaller; NaN if either is.
+    /// The smaller of the two; NaN if either is NaN.
     Minimum,
 }
 
-/// A comparison. Every one but `Ne` is false if either side is NaN.
+/// A comparison. All except `Ne` are false if either side is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compare {
     /// Equal.
@@ -43,9 +43,9 @@ pub enum Compare {
     Ge,
 }
 
-/// Powers, of real numbers and of whole numbers.
+/// A type with a power function.
 pub(crate) trait Power: Num {
-    /// `self` to the power `e`.
+    /// Computes `self` to the power `e`.
     fn power(self, e: Self) -> Self;
 }
 
@@ -66,7 +66,7 @@ impl Power for f64 {
 impl Power for Wrapping<i64> {
     #[inline(always)]
     fn power(self, e: Self) -> Self {
-        // A negative power of a whole number is whole only for 1 and −1; of others it truncates to zero.
+        // A negative power of an integer is an integer only for 1 and −1. All others truncate to 0.
         if e.0 < 0 && self.0.unsigned_abs() != 1 {
             return Wrapping(0);
         }
@@ -104,7 +104,7 @@ fn same_dtype(op: &'static str, a: &Array, b: &Array) -> Result<DType> {
     if left == right { Ok(left) } else { Err(Error::DTypeMismatch { op, left, right }) }
 }
 
-/// `f` of `a` and `b`, broadcast. Whole numbers wrap; they cannot be divided.
+/// Computes `f` of `a` and `b`, broadcast. Integers wrap, and dividing them is an error.
 pub(crate) fn binary(f: Binary, a: &Array, b: &Array) -> Result<Array> {
     let dtype = same_dtype("binary", a, b)?;
     if f == Binary::Div {
@@ -117,7 +117,7 @@ pub(crate) fn binary(f: Binary, a: &Array, b: &Array) -> Result<Array> {
         Binary::Pow => zip::<T, T, _>(a, b, Power::power),
         Binary::Maximum => zip::<T, T, _>(a, b, Num::max),
         Binary::Minimum => zip::<T, T, _>(a, b, Num::min),
-        Binary::Div => unreachable!("done above"),
+        Binary::Div => unreachable!("handled above"),
     })
 }
 
@@ -138,7 +138,7 @@ fn le<A: Num>(a: A, b: A) -> u8 {
     (a <= b) as u8
 }
 
-/// 1 where `f` holds of `a` and `b`, broadcast, else 0; always [`DType::U8`].
+/// Compares `a` and `b`, broadcast: 1 where `f` holds, else 0. The dtype is [`DType::U8`].
 pub(crate) fn compare(f: Compare, a: &Array, b: &Array) -> Result<Array> {
     with_elem!(same_dtype("compare", a, b)?, T => match f {
         Compare::Eq => zip::<T, u8, u8>(a, b, eq),
@@ -150,7 +150,8 @@ pub(crate) fn compare(f: Compare, a: &Array, b: &Array) -> Result<Array> {
     })
 }
 
-/// `a + weight · (b − a)` for a weight between 0 and 1: never beyond either, and right where the difference is infinite.
+/// Interpolates: `a + weight · (b − a)` for a weight between 0 and 1. The result is never outside `a` and `b`, and it is
+/// correct if the difference overflows.
 pub(crate) fn between(a: &Array, b: &Array, weight: f64) -> Result<Array> {
     with_float!("between", a.dtype(), T => {
         type Acc = <T as crate::Elem>::Acc;
@@ -161,7 +162,7 @@ pub(crate) fn between(a: &Array, b: &Array, weight: f64) -> Result<Array> {
             #[inline(always)]
             move |a, b| {
                 let difference = b - a;
-                // From the nearer end.
+                // Counted from the nearer end, so that the result is never outside.
                 let near = if w + w < Acc::ONE { a + w * difference } else { b - rest * difference };
                 let finite = difference * Acc::ZERO == Acc::ZERO;
                 if a == b {
@@ -188,7 +189,7 @@ mod tests {
     const NAN: f64 = f64::NAN;
     const INF: f64 = f64::INFINITY;
 
-    /// Values that every dtype holds exactly, and whose sums, differences and products do too.
+    /// Small integers: every dtype holds them, their sums and their products exactly.
     fn array(dims: &[usize], dtype: DType, seed: usize) -> Array {
         let n = dims.iter().product();
         let data: Vec<f64> = (0..n).map(|i| ((i * 7 + seed) % 11 + 1) as f64).collect();
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn views_of_every_kind() {
+    fn operands_may_be_views() {
         for dtype in DType::ALL {
             for (n, m) in [(3, 5), (40, 33)] {
                 let a = array(&[n, m], dtype, 3);
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_wrap() {
+    fn integers_wrap() {
         assert_eq!(on(Binary::Add, &[i64::MAX, 200], &[1, 100]), [i64::MIN, 300]);
         assert_eq!(on(Binary::Add, &[200u8, 1], &[100, 1]), [44, 2]);
         assert_eq!(on(Binary::Sub, &[1u8], &[2]), [255]);
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn powers_of_real_numbers() {
+    fn floating_point_powers() {
         assert_eq!(on(Binary::Pow, &[2.0f32, -2.0, 4.0], &[10.0, 3.0, 0.5]), [1024.0, -8.0, 2.0]);
         assert_eq!(on(Binary::Pow, &[2.0f64, 9.0], &[-1.0, 0.5]), [0.5, 3.0]);
         let two = [bf16::from_f32(2.0)];
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_defined_is_refused() {
+    fn unsupported_dtypes_are_errors() {
         let a = array(&[2], DType::I64, 0);
         assert!(matches!(binary(Binary::Div, &a, &a), Err(Error::DType { .. })));
         let b = array(&[2], DType::F32, 0);
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn between_two_numbers_there_is_nothing_else() {
+    fn between_stays_inside_its_ends() {
         use crate::host::testing::{FLOATS, assert_close, local, tolerance, values};
         let inf = f64::INFINITY;
         for dtype in FLOATS {
@@ -369,7 +370,7 @@ mod tests {
                 assert_close(&between(&a, &b, w).unwrap(), &want, tolerance(dtype));
             }
         }
-        // A difference that is too large, and numbers that are equal.
+        // A difference that overflows, and equal numbers.
         let (low, high) = (local(DType::F32, &[-3e38, 0.1], &[2]), local(DType::F32, &[3e38, 0.1], &[2]));
         assert_eq!(values(&between(&low, &high, 0.5).unwrap()), [0.0, f64::from(0.1f32)]);
         assert_eq!(values(&between(&low, &high, 0.3).unwrap())[1], f64::from(0.1f32));

@@ -7,20 +7,21 @@ use super::nest::convert;
 use crate::{Array, with_elem};
 use crate::{DType, Result};
 
-/// The conversion of one element type to another.
+/// The conversion of an element to type `U`.
 trait Cast<U>: Copy {
     fn cast(self) -> U;
 }
 
-/// A whole number as a double, with bits beyond its precision folded into one that says there were some.
+/// Converts to `f64` such that rounding the result to half precision gives the correctly rounded integer. Bits beyond the
+/// precision of `f64` are merged into one sticky bit.
 #[inline(always)]
 fn i64_to_f64_sticky(x: i64) -> f64 {
     let folded = (x & !0xfff) | (((x & 0xfff != 0) as i64) << 12);
     (if x.unsigned_abs() >> 53 == 0 { x } else { folded }) as f64
 }
 
-// `$wide` is a type that `as` converts rightly to every type but the halves, `$single` an `f32` from which rounding
-// to a half rounds the number itself.
+// `$wide` converts the element to a type that `as` converts correctly to every type except the half-precision ones. `$single`
+// converts it to an `f32` that rounds to half precision like the element itself.
 macro_rules! casts {
     ($($t:ty, $x:ident, $wide:expr, $single:expr;)*) => {$(
         casts!(@ $t, $x, $wide; u8 i64 f32 f64);
@@ -59,8 +60,7 @@ casts! {
     f64, x, x, f64_to_f32_sticky(x);
 }
 
-/// `x` with elements of dtype `to`; `x` itself if it has them. Real to whole numbers truncates towards zero and
-/// stops at the ends of the range, NaN becoming 0; whole to whole numbers wraps; the rest rounds to the nearest.
+/// Converts `x` to dtype `to`. Returns `x` itself if it has that dtype.
 pub(crate) fn cast(x: &Array, to: DType) -> Result<Array> {
     if x.dtype() == to {
         return Ok(x.clone());
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn small_whole_numbers_survive_every_pair() {
+    fn small_integers_survive_every_conversion() {
         for (n, from) in DType::ALL.into_iter().flat_map(|dtype| [(0, dtype), (1, dtype), (129, dtype)]) {
             let numbers: Vec<u8> = (0..n).map(|i| (i * 3 % 256) as u8).collect();
             let x = cast(&Array::from_vec(numbers.clone(), &[n]).unwrap(), from).unwrap();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn real_to_whole_truncates_and_stops() {
+    fn float_to_integer_truncates_and_saturates() {
         let x = [1.9f32, -1.9, 300.0, -300.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
         assert_eq!(to::<f32, u8>(&x), [1, 0, 255, 0, 0, 255, 0]);
         assert_eq!(to::<f32, i64>(&x), [1, -1, 300, -300, 0, i64::MAX, i64::MIN]);
@@ -104,11 +104,11 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_keep_their_bits() {
+    fn integers_wrap_and_round_once() {
         assert_eq!(to::<i64, i64>(&[i64::MAX, -1]), [i64::MAX, -1]);
         assert_eq!(to::<i64, u8>(&[257, -1]), [1, 255]);
         assert_eq!(to::<i64, f32>(&[i64::MAX, (1 << 60) + 1]), [i64::MAX as f32, (1i64 << 60) as f32]);
-        // Just above a tie, by a bit that neither f32 nor f64 has room for.
+        // Just above a tie, by a bit that neither f32 nor f64 can hold.
         let x = (1i64 << 60) + (1 << 52) + 1;
         assert_eq!(
             to::<i64, bf16>(&[x, -x]).map_f32(),

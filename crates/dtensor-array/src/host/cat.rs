@@ -1,4 +1,4 @@
-//! Arrays put side by side along a dim, and the reverse: one set into zeros. Every byte is written once.
+//! Concatenation along a dim, and its adjoint: padding. Every byte is written once.
 
 use super::copy::{assign, axes_to, fill};
 use super::fill_array;
@@ -6,7 +6,7 @@ use crate::Shape;
 use crate::{Array, Elem, Num, with_elem};
 use crate::{Error, Result};
 
-/// The arrays one after the other along `dim`. They agree in dtype and in the other sizes.
+/// Concatenates arrays along `dim`. They must have the same dtype, and the same sizes in all other dims.
 pub(crate) fn cat(xs: &[&Array], dim: usize) -> Result<Array> {
     let Some(first) = xs.first() else {
         return Err(Error::argument("cat", "expected a non-empty list of tensors"));
@@ -19,7 +19,7 @@ pub(crate) fn cat(xs: &[&Array], dim: usize) -> Result<Array> {
     let strides = shape.strides();
     with_elem!(first.dtype(), T => {
         let reads = xs.iter().map(|x| x.read::<T>()).collect::<Result<Vec<_>>>()?;
-        // SAFETY: the pieces' sizes along `dim` add up to the whole's, and each writes all of its part.
+        // SAFETY: the sizes along `dim` add up to that of the result, and each array writes its range completely.
         unsafe {
             fill_array::<T>(&shape, |out| {
                 let mut start = 0;
@@ -33,11 +33,14 @@ pub(crate) fn cat(xs: &[&Array], dim: usize) -> Result<Array> {
     })
 }
 
-/// One number for `size` along `dim`, but for `x` at `start`.
+/// Pads `x` along `dim` to `size` with the number `around`. `x` begins at index `start` of the result.
 pub(crate) fn pad_slice(x: &Array, dim: usize, start: usize, size: usize, around: f64) -> Result<Array> {
     let n = x.dims()[dim];
     if start.checked_add(n).is_none_or(|end| end > size) {
-        return Err(Error::argument("slice", format!("{n} elements at {start} do not fit in {size}")));
+        return Err(Error::argument(
+            "slice",
+            format!("{n} elements at index {start} do not fit into a dim of size {size}"),
+        ));
     }
     let shape = Shape::from(x.dims()).with_dim(dim, size);
     let strides = shape.strides();
@@ -46,7 +49,7 @@ pub(crate) fn pad_slice(x: &Array, dim: usize, start: usize, size: usize, around
         let read = x.read::<T>()?;
         let around = T::from_acc(Num::from_f64(around));
         let axes = axes_to(read.dims, read.strides, &strides);
-        // SAFETY: of each run of `size` along `dim`, what lies before and after `x` is filled, the rest copied.
+        // SAFETY: in each run of `size` along `dim`, the elements before and after `x` are filled, and the rest is copied.
         unsafe {
             fill_array::<T>(&shape, |out| {
                 if size * inner > 0 {
@@ -61,7 +64,7 @@ pub(crate) fn pad_slice(x: &Array, dim: usize, start: usize, size: usize, around
     })
 }
 
-/// What lies behind `start`; a piece of nothing may start at the very end.
+/// Returns the elements from `start`. For an empty piece, `start` may be beyond the end.
 fn tail<T>(out: &mut [T], start: usize) -> &mut [T] {
     let start = start.min(out.len());
     &mut out[start..]
@@ -82,7 +85,7 @@ mod tests {
         .unwrap()
     }
 
-    /// The element at an index of the whole, found in the piece that holds it.
+    /// Concatenates element by element: finds the piece that holds each index of the result.
     fn naive(xs: &[&Array], dim: usize) -> Vec<f64> {
         let shape = {
             let mut shape = xs[0].dims().to_vec();
@@ -109,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_follow_one_another_along_any_dim() {
+    fn arrays_are_concatenated_along_any_dim() {
         for dtype in DType::ALL {
             for dim in 0..3 {
                 let piece = |size: usize, start: usize| {
@@ -118,12 +121,15 @@ mod tests {
                     iota(dtype, &shape, start)
                 };
                 let (a, b, none) = (piece(2, 0), piece(7, 50), piece(0, 0));
-                // The same sizes, the other way round in memory, and cut out of a larger array.
-                let turned = iota(dtype, &[5, 4, 3], 90).permute(&[2, 1, 0]).unwrap();
-                let cut = iota(dtype, &[3, 4, 9], 7).narrow(2, 3, 5).unwrap();
-                for xs in
-                    [vec![&a, &b], vec![&none, &a, &none, &turned, &cut], vec![&none], vec![&none, &b, &a]]
-                {
+                // Two views: one transposed, one narrowed from a larger array.
+                let transposed = iota(dtype, &[5, 4, 3], 90).permute(&[2, 1, 0]).unwrap();
+                let narrowed = iota(dtype, &[3, 4, 9], 7).narrow(2, 3, 5).unwrap();
+                for xs in [
+                    vec![&a, &b],
+                    vec![&none, &a, &none, &transposed, &narrowed],
+                    vec![&none],
+                    vec![&none, &b, &a],
+                ] {
                     let y = cat(&xs, dim).unwrap();
                     assert_eq!(values(&y), naive(&xs, dim));
                     assert_eq!(y.dims()[dim], xs.iter().map(|x| x.dims()[dim]).sum::<usize>());

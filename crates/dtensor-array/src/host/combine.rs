@@ -1,4 +1,4 @@
-//! Arrays of several ranks combined element by element, always in the order in which they are given.
+//! Element-wise reductions of several arrays, such as those of the ranks of a collective, always in list order.
 
 use std::mem::MaybeUninit;
 
@@ -6,11 +6,11 @@ use super::reduce::Reduce;
 use super::simd;
 use crate::{Elem, Num};
 
-/// Elements combined at a time: few enough that the sums stay in the nearest cache, whatever the number of arrays.
+/// The number of elements combined at a time: few enough that the sums stay in the L1 cache for any number of arrays.
 const BLOCK: usize = 2048;
 
-/// `out[i] = xs[0][i] ∘ xs[1][i] ∘ …`. All have the same length, and there is at least one. Half precision is
-/// accumulated in single precision and rounded once.
+/// Computes `out[i] = xs[0][i] ∘ xs[1][i] ∘ …`. There must be at least one array, and all must have the same length. Half
+/// precision is accumulated in single precision and rounded once.
 pub(crate) fn combine<T: Elem>(op: Reduce, xs: &[&[T]], out: &mut [MaybeUninit<T>]) {
     match op {
         Reduce::Sum => fold(
@@ -64,11 +64,11 @@ fn fold<T: Elem>(
     merge: impl Fn(T::Acc, T::Acc) -> T::Acc + Copy,
     finish: impl Fn(T::Acc) -> T::Acc + Copy,
 ) {
-    assert!(xs.iter().all(|x| x.len() == out.len()), "arrays of one length");
+    assert!(xs.iter().all(|x| x.len() == out.len()), "arrays must have the length of the output");
     simd::<T, _>(
         #[inline(always)]
         || match *xs {
-            // Most groups are small: the sums then never leave the registers.
+            // Most groups are small. For these the sums stay in registers.
             [a] => each(
                 out,
                 #[inline(always)]
@@ -93,7 +93,7 @@ fn fold<T: Elem>(
                 |i| finish(merge(merge(merge(a[i].acc(), b[i].acc()), c[i].acc()), d[i].acc())),
                 [a, b, c, d],
             ),
-            _ => blocks(xs, out, merge, finish),
+            _ => by_block(xs, out, merge, finish),
         },
     );
 }
@@ -101,7 +101,7 @@ fn fold<T: Elem>(
 #[inline(always)]
 fn each<T: Elem, const N: usize>(out: &mut [MaybeUninit<T>], value: impl Fn(usize) -> T::Acc, xs: [&[T]; N]) {
     let n = out.len();
-    // Says to the compiler what the assertion in `fold` has checked.
+    // `fold` has checked this already. Here it lets the compiler remove bounds checks.
     assert!(xs.iter().all(|x| x.len() == n));
     for (i, y) in out.iter_mut().enumerate() {
         y.write(T::from_acc(value(i)));
@@ -109,7 +109,7 @@ fn each<T: Elem, const N: usize>(out: &mut [MaybeUninit<T>], value: impl Fn(usiz
 }
 
 #[inline(always)]
-fn blocks<T: Elem>(
+fn by_block<T: Elem>(
     xs: &[&[T]],
     out: &mut [MaybeUninit<T>],
     merge: impl Fn(T::Acc, T::Acc) -> T::Acc,
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn half_precision_is_rounded_once() {
-        // In bf16 itself 256 + 1 is 256, and so on for ever.
+        // In bf16 arithmetic 256 + 1 is 256.
         let one = bf16::from_f32(1.0);
         let xs: Vec<Vec<bf16>> =
             (0..9).map(|r| vec![if r == 0 { bf16::from_f32(256.0) } else { one }]).collect();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_wrap_and_nan_is_kept() {
+    fn integers_wrap_and_nan_propagates() {
         assert_eq!(run(Reduce::Sum, &[vec![200u8], vec![100]]), [44]);
         assert_eq!(run(Reduce::Prod, &[vec![i64::MAX], vec![2], vec![1]]), [-2]);
         for op in [Reduce::Max, Reduce::Min, Reduce::Sum] {

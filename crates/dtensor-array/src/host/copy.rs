@@ -1,4 +1,4 @@
-//! Copies between layouts, and arrays made from nothing.
+//! Copies between layouts, and arrays created from numbers.
 
 use std::mem::MaybeUninit;
 
@@ -12,17 +12,17 @@ use crate::{Array, Elem, Num, with_elem};
 use crate::{DType, Shape};
 use crate::{Element, Error, Result};
 
-/// A copy with the elements row by row.
+/// Copies `x` to a contiguous array.
 pub(crate) fn contiguous(x: &Array) -> Result<Array> {
     with_elem!(x.dtype(), T => {
         let read = x.read::<T>()?;
         let axes = axes_to(read.dims, read.strides, &Shape::from(read.dims).strides());
-        // SAFETY: the target strides are those of a dense array, so every element is written.
+        // SAFETY: the target strides are those of a contiguous array, so every element is written.
         unsafe { fill_array::<T>(read.dims, |out| assign(&axes, read.data(), out)) }
     })
 }
 
-/// The axes of a copy from one layout to another.
+/// Returns the axes of a copy between two layouts of `sizes`, with strides `from` and `to`.
 pub(crate) fn axes_to(sizes: &[usize], from: &[usize], to: &[usize]) -> Axes<2> {
     let mut axes = Axes::new();
     for d in 0..sizes.len() {
@@ -31,8 +31,8 @@ pub(crate) fn axes_to(sizes: &[usize], from: &[usize], to: &[usize]) -> Axes<2> 
     axes
 }
 
-/// Copies every element of some axes from `src` to `dst`, in the strides of the first and the second array.
-/// The target's innermost axis should be contiguous; the source may lie in any way.
+/// Copies every element from `src`, with the first strides of `axes`, to `dst`, with the second strides. Fastest if the innermost
+/// axis of `dst` is contiguous.
 pub(crate) fn assign<T: Elem>(axes: &[Axis<2>], src: &[T], dst: &mut [MaybeUninit<T>]) {
     if axes.iter().any(|axis| axis.size == 0) {
         return;
@@ -85,15 +85,15 @@ pub(crate) fn assign<T: Elem>(axes: &[Axis<2>], src: &[T], dst: &mut [MaybeUnini
     }
 }
 
-/// Copies a run of elements to memory that need not hold any yet.
+/// Copies a run of elements to memory that may be uninitialised.
 pub(crate) fn write_run<T: Copy>(src: &[T], dst: &mut [MaybeUninit<T>]) {
     assert_eq!(src.len(), dst.len());
-    // SAFETY: both are valid for that many elements; `dst` is borrowed mutably, so they do not overlap.
+    // SAFETY: both slices have this length, and `dst` is borrowed mutably, so they do not overlap.
     unsafe { src.as_ptr().copy_to_nonoverlapping(dst.as_mut_ptr().cast(), src.len()) };
 }
 
-/// Writes past the cache: for targets so large that they would only drive out what is of use, and whose lines would be
-/// read before they are written. Other threads see it, as usual, after a synchronisation that follows the writer's end.
+/// A writer that bypasses the cache, for large targets: they would evict useful data, and each cache line would be read before it
+/// is written. Its writes become visible to another thread that synchronises after the writer is dropped.
 #[derive(Debug)]
 pub(crate) struct PastCache(());
 
@@ -114,9 +114,9 @@ impl PastCache {
             let head = to.align_offset(LINE).min(bytes);
             let lines = (bytes - head) / LINE;
             let tail = head + lines * LINE;
-            // SAFETY: all of it stays inside `src` and `dst`, which do not overlap: `head` bytes, then whole lines, then
-            // the rest. Lines of the target are aligned, as streaming wants, and the instructions are part of
-            // every x86-64. `drop` makes the streamed lines visible before anything that this thread writes later.
+            // SAFETY: all accesses are inside `src` and `dst`, which do not overlap: `head` bytes, then complete lines, then
+            // the rest. The target lines are aligned, as streaming stores require, and every x86-64 has the instructions.
+            // `drop` orders the streamed lines before anything that this thread writes later.
             unsafe {
                 from.copy_to_nonoverlapping(to, head);
                 for line in 0..lines {
@@ -132,15 +132,15 @@ impl PastCache {
         write_run(src, dst);
     }
 
-    /// As [`assign`], past the cache where whole rows are copied.
+    /// As [`assign`], but bypasses the cache if contiguous rows are copied.
     pub(crate) fn assign<T: Elem>(&self, axes: &[Axis<2>], src: &[T], dst: &mut [MaybeUninit<T>]) {
         match axes.split_last() {
             Some((&Axis { size, strides: [1, 1] }, outer)) => {
                 let mut rows = Walk::new(outer).peekable();
                 while let Some([from, to]) = rows.next() {
-                    // The next row lies elsewhere, which the machine cannot guess.
+                    // The hardware prefetcher cannot predict where the next row starts.
                     if let Some([next, _]) = rows.peek() {
-                        ahead(&src[*next..*next + size]);
+                        prefetch(&src[*next..*next + size]);
                     }
                     self.write_run(&src[from..from + size], &mut dst[to..to + size]);
                 }
@@ -150,11 +150,11 @@ impl PastCache {
     }
 }
 
-/// Begins to fetch the beginning of a run.
-fn ahead<T>(run: &[T]) {
+/// Prefetches the beginning of a run.
+fn prefetch<T>(run: &[T]) {
     #[cfg(target_arch = "x86_64")]
     for at in (0..size_of_val(run).min(1024)).step_by(64) {
-        // SAFETY: the address lies inside the run, and fetching it ahead has no effect but on time.
+        // SAFETY: the address is inside the run, and prefetching affects only the timing.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             _mm_prefetch::<_MM_HINT_T0>(run.as_ptr().cast::<i8>().add(at));
@@ -166,7 +166,7 @@ fn ahead<T>(run: &[T]) {
 
 impl Drop for PastCache {
     fn drop(&mut self) {
-        // SAFETY: the instruction is part of every x86-64 and has no conditions.
+        // SAFETY: every x86-64 has this instruction, and it has no preconditions.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             std::arch::x86_64::_mm_sfence();
@@ -174,7 +174,7 @@ impl Drop for PastCache {
     }
 }
 
-/// Writes one value everywhere.
+/// Fills `dst` with one value.
 pub(crate) fn fill<T: Elem>(dst: &mut [MaybeUninit<T>], value: T) {
     simd::<T, _>(
         #[inline(always)]
@@ -192,17 +192,17 @@ fn gather<T: Elem>(outer: &[Axis<2>], last: Axis<2>, src: &[T], dst: &mut [Maybe
     }
 }
 
-/// Elements of a row of the target that a transpose writes at once: a cache line of `f32`.
+/// The number of elements of a target row that a transpose writes at once: a cache line of `f32`.
 const TILE: usize = 16;
-/// Rows of the target that it goes through per tile.
+/// The number of target rows in one tile of a transpose.
 const STRIP: usize = 64;
-/// Rows of the source that are interleaved at once.
+/// The number of source rows that are interleaved at once.
 const WAYS: usize = 4;
 
-/// `dst[i][j] = src[j][i]` for `i < rows`, `j < cols`; rows of `src` are `from` apart, those of `dst` `to`.
+/// Transposes: `dst[i][j] = src[j][i]` for `i < rows`, `j < cols`. The row stride of `src` is `from`, that of `dst` is `to`.
 ///
-/// Each tile goes through a buffer, so that every cache line of both arrays is touched once: rows whose distance
-/// is a power of two would otherwise evict one another.
+/// Each tile goes through a buffer, so that every cache line of both arrays is accessed only once. Otherwise rows whose stride is
+/// a power of two would evict each other.
 #[inline(always)]
 fn transpose<T: Elem>(
     src: &[T],
@@ -245,12 +245,12 @@ fn interleave<T: Copy>([a, b, c, d]: [&[T]; WAYS], out: &mut [[T; WAYS]]) {
     }
 }
 
-/// What changes no sum it is added to. A zero with the other sign would lose the sign.
+/// The neutral element of addition, −0. Adding +0 instead would turn a sum of −0 into +0.
 pub const NOTHING: f64 = -0.0;
 
-/// An array with the same value everywhere.
+/// Creates an array filled with one value.
 pub(crate) fn full(dtype: DType, shape: &[usize], value: f64) -> Result<Array> {
-    // Negative zero is not all zero bits.
+    // The bits of −0 are not all zero, so the comparison is of bits.
     if value.to_bits() == 0 {
         return zeros(dtype, shape);
     }
@@ -261,7 +261,7 @@ pub(crate) fn full(dtype: DType, shape: &[usize], value: f64) -> Result<Array> {
     })
 }
 
-/// As [`full`], of a whole number, which is exact in the integer dtypes.
+/// As [`full`], for an integer value, which integer dtypes hold exactly.
 pub(crate) fn full_i64(dtype: DType, shape: &[usize], value: i64) -> Result<Array> {
     let n = shape.iter().product();
     match dtype {
@@ -272,7 +272,7 @@ pub(crate) fn full_i64(dtype: DType, shape: &[usize], value: i64) -> Result<Arra
     }
 }
 
-/// Zeros, in fresh pages of the system where the array is large: they cost nothing until touched.
+/// Creates an array of zeros. If it is large, it uses fresh pages of the operating system, which cost nothing until accessed.
 fn zeros(dtype: DType, shape: &[usize]) -> Result<Array> {
     let n = shape.iter().product();
     match dtype {
@@ -285,39 +285,40 @@ fn zeros(dtype: DType, shape: &[usize]) -> Result<Array> {
     }
 }
 
-/// A part of an array whose elements are functions of their indices in the whole, row by row. `at` should own what it
-/// knows: behind references it would be read anew for every element.
+/// Creates the window's elements of an array whose elements are `at(i)`, where `i` is the row-major index in the full array. `at`
+/// should own its captures, because captured references would be read again for every element.
 pub(crate) fn tabulate<T: Element>(window: &Window, at: impl Fn(usize) -> T + Copy) -> Result<Array> {
     let mut data = Vec::with_capacity(window.shape().numel());
     window.each_run(|_, first, n| data.extend((first..first + n).map(at)));
     Array::from_vec(data, window.shape())
 }
 
-/// `start + i × step` for the indices `i` that a window shows. Whole numbers are exact in the integer dtypes.
+/// Creates the window's elements of the array `start + i × step`, where `i` is the index in the full array. Integers are
+/// exact in the integer dtypes.
 pub(crate) fn arange(dtype: DType, start: f64, step: f64, window: &Window) -> Result<Array> {
-    let whole = start.trunc() == start && step.trunc() == step;
+    let is_integer = start.trunc() == start && step.trunc() == step;
     let integer = move |i: usize| (start as i64).wrapping_add((step as i64).wrapping_mul(i as i64));
     match dtype {
-        DType::I64 if whole => tabulate(window, integer),
-        DType::U8 if whole => tabulate(window, move |i| integer(i) as u8),
+        DType::I64 if is_integer => tabulate(window, integer),
+        DType::U8 if is_integer => tabulate(window, move |i| integer(i) as u8),
         _ => with_elem!(dtype, T => {
             tabulate::<T>(window, move |i| T::from_acc(Num::from_f64(start + i as f64 * step)))
         }),
     }
 }
 
-/// As [`arange`] of `i64`, whose numbers a double does not always hold.
+/// As [`arange`] for dtype `i64`, with integer bounds, because `f64` cannot hold all `i64` values.
 pub(crate) fn arange_i64(start: i64, step: i64, window: &Window) -> Result<Array> {
-    // Every element fits, so what overflows on the way to it comes back.
+    // The product may overflow, but every element fits into `i64`, so wrapping arithmetic gives the right result.
     tabulate(window, move |i| start.wrapping_add(step.wrapping_mul(i as i64)))
 }
 
-/// Numbers evenly spaced from `start` to `end`, both included, or with a base its powers with these exponents: of as many as
-/// the full array has elements, those that a window shows.
+/// Creates the window's elements of an array of numbers evenly spaced from `start` to `end`, both included. With a `base`,
+/// the elements are its powers with these exponents.
 pub(crate) fn linspace(start: f64, end: f64, base: Option<f64>, window: &Window) -> Result<Array> {
     let steps = window.whole_shape().numel();
     let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
-    // Counted from the nearer end, so that both ends are exact.
+    // Computed from the nearer end, so that both ends are exact.
     let at = move |i: usize| match i < steps.div_ceil(2) {
         true => start + step * i as f64,
         false => end - step * (steps - 1 - i) as f64,
@@ -328,17 +329,20 @@ pub(crate) fn linspace(start: f64, end: f64, base: Option<f64>, window: &Window)
     }
 }
 
-/// The part that a window shows of a matrix with ones where the two indices are equal, zeros elsewhere.
+/// Creates the window's elements of a matrix with ones on the diagonal and zeros elsewhere.
 pub(crate) fn eye(dtype: DType, window: &Window) -> Result<Array> {
     let &[rows, columns] = &window.whole_shape()[..] else {
-        return Err(Error::argument("eye", format!("{} is not the shape of a matrix", window.whole_shape())));
+        return Err(Error::argument(
+            "eye",
+            format!("expected the shape of a matrix, but got {}", window.whole_shape()),
+        ));
     };
     with_elem!(dtype, T => {
         let mut data = vec![T::default(); window.shape().numel()];
         window.each_run(|at, first, n| {
-            // Counted row by row, the ones are so far apart.
-            let apart = columns + 1;
-            let ones = (first.div_ceil(apart)..rows.min(columns)).map(|i| i * apart);
+            // The distance between two ones in row-major order.
+            let stride = columns + 1;
+            let ones = (first.div_ceil(stride)..rows.min(columns)).map(|i| i * stride);
             for one in ones.take_while(|&one| one < first + n) {
                 data[at + one - first] = T::from_acc(Num::ONE);
             }
@@ -358,7 +362,7 @@ mod tests {
         Array::from_vec::<T>(data, shape).unwrap()
     }
 
-    /// The elements row by row, one at a time.
+    /// Returns the elements in row-major order, read one at a time.
     fn naive<T: Element>(x: &Array) -> Vec<T> {
         let read = x.read::<T>().unwrap();
         let mut index = vec![0; read.dims.len()];
@@ -384,13 +388,13 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_past_the_cache_arrives() {
+    fn streamed_writes_arrive() {
         let src: Vec<u8> = (0..1000).map(|i| (i * 7 % 251) as u8).collect();
         for len in [0usize, 1, 15, 63, 64, 65, 127, 128, 500, 900] {
             for (a, b) in [(0usize, 0usize), (1, 0), (3, 17), (64, 63)] {
                 let mut out = vec![MaybeUninit::new(255u8); 1000];
                 PastCache::new().write_run(&src[a..a + len], &mut out[b..b + len]);
-                // SAFETY: every element was initialised when the vector was made.
+                // SAFETY: every element was initialised when the vector was created.
                 let out: Vec<u8> = out.iter().map(|x| unsafe { x.assume_init() }).collect();
                 assert_eq!(&out[b..b + len], &src[a..a + len]);
                 assert!(out[..b].iter().chain(&out[b + len..]).all(|&x| x == 255));
@@ -408,12 +412,12 @@ mod tests {
                 check(&x);
                 check(&x.transpose(0, 1).unwrap());
                 let wide = with_elem!(dtype, T => iota::<T>(&[2, m + 3, n + 2]));
-                let cut = wide.narrow(1, 2, m).and_then(|t| t.narrow(2, 1, n)).unwrap();
-                check(&cut);
-                check(&cut.transpose(1, 2).unwrap());
-                check(&cut.transpose(0, 1).unwrap());
-                check(&cut.permute(&[2, 0, 1]).unwrap());
-                check(&cut.permute(&[2, 1, 0]).unwrap());
+                let view = wide.narrow(1, 2, m).and_then(|t| t.narrow(2, 1, n)).unwrap();
+                check(&view);
+                check(&view.transpose(1, 2).unwrap());
+                check(&view.transpose(0, 1).unwrap());
+                check(&view.permute(&[2, 0, 1]).unwrap());
+                check(&view.permute(&[2, 1, 0]).unwrap());
             }
             let x = with_elem!(dtype, T => iota::<T>(&[2, 3, 4, 5]));
             for order in [[0, 2, 1, 3], [3, 1, 2, 0], [1, 3, 0, 2], [0, 1, 3, 2]] {
@@ -425,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn expanded_arrays_are_copied_out() {
+    fn broadcast_arrays_are_copied_in_full() {
         let x = iota::<f32>(&[3, 1, 5]);
         check(&x.expand(&[3, 4, 5]).unwrap());
         check(&x.expand(&[2, 3, 4, 5]).unwrap());
@@ -460,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_do_not_drift() {
+    fn long_ranges_are_exact() {
         let arange = |dtype, start, step, n| arange(dtype, start, step, &Window::whole(&[n]));
         let x = arange(DType::F32, 0.0, 0.1, 100_001).unwrap().copy_to_host::<f32>().unwrap();
         assert_eq!(x[100_000], 10_000.0);
@@ -474,21 +478,21 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_ranges() {
+    fn windows_have_the_bits_of_the_full_array() {
         for (window, indices) in windows() {
             for (dtype, start, step) in
                 DType::ALL.into_iter().flat_map(|dtype| [(dtype, 3.0, 2.0), (dtype, 0.1, 0.3)])
             {
-                let whole = arange(dtype, start, step, &Window::whole(window.whole_shape())).unwrap();
-                let part = arange(dtype, start, step, &window).unwrap();
-                assert_eq!(part.dims(), &window.shape()[..]);
-                assert_eq!(bits(&part), pick(&bits(&whole), &indices), "{dtype} {window:?}");
+                let full = arange(dtype, start, step, &Window::whole(window.whole_shape())).unwrap();
+                let shard = arange(dtype, start, step, &window).unwrap();
+                assert_eq!(shard.dims(), &window.shape()[..]);
+                assert_eq!(bits(&shard), pick(&bits(&full), &indices), "{dtype} {window:?}");
             }
             if window.whole_shape().rank() == 2 {
-                let whole = eye(DType::F32, &Window::whole(window.whole_shape())).unwrap();
-                let part = eye(DType::F32, &window).unwrap();
-                assert_eq!(part.dims(), &window.shape()[..]);
-                assert_eq!(bits(&part), pick(&bits(&whole), &indices), "eye {window:?}");
+                let full = eye(DType::F32, &Window::whole(window.whole_shape())).unwrap();
+                let shard = eye(DType::F32, &window).unwrap();
+                assert_eq!(shard.dims(), &window.shape()[..]);
+                assert_eq!(bits(&shard), pick(&bits(&full), &indices), "eye {window:?}");
             }
         }
     }

@@ -1,7 +1,7 @@
-//! e to the power of every element of an array, for machines that have AVX-512.
+//! The exponential function with AVX-512 intrinsics.
 //!
-//! Such a machine can look sixteen numbers up in a table at once, and scale by a power of two in one step, be the result
-//! subnormal or infinite. That is half the work of [`math::exp`](super::math::exp), but no compiler finds it.
+//! AVX-512 can look up sixteen table entries at once, and scale by a power of two in one instruction, even if the result is
+//! subnormal or infinite. That is half the work of [`math::exp`](super::math::exp), but compilers do not find it.
 
 use std::arch::x86_64::*;
 use std::f32::consts::{LN_2, LOG2_E};
@@ -13,7 +13,7 @@ use super::fill_array;
 
 use crate::{Array, Result};
 
-/// 2 to the power of 0/16, 1/16, …
+/// 2 to the powers 0/16, 1/16, …, 15/16.
 const ROOTS: [f32; 16] = [
     1.0,
     1.044_273_7,
@@ -33,19 +33,19 @@ const ROOTS: [f32; 16] = [
     1.915_206_6,
 ];
 
-/// What log₂ e is beyond its nearest `f32`.
+/// The difference between log₂ e and its nearest `f32`.
 const LOG2_E_LOW: f32 = 1.925_963e-8;
 
-/// Adding this to a small number rounds it to sixteenths, whose number then stands in the low bits.
+/// Adding this to a small number rounds it to a multiple of 1/16, whose count of sixteenths is then in the low bits.
 const ROUND: f32 = 786_432.0; // 1.5 × 2¹⁹
 
-/// e to the power of each element of `x`, which is of type `f32`.
+/// Computes e to the power of each element of `x`, which must be of dtype `f32`.
 pub(super) fn exp(_has_avx512: V4, x: &Array) -> Result<Array> {
-    // Views are copied, so that the same numbers give the same bits however they lie.
+    // Views are made contiguous, so that all elements take the same path and the result does not depend on the layout.
     let x = x.contiguous()?;
     let read = x.read::<f32>()?;
     let data = &read.data()[..x.numel()];
-    // SAFETY: a `V4` exists only on a machine with these instructions, and `exp_all` writes every element.
+    // SAFETY: a `V4` exists only on a machine with AVX-512, and `exp_all` writes every element.
     unsafe { fill_array::<f32>(x.dims(), |out| exp_all(data, out)) }
 }
 
@@ -67,23 +67,22 @@ fn exp_all(x: &[f32], out: &mut [MaybeUninit<f32>]) {
 #[target_feature(enable = "avx512f,avx512dq")]
 fn exp_16(x: &[f32; 16], out: &mut [MaybeUninit<f32>; 16]) {
     let all = |c| _mm512_set1_ps(c);
-    // SAFETY: both are sixteen numbers.
+    // SAFETY: both arrays have sixteen elements.
     let (x, roots) = unsafe { (_mm512_loadu_ps(x.as_ptr()), _mm512_loadu_ps(ROOTS.as_ptr())) };
-    // x · log₂ e = n + f with n a number of sixteenths.
+    // x · log₂ e = n + f, where n is a multiple of 1/16.
     let shifted = _mm512_fmadd_ps(x, all(LOG2_E), all(ROUND));
     let n = _mm512_sub_ps(shifted, all(ROUND));
     let f = _mm512_fmsub_ps(x, all(LOG2_E), n);
     let f = _mm512_fmadd_ps(x, all(LOG2_E_LOW), f);
-    // The smaller in magnitude, with the sign of the first: where x is so large that f is noise, or NaN, it is some
-    // small number.
+    // Takes the smaller magnitude with the sign of f. If x is so large that f is noise or NaN, this makes it a small number.
     let f = _mm512_range_ps::<0b0010>(f, all(0.0625));
     // 2ᶠ − 1, as f times a polynomial.
     let q = _mm512_fmadd_ps(f, all(0.055_502_35), all(0.240_234_29));
     let m = _mm512_mul_ps(f, _mm512_fmadd_ps(f, q, all(LN_2)));
-    // The table is indexed by the lowest four bits, and the scale is 2 to the whole part of n.
+    // The lowest four bits are the index into the table, and the scale is 2 to the integer part of n.
     let root = _mm512_permutexvar_ps(_mm512_castps_si512(shifted), roots);
     let y = _mm512_scalef_ps(_mm512_fmadd_ps(m, root, root), n);
-    // SAFETY: `out` is sixteen numbers.
+    // SAFETY: `out` has sixteen elements.
     unsafe { _mm512_storeu_ps(out.as_mut_ptr().cast(), y) }
 }
 
@@ -93,12 +92,12 @@ mod tests {
 
     fn exp_of(x: &[f32]) -> Option<Vec<f32>> {
         let x = Array::from_vec(x.to_vec(), &[x.len()]).unwrap();
-        // A machine without the instructions has nothing to test.
+        // There is nothing to test on a machine without AVX-512.
         Some(exp(V4::try_new()?, &x).unwrap().copy_to_host().unwrap())
     }
 
     #[test]
-    fn it_is_accurate_everywhere() {
+    fn exp_is_accurate_everywhere() {
         let x: Vec<f32> = (0..=u32::MAX).step_by(997).map(f32::from_bits).filter(|x| !x.is_nan()).collect();
         let Some(y) = exp_of(&x) else { return };
         for (x, y) in x.into_iter().zip(y) {
@@ -121,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_matter_how_the_elements_lie() {
+    fn views_give_the_same_bits() {
         let Some(wide) = V4::try_new() else { return };
         let x = Array::from_vec((0..33 * 20).map(|i| i as f32 * 0.25 - 80.0).collect(), &[33, 20]).unwrap();
         let y = exp(wide, &x).unwrap();

@@ -1,4 +1,4 @@
-//! Where along a dim the largest or smallest element is.
+//! The largest or smallest element along a dim, with its index.
 
 use crate::Shape;
 use crate::{Array, Elem, Num, with_elem};
@@ -6,64 +6,65 @@ use crate::{Element, Result};
 
 use super::simd;
 
-/// Which end.
+/// Whether to find the maximum or the minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Extremum {
-    /// The largest.
+    /// The maximum.
     Max,
-    /// The smallest.
+    /// The minimum.
     Min,
 }
 
-/// The extreme along `dim` and its index (`i64`). The first of equals; the first NaN if there is one. A part that
-/// is empty along `dim` gives the index −1, with a value that is no better than any.
+/// Finds the maximum or minimum along `dim`, and its index (`i64`). Of equal elements the first counts; if there is a NaN,
+/// the first NaN. If `x` is empty along `dim`, as an empty shard may be, the index is −1 and the value is the worst one.
 pub(crate) fn extremum(f: Extremum, x: &Array, dim: usize, keepdim: bool) -> Result<(Array, Array)> {
     with_elem!(x.dtype(), T => match f {
-        Extremum::Max => along::<T>(x, dim, keepdim, Above),
-        Extremum::Min => along::<T>(x, dim, keepdim, Below),
+        Extremum::Max => along::<T>(x, dim, keepdim, LargestFirst),
+        Extremum::Min => along::<T>(x, dim, keepdim, SmallestFirst),
     })
 }
 
-/// An order in which NaN comes before everything.
+/// An order of elements, best first, in which NaN is better than every number.
 trait Order: Copy {
-    /// What everything is no worse than.
-    fn last<A: Num>(self) -> A;
-    /// Whether `a` is strictly better than `b`.
-    fn better<A: Num>(self, a: A, b: A) -> bool;
+    /// Returns the worst value.
+    fn worst<A: Num>(self) -> A;
+    /// Returns true if `a` is strictly better than `b`.
+    fn is_better<A: Num>(self, a: A, b: A) -> bool;
 }
 
 #[derive(Clone, Copy)]
-struct Above;
-impl Order for Above {
+struct LargestFirst;
+impl Order for LargestFirst {
     #[inline(always)]
-    fn last<A: Num>(self) -> A {
+    fn worst<A: Num>(self) -> A {
         A::LOWEST
     }
     #[inline(always)]
-    fn better<A: Num>(self, a: A, b: A) -> bool {
+    fn is_better<A: Num>(self, a: A, b: A) -> bool {
         (a > b) | (a.is_nan() & !b.is_nan())
     }
 }
 
 #[derive(Clone, Copy)]
-struct Below;
-impl Order for Below {
+struct SmallestFirst;
+impl Order for SmallestFirst {
     #[inline(always)]
-    fn last<A: Num>(self) -> A {
+    fn worst<A: Num>(self) -> A {
         A::HIGHEST
     }
     #[inline(always)]
-    fn better<A: Num>(self, a: A, b: A) -> bool {
+    fn is_better<A: Num>(self, a: A, b: A) -> bool {
         (a < b) | (a.is_nan() & !b.is_nan())
     }
 }
 
-/// The extreme of a whole from those of its parts, one entry of the first dim of both for each; `indices` are those
-/// in the whole. Entries with a negative index do not count; some entry of each element does.
+/// Merges the results of [`extremum`] of several shards into that of the full array. The first dim of both arrays counts
+/// the shards, and `indices` are those in the full array. Entries with a negative index are ignored; each element must
+/// have an entry that is not.
 pub(crate) fn merge(f: Extremum, values: &Array, indices: &Array) -> Result<(Array, Array)> {
     with_elem!(values.dtype(), T => match f {
-        Extremum::Max => merge_parts::<T>(values, indices, Above),
-        Extremum::Min => merge_parts::<T>(values, indices, Below),
+        Extremum::Max => merge_parts::<T>(values, indices, LargestFirst),
+        Extremum::Min => merge_parts::<T>(values, indices, SmallestFirst),
     })
 }
 
@@ -72,12 +73,12 @@ fn merge_parts<T: Element>(values: &Array, indices: &Array, order: impl Order) -
     let (values, indices) = (values.contiguous()?, indices.contiguous()?);
     let (read, read_indices) = (values.read::<T>()?, indices.read::<i64>()?);
     let n = shape.iter().product::<usize>();
-    let (mut best, mut places) = (vec![T::from_acc(order.last()); n], vec![-1; n]);
+    let (mut best, mut places) = (vec![T::from_acc(order.worst()); n], vec![-1; n]);
     let parts = read.data().chunks_exact(n.max(1)).zip(read_indices.data().chunks_exact(n.max(1)));
     for (values, indices) in parts.take(if n == 0 { 0 } else { values.dims()[0] }) {
         for (((best, place), &x), &at) in best.iter_mut().zip(&mut places).zip(values).zip(indices) {
             let (a, b) = (x.acc(), best.acc());
-            let first = *place < 0 || order.better(a, b) || (at < *place && !order.better(b, a));
+            let first = *place < 0 || order.is_better(a, b) || (at < *place && !order.is_better(b, a));
             if at >= 0 && first {
                 (*best, *place) = (x, at);
             }
@@ -88,7 +89,7 @@ fn merge_parts<T: Element>(values: &Array, indices: &Array, order: impl Order) -
 
 fn along<T: Element>(x: &Array, dim: usize, keepdim: bool, order: impl Order) -> Result<(Array, Array)> {
     let sizes = x.dims();
-    // A scalar may be addressed as if it had one dim.
+    // A scalar accepts the dims of a 1-d array.
     let n = sizes.get(dim).copied().unwrap_or(1);
     let shape = match (sizes.is_empty(), keepdim) {
         (true, _) => Shape::scalar(),
@@ -97,7 +98,7 @@ fn along<T: Element>(x: &Array, dim: usize, keepdim: bool, order: impl Order) ->
     };
     let outputs = shape.numel();
     let inner: usize = sizes.iter().skip(dim + 1).product();
-    let (mut values, mut indices) = (vec![T::from_acc(order.last()); outputs], vec![-1; outputs]);
+    let (mut values, mut indices) = (vec![T::from_acc(order.worst()); outputs], vec![-1; outputs]);
     if outputs > 0 && n > 0 {
         let x = x.contiguous()?;
         let read = x.read::<T>()?;
@@ -115,7 +116,7 @@ fn along<T: Element>(x: &Array, dim: usize, keepdim: bool, order: impl Order) ->
             let parts = values.chunks_exact_mut(inner).zip(indices.chunks_exact_mut(inner));
             let mut scratch = Scratch { best: Vec::new(), narrow: Vec::new(), wide: Vec::new() };
             for (rows, (values, indices)) in data.chunks_exact(n * inner).zip(parts) {
-                // Indices as narrow as the elements go through the vector unit at the same rate.
+                // 32-bit indices vectorise as well as 32-bit elements, so they are used if they are large enough.
                 if u32::try_from(n).is_ok() {
                     simd::<T, _>(
                         #[inline(always)]
@@ -136,7 +137,7 @@ fn along<T: Element>(x: &Array, dim: usize, keepdim: bool, order: impl Order) ->
     Ok((Array::from_vec(values, &shape)?, Array::from_vec(indices, &shape)?))
 }
 
-/// What [`columns`] works in, kept from one call to the next.
+/// Buffers that calls of [`columns`] reuse.
 struct Scratch<A> {
     best: Vec<A>,
     narrow: Vec<u32>,
@@ -149,34 +150,34 @@ fn widen<A: Copy, B>(from: &[A], to: &mut [B], cast: impl Fn(A) -> B) {
     }
 }
 
-/// Elements looked at together for the best one's place.
+/// The number of elements compared together.
 const CHUNK: usize = 64;
 
-/// The best of a row and its place: first the value, in lanes; then where it is.
+/// Returns the best element of a row and its index. Finds the value first, in lanes, and then its index.
 #[inline(always)]
 fn first_best<T: Elem, O: Order>(order: O, row: &[T]) -> (T, i64) {
     let (chunks, rest) = row.as_chunks::<CHUNK>();
-    let mut lanes = [order.last::<T::Acc>(); CHUNK];
+    let mut lanes = [order.worst::<T::Acc>(); CHUNK];
     for chunk in chunks {
         for i in 0..CHUNK {
             let x = chunk[i].acc();
-            lanes[i] = if order.better(x, lanes[i]) { x } else { lanes[i] };
+            lanes[i] = if order.is_better(x, lanes[i]) { x } else { lanes[i] };
         }
     }
-    let mut best = order.last::<T::Acc>();
+    let mut best = order.worst::<T::Acc>();
     if !chunks.is_empty() {
         for x in lanes {
-            best = if order.better(x, best) { x } else { best };
+            best = if order.is_better(x, best) { x } else { best };
         }
     }
     for &x in rest {
-        best = if order.better(x.acc(), best) { x.acc() } else { best };
+        best = if order.is_better(x.acc(), best) { x.acc() } else { best };
     }
     let mut place = row.len();
     for (c, chunk) in chunks.iter().enumerate() {
         let mut found = false;
         for &x in chunk {
-            found |= !order.better(best, x.acc());
+            found |= !order.is_better(best, x.acc());
         }
         if found {
             place = c * CHUNK;
@@ -184,13 +185,13 @@ fn first_best<T: Elem, O: Order>(order: O, row: &[T]) -> (T, i64) {
         }
     }
     place = place.min(chunks.len() * CHUNK);
-    while place + 1 < row.len() && order.better(best, row[place].acc()) {
+    while place + 1 < row.len() && order.is_better(best, row[place].acc()) {
         place += 1;
     }
     (row[place], place as i64)
 }
 
-/// The best of each column of rows `w` wide, and its place.
+/// Finds the best element of each column, and its index, in rows of `w` elements.
 #[inline(always)]
 fn columns<T: Elem, O: Order, I: Copy>(
     order: O,
@@ -209,7 +210,7 @@ fn columns<T: Elem, O: Order, I: Copy>(
         let here = index(i);
         for j in 0..w {
             let x = row[j].acc();
-            let better = order.better(x, best[j]);
+            let better = order.is_better(x, best[j]);
             best[j] = if better { x } else { best[j] };
             places[j] = if better { here } else { places[j] };
         }
@@ -225,7 +226,7 @@ mod tests {
     fn make(dtype: DType, shape: &[usize]) -> Array {
         let n = shape.iter().product::<usize>();
         with_elem!(dtype, T => {
-            // Ties everywhere, and no order between neighbours.
+            // Many ties, in no particular order.
             let data = (0..n).map(|i| T::from_acc(Num::from_f64((i * 31 % 17) as f64))).collect();
             Array::from_vec::<T>(data, shape)
         })
@@ -271,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn not_a_number_comes_first_and_infinities_are_numbers() {
+    fn nan_wins_and_infinities_are_numbers() {
         for n in [1, 3, 64, 150] {
             for at in 0..n {
                 let mut data = vec![1.0f32; 2 * n];
@@ -287,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_dim_has_no_extreme() {
+    fn an_empty_dim_gives_index_minus_one() {
         let x = make(DType::F32, &[2, 0]);
         let (value, index) = extremum(Extremum::Max, &x, 1, false).unwrap();
         assert_eq!((values(&value), values(&index)), (vec![f64::NEG_INFINITY; 2], vec![-1.0; 2]));
@@ -300,7 +301,7 @@ mod tests {
         assert_eq!((values(&value), values(&index)), (vec![0.0], vec![0.0]));
     }
 
-    /// Stacks the results of parts of `x` along `dim`, in any order, with indices in the whole.
+    /// Stacks the results of shards of `x` along `dim`, in any order, with indices in the full array.
     fn extremes_of_parts(f: Extremum, x: &Array, dim: usize, parts: &[(usize, usize)]) -> (Array, Array) {
         let (mut all, mut places, mut shape) = (vec![], vec![], vec![parts.len()]);
         for &(start, len) in parts {
@@ -315,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn extremes_of_parts_make_up_that_of_the_whole() {
+    fn extrema_of_shards_merge_into_that_of_the_full_array() {
         let mut arrays: Vec<Array> = DType::ALL
             .iter()
             .flat_map(|&t| [make(t, &[40]), make(t, &[3, 40, 2]), make(t, &[40, 0])])

@@ -1,10 +1,10 @@
 //! Selecting and scattering by index, and the adjoint of each.
 //!
-//! Indices are `i64` and checked before anything is moved. Sums into the same place run in the order of the
-//! indices, so the result is the same every time.
+//! Indices are `i64`, and all are checked before any element is moved. Terms of one sum are added in the order of the indices, so
+//! results are the same on every run.
 //!
-//! The dim that is indexed may be cut over ranks. Each has a [`Stretch`] of it and all the indices: what is not in
-//! its part is another's to give, so that the parts' results add up to that of the whole.
+//! The indexed dim may be sharded over ranks. Each rank has a [`Stretch`] of the dim and all indices, and ignores indices that
+//! belong to other ranks. The results of the ranks add up to, or are the shards of, the full result.
 
 use std::mem::MaybeUninit;
 use std::ops::AddAssign;
@@ -15,41 +15,41 @@ use super::{fill_array, simd};
 use crate::{Array, Elem, Num, Read, with_elem};
 use crate::{Error, Result, Shape};
 
-/// Terms added up before a partial sum is put aside.
+/// The number of terms in one partial sum.
 const BLOCK_TERMS: usize = 64;
-/// Blocks shorter than this are copied element by element: a call costs more.
+/// Blocks shorter than this are copied element by element, because a call of `memcpy` costs more.
 const SHORT: usize = 8;
 
-/// Which indices of a dim a part of it has: `start` on, of `whole`. How many it has is the size of the part.
+/// The range of a sharded dim's indices that a shard holds. It begins at `start`, and its length is the size of the shard's dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stretch {
     /// The first index.
     pub start: usize,
-    /// The size of the full dim.
+    /// The size of the dim in the full array.
     pub whole: usize,
 }
 
 impl Stretch {
-    /// A dim that is not cut.
+    /// Creates the range of a dim that is not sharded.
     pub fn whole(size: usize) -> Self {
         Stretch { start: 0, whole: size }
     }
 
-    /// Whether a part of `size` lacks any index.
-    fn is_cut(self, size: usize) -> bool {
+    /// Returns true if a shard with `size` indices does not hold all of them.
+    fn is_sharded(self, size: usize) -> bool {
         self != Stretch::whole(size)
     }
 
-    /// Where in a part of `size` an index of the whole is, if there. What is not `CUT` has them all, and the
-    /// question is not asked.
+    /// Returns the index in a shard of `size` of a checked index of the full dim, or `None` if another shard holds it. If
+    /// `SHARDED` is false this is the index itself, and nothing is compared.
     #[inline(always)]
-    pub(super) fn place<const CUT: bool>(self, id: i64, size: usize) -> Option<usize> {
-        let at = (id as usize).wrapping_sub(if CUT { self.start } else { 0 });
-        (!CUT || at < size).then_some(at)
+    pub(super) fn local_index<const SHARDED: bool>(self, id: i64, size: usize) -> Option<usize> {
+        let at = (id as usize).wrapping_sub(if SHARDED { self.start } else { 0 });
+        (!SHARDED || at < size).then_some(at)
     }
 }
 
-/// The indices laid out row by row, each found to lie in `0..size`; `skip` need not.
+/// Returns the indices as a contiguous array. Returns an error if an index is outside `0..size`, unless it equals `skip`.
 pub(super) fn checked(
     op: &'static str,
     ids: &Array,
@@ -60,7 +60,7 @@ pub(super) fn checked(
     let ids = ids.contiguous()?;
     let read = ids.read::<i64>()?;
     let all = &read.data()[..ids.numel()];
-    // A negative index is a very large one here. The common case has no branch in its loop.
+    // As `u64`, a negative index is very large. The first loop is branch-free, because usually all indices are in bounds.
     let outside = |id: i64| id as u64 >= size as u64;
     let any_outside = simd::<i64, _>(
         #[inline(always)]
@@ -73,7 +73,7 @@ pub(super) fn checked(
     Ok(ids)
 }
 
-/// Copies a block, short ones without a call.
+/// Copies a block. Short blocks are copied without a call.
 #[inline(always)]
 fn copy_block<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T]) {
     if from.len() < SHORT {
@@ -85,8 +85,8 @@ fn copy_block<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T]) {
     }
 }
 
-/// The entries of `x` along `dim` that `ids` names; the dim is replaced by those of `ids`. Along dim 0 of a
-/// matrix this is an embedding. Entries that are not in this part are zeros.
+/// Selects the entries of `x` at the indices `ids` along `dim`. In the result, the dims of `ids` replace `dim`. Along dim 0
+/// of a matrix this is an embedding lookup.
 pub(crate) fn index_select(
     op: &'static str,
     x: &Array,
@@ -101,7 +101,7 @@ pub(crate) fn index_select(
     let ids = &ids_read.data()[..ids.numel()];
     let (before, after) = if x.dims().is_empty() { (0, 0) } else { (dim, dim + 1) };
     let shape: Shape = [&x.dims()[..before], ids_dims, &x.dims()[after..]].concat().into();
-    // Rows that are whole but lie apart are read in place: few may be asked for.
+    // Contiguous rows with a larger stride are read in place, because only few of them may be selected.
     let in_place = outer == 1
         && !x.dims().is_empty()
         && x.strides()[after..] == Shape::from(&x.dims()[after..]).strides()[..]
@@ -111,7 +111,7 @@ pub(crate) fn index_select(
     with_elem!(x.dtype(), T => {
         let read = x.read::<T>()?;
         let sizes = [outer, size, inner];
-        let fill = |out: &mut [MaybeUninit<T>]| match part.is_cut(size) {
+        let fill = |out: &mut [MaybeUninit<T>]| match part.is_sharded(size) {
             false => select_blocks::<T, false>(read.data(), sizes, stride, ids, part, out),
             true => select_blocks::<T, true>(read.data(), sizes, stride, ids, part, out),
         };
@@ -120,10 +120,9 @@ pub(crate) fn index_select(
     })
 }
 
-/// Writes all of `out`: for each of `outer` and each index a block of `inner` elements. Blocks in `data` are
-/// `stride` apart.
+/// Writes all of `out`: a block of `inner` elements for each outer index and each of `ids`. Blocks in `data` are `stride` apart.
 #[inline(always)]
-fn select_blocks<T: Elem, const CUT: bool>(
+fn select_blocks<T: Elem, const SHARDED: bool>(
     data: &[T],
     [outer, size, inner]: [usize; 3],
     stride: usize,
@@ -135,14 +134,15 @@ fn select_blocks<T: Elem, const CUT: bool>(
         for (o, out) in out.chunks_exact_mut(ids.len().max(1)).enumerate() {
             let data = &data[o * size * stride..];
             for (out, &id) in out.iter_mut().zip(ids) {
-                let at = part.place::<CUT>(id, size);
+                let at = part.local_index::<SHARDED>(id, size);
                 out.write(at.map_or(T::default(), |at| data[at * stride]));
             }
         }
         return;
     }
-    let places = (0..outer)
-        .flat_map(|o| ids.iter().map(move |&id| part.place::<CUT>(id, size).map(|at| o * size + at)));
+    let places = (0..outer).flat_map(|o| {
+        ids.iter().map(move |&id| part.local_index::<SHARDED>(id, size).map(|at| o * size + at))
+    });
     for (out, from) in out.chunks_exact_mut(inner.max(1)).zip(places) {
         match from {
             Some(from) => copy_block(out, &data[from * stride..][..inner]),
@@ -151,8 +151,8 @@ fn select_blocks<T: Elem, const CUT: bool>(
     }
 }
 
-/// The adjoint of [`index_select`]: an array with `size` entries along `dim`, where entry `ids[i]` is the sum
-/// of the entries `i` of `dy`. Entries of `dy` whose index is `padding`, or is not in this part, are left out.
+/// Computes the adjoint of [`index_select`]: an array with `size` entries along `dim`, where entry `j` is the sum of the
+/// entries `i` of `dy` with `ids[i] = j`. Skips entries of `dy` whose index is `padding` or belongs to another shard.
 pub(crate) fn index_add(
     ids: &Array,
     dy: &Array,
@@ -167,9 +167,9 @@ pub(crate) fn index_add(
     let ids = checked("index_add", ids, dim, part.whole, padding)?;
     let read = ids.read::<i64>()?;
     let all = &read.data()[..ids.numel()];
-    let places = match part.is_cut(size) {
-        false => Places::new::<false>(all, size, padding, part),
-        true => Places::new::<true>(all, size, padding, part),
+    let occurrences = match part.is_sharded(size) {
+        false => Occurrences::new::<false>(all, size, padding, part),
+        true => Occurrences::new::<true>(all, size, padding, part),
     };
     let dy = dy.contiguous()?;
     with_elem!(dy.dtype(), T => {
@@ -178,41 +178,41 @@ pub(crate) fn index_add(
         let fill = |out: &mut [_]| {
             simd::<T, _>(
                 #[inline(always)]
-                || add_blocks::<T>(&places, data, outer, inner, ids.numel(), out),
+                || add_blocks::<T>(&occurrences, data, outer, inner, ids.numel(), out),
             )
         };
-        // SAFETY: every block of every entry is written, those that nobody names with zeros.
+        // SAFETY: every block of every entry is written, with zeros if no index selects it.
         unsafe { fill_array::<T>(&shape, fill) }
     })
 }
 
-/// Where each index of a part occurs, in order: `at[starts[i]..starts[i + 1]]` for the `i`-th of the part.
-struct Places {
+/// The positions in `ids` of each index of a shard, ascending: `at[starts[i]..starts[i + 1]]` for local index `i`.
+struct Occurrences {
     starts: Vec<usize>,
     at: Vec<usize>,
 }
 
-impl Places {
-    fn new<const CUT: bool>(ids: &[i64], size: usize, skip: Option<i64>, part: Stretch) -> Self {
-        let named = || {
+impl Occurrences {
+    fn new<const SHARDED: bool>(ids: &[i64], size: usize, skip: Option<i64>, part: Stretch) -> Self {
+        let local = || {
             let of_all = ids.iter().enumerate().filter(|&(_, &id)| Some(id) != skip);
-            of_all.filter_map(|(i, &id)| Some((i, part.place::<CUT>(id, size)?)))
+            of_all.filter_map(|(i, &id)| Some((i, part.local_index::<SHARDED>(id, size)?)))
         };
-        // One slot further on each start is the next free place while the places are dealt out.
+        // A counting sort. While positions are written, `starts[i + 1]` is the next free slot of index `i`.
         let mut starts = vec![0; size + 2];
-        for (_, at) in named() {
+        for (_, at) in local() {
             starts[at + 2] += 1;
         }
         for i in 2..starts.len() {
             starts[i] += starts[i - 1];
         }
         let mut at = vec![0; starts[size + 1]];
-        for (i, to) in named() {
+        for (i, to) in local() {
             let next = &mut starts[to + 1];
             at[*next] = i;
             *next += 1;
         }
-        Places { starts, at }
+        Occurrences { starts, at }
     }
 
     fn of(&self, id: usize) -> &[usize] {
@@ -226,7 +226,7 @@ impl Places {
 
 #[inline(always)]
 fn add_blocks<T: Elem>(
-    places: &Places,
+    occurrences: &Occurrences,
     data: &[T],
     outer: usize,
     inner: usize,
@@ -238,9 +238,9 @@ fn add_blocks<T: Elem>(
     for o in 0..outer {
         let data = &data[o * count * inner..][..count * inner];
         let block = |i: usize| &data[i * inner..][..inner];
-        for id in 0..places.size() {
+        for id in 0..occurrences.size() {
             let Some(out) = blocks.next() else { return };
-            match *places.of(id) {
+            match *occurrences.of(id) {
                 [] => copy::fill(out, T::default()),
                 [one] => copy_block(out, block(one)),
                 [one, two] => {
@@ -270,8 +270,7 @@ fn add_blocks<T: Elem>(
     }
 }
 
-/// Runs over the rows (along the last dim) of an array of `dims`, giving each row's offset in arrays of
-/// several `strides`.
+/// Calls `row` for each row (along the last dim) of an array of `dims`, with the row's offset in each of several arrays.
 fn each_row<const N: usize>(dims: &[usize], strides: [&[usize]; N], mut row: impl FnMut([usize; N])) {
     let Some((_, lead)) = dims.split_last() else { return row([0; N]) };
     if dims.contains(&0) {
@@ -280,14 +279,14 @@ fn each_row<const N: usize>(dims: &[usize], strides: [&[usize]; N], mut row: imp
     let mut at = vec![0; lead.len()];
     loop {
         row(strides.map(|strides| at.iter().zip(strides).map(|(i, stride)| i * stride).sum()));
-        // Count up, the last of the leading dims fastest.
+        // Advance to the next row in row-major order.
         let Some(d) = (0..lead.len()).rev().find(|&d| at[d] + 1 < lead[d]) else { return };
         at[d] += 1;
         at[d + 1..].fill(0);
     }
 }
 
-/// An array's strides with that of `dim` taken out and given beside, and that of the last dim again.
+/// Returns the strides with that of `dim` set to 0, the stride of `dim`, and the resulting stride of the last dim.
 fn strides_without(strides: &[usize], dim: usize) -> (Vec<usize>, usize, usize) {
     let mut rest = strides.to_vec();
     let stride = rest.get_mut(dim).map_or(0, std::mem::take);
@@ -295,8 +294,8 @@ fn strides_without(strides: &[usize], dim: usize) -> (Vec<usize>, usize, usize) 
     (rest, stride, last)
 }
 
-/// Picks one element along `dim` for every index: `out[p] = x[p with ids[p] in place of p's dim]`, and 0 for
-/// those not in this part.
+/// Gathers one element of `x` along `dim` for every index: `out[i][j] = x[ids[i][j]][j]` for `dim` 0. Elements of other
+/// shards are zero.
 pub(crate) fn gather(x: &Array, dim: usize, ids: &Array, part: Stretch) -> Result<Array> {
     let (_, size, _) = split(x.dims(), dim);
     let shape = ids.dims();
@@ -309,18 +308,18 @@ pub(crate) fn gather(x: &Array, dim: usize, ids: &Array, part: Stretch) -> Resul
     with_elem!(x.dtype(), T => {
         let read = x.read::<T>()?;
         let (data, strides) = (read.data(), read.strides);
-        let fill = |out: &mut [MaybeUninit<T>]| match part.is_cut(size) {
+        let fill = |out: &mut [MaybeUninit<T>]| match part.is_sharded(size) {
             false => gather_rows::<T, false>(data, strides, dim, size, shape, ids, part, out),
             true => gather_rows::<T, true>(data, strides, dim, size, shape, ids, part, out),
         };
-        // SAFETY: the rows of the shape are those of the result, and each is written.
+        // SAFETY: the rows cover the result, and each is written completely.
         unsafe { fill_array::<T>(shape, fill) }
     })
 }
 
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // an array, taken apart
-fn gather_rows<T: Elem, const CUT: bool>(
+#[allow(clippy::too_many_arguments)]
+fn gather_rows<T: Elem, const SHARDED: bool>(
     data: &[T],
     strides: &[usize],
     dim: usize,
@@ -334,23 +333,24 @@ fn gather_rows<T: Elem, const CUT: bool>(
     let row_len = shape.last().copied().unwrap_or(1).max(1);
     let mut rows = out.chunks_exact_mut(row_len).zip(ids.chunks_exact(row_len));
     each_row(shape, [&strides], |[offset]| {
-        let (out, ids) = rows.next().expect("one row of indices for each row of the shape");
+        let (out, ids) = rows.next().expect("there is a row of indices for each row of the shape");
         let data = &data[offset..];
         if last == 0 && stride == 1 {
             let data = &data[..size];
             for (out, &id) in out.iter_mut().zip(ids) {
-                out.write(part.place::<CUT>(id, size).map_or(T::default(), |at| data[at]));
+                out.write(part.local_index::<SHARDED>(id, size).map_or(T::default(), |at| data[at]));
             }
         } else {
             for (i, (out, &id)) in out.iter_mut().zip(ids).enumerate() {
-                let at = part.place::<CUT>(id, size);
+                let at = part.local_index::<SHARDED>(id, size);
                 out.write(at.map_or(T::default(), |at| data[i * last + at * stride]));
             }
         }
     });
 }
 
-/// `x` with the elements of `src` added at the places `ids` names along `dim`, but for those not in this part.
+/// Returns `x` with the elements of `src` added at the indices `ids` along `dim`: `out[ids[i][j]][j] += src[i][j]` for
+/// `dim` 0. Skips indices that belong to another shard.
 pub(crate) fn scatter_add(x: &Array, dim: usize, ids: &Array, src: &Array, part: Stretch) -> Result<Array> {
     let (_, size, _) = split(x.dims(), dim);
     let shape = ids.dims();
@@ -365,7 +365,7 @@ pub(crate) fn scatter_add(x: &Array, dim: usize, ids: &Array, src: &Array, part:
     with_elem!(x.dtype(), T => {
         let mut sums: Vec<_> = x.read::<T>()?.data()[..x.numel()].iter().map(|x| x.acc()).collect();
         let src = src.read::<T>()?;
-        match part.is_cut(size) {
+        match part.is_sharded(size) {
             false => scatter_rows::<T, false>(&src, dim, size, shape, ids, part, &strides, &mut sums),
             true => scatter_rows::<T, true>(&src, dim, size, shape, ids, part, &strides, &mut sums),
         }
@@ -374,8 +374,8 @@ pub(crate) fn scatter_add(x: &Array, dim: usize, ids: &Array, src: &Array, part:
 }
 
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // an array, taken apart
-fn scatter_rows<T: Elem<Acc: AddAssign>, const CUT: bool>(
+#[allow(clippy::too_many_arguments)]
+fn scatter_rows<T: Elem<Acc: AddAssign>, const SHARDED: bool>(
     src: &Read<'_, T>,
     dim: usize,
     size: usize,
@@ -389,17 +389,17 @@ fn scatter_rows<T: Elem<Acc: AddAssign>, const CUT: bool>(
     let (data, src_last) = (src.data(), src.strides.last().copied().unwrap_or(0));
     let mut rows = ids.chunks_exact(shape.last().copied().unwrap_or(1).max(1));
     each_row(shape, [&strides, src.strides], |[to, from]| {
-        let ids = rows.next().expect("one row of indices for each row of the shape");
+        let ids = rows.next().expect("there is a row of indices for each row of the shape");
         let (sums, data) = (&mut sums[to..], &data[from..]);
         if last == 0 && stride == 1 && src_last == 1 {
             for (&id, x) in ids.iter().zip(data) {
-                if let Some(at) = part.place::<CUT>(id, size) {
+                if let Some(at) = part.local_index::<SHARDED>(id, size) {
                     sums[at] += x.acc();
                 }
             }
         } else {
             for (i, &id) in ids.iter().enumerate() {
-                if let Some(at) = part.place::<CUT>(id, size) {
+                if let Some(at) = part.local_index::<SHARDED>(id, size) {
                     sums[i * last + at * stride] += data[i * src_last].acc();
                 }
             }
@@ -407,7 +407,7 @@ fn scatter_rows<T: Elem<Acc: AddAssign>, const CUT: bool>(
     });
 }
 
-/// Copies every `step`-th element, with the step known to the compiler where it is small: then it shuffles.
+/// Copies every `step`-th element. Small steps are constants for the compiler, which then uses shuffles.
 #[inline(always)]
 fn copy_every<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T], step: usize) {
     #[inline(always)]
@@ -416,7 +416,7 @@ fn copy_every<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T], step: usize) {
         for (out, chunk) in out.iter_mut().zip(chunks.iter()) {
             out.write(chunk[0]);
         }
-        // The last element may have no full step behind it.
+        // The last element may be in an incomplete chunk.
         if let (Some(out), Some(&last)) = (out.get_mut(chunks.len()), rest.first()) {
             out.write(last);
         }
@@ -433,14 +433,14 @@ fn copy_every<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T], step: usize) {
     }
 }
 
-/// A copy of `len` entries along `dim`: `start` and every `step`-th after it.
+/// Copies `len` entries along `dim`: the one at `start` and every `step`-th after it.
 pub(crate) fn slice_step(x: &Array, dim: usize, start: usize, len: usize, step: usize) -> Result<Array> {
     let mut shape = x.dims().to_vec();
     shape[dim] = len;
     let (x, start) = if x.is_contiguous() || len == 0 {
         (x.clone(), start)
     } else {
-        // Only the part between the first and the last entry has to be laid out.
+        // Only the range from the first to the last entry must be made contiguous.
         (x.narrow(dim, start, (len - 1) * step + 1)?.contiguous()?, 0)
     };
     let (_, size, inner) = split(x.dims(), dim);
@@ -464,13 +464,13 @@ pub(crate) fn slice_step(x: &Array, dim: usize, start: usize, len: usize, step: 
                 }
             }
         };
-        // SAFETY: every block of `len` entries is written, for the dim holds all of them.
+        // SAFETY: every block of `len` entries is written, because all of them are inside the dim.
         unsafe { fill_array::<T>(&shape, fill) }
     })
 }
 
-/// The adjoint of [`slice_step`]: an array with `size` entries along `dim`, those of `dy` at `start` and every
-/// `step`-th after it, zeros elsewhere.
+/// Computes the adjoint of [`slice_step`]: an array with `size` entries along `dim`, with the entries of `dy` at `start`
+/// and every `step`-th after it, and zeros elsewhere.
 pub(crate) fn slice_step_backward(
     dy: &Array,
     dim: usize,
@@ -507,7 +507,7 @@ pub(crate) fn slice_step_backward(
                 }
             }
         };
-        // SAFETY: everything before the first entry, and everything from there on, is written.
+        // SAFETY: all elements before the first entry are written, and all from there to the end.
         unsafe { fill_array::<T>(&shape, fill) }
     })
 }

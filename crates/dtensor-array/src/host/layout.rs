@@ -1,21 +1,21 @@
-//! Walking strided arrays: axes with the strides of one or more arrays, merged where they lie end to end.
+//! Iteration over strided arrays: [`Axis`], a dim with its strides in one or more arrays, and [`Walk`], the loop over axes.
 
 use smallvec::SmallVec;
 
-/// A dim: its size, and the stride along it in each of `N` arrays.
+/// A dim with its stride in each of `N` arrays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Axis<const N: usize> {
-    /// The number of elements along it.
+    /// The size of the dim.
     pub(crate) size: usize,
-    /// The distance between neighbours, in elements, per array.
+    /// The stride in each array, in elements.
     pub(crate) strides: [usize; N],
 }
 
 /// Axes, outermost first.
 pub(crate) type Axes<const N: usize> = SmallVec<[Axis<N>; 4]>;
 
-/// Adds an axis inside the others: dropped if it has one element, merged with its neighbour if in every array
-/// the two lie end to end.
+/// Appends an axis as the innermost one. Drops it if its size is 1, and merges it with the previous axis if the two are
+/// contiguous with each other in every array.
 pub(crate) fn push_axis<const N: usize>(axes: &mut Axes<N>, axis: Axis<N>) {
     if axis.size == 1 {
         return;
@@ -28,7 +28,7 @@ pub(crate) fn push_axis<const N: usize>(axes: &mut Axes<N>, axis: Axis<N>) {
     }
 }
 
-/// The offsets of every index of some axes, in row-major order. No axes have one index.
+/// An iterator over the offsets of every index of some axes, in row-major order. Without axes there is one index.
 #[derive(Debug)]
 pub(crate) struct Walk<'a, const N: usize> {
     axes: &'a [Axis<N>],
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_that_lie_end_to_end_are_merged() {
+    fn contiguous_axes_are_merged() {
         assert_eq!(axes(&[(2, 12), (3, 4), (1, 99), (4, 1)]).as_slice(), &[Axis { size: 24, strides: [1] }]);
         assert_eq!(axes(&[(2, 1), (3, 2)]).len(), 2);
         assert_eq!(axes(&[(2, 0), (3, 0)]).as_slice(), &[Axis { size: 6, strides: [0] }]);

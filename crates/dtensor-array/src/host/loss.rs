@@ -1,11 +1,11 @@
 //! Cross-entropy: from log-probabilities (negative log-likelihood) and, fused, from logits.
 //!
-//! Arrays are `[outer, classes, inner]`, contiguous or not; trailing dims beyond the third count as inner.
-//! Targets, losses and gradients of losses are one per `(outer, inner)` position, in that order. A position
-//! whose target is `ignore_index` has loss, weight and gradient 0 whatever its logits are.
+//! Arrays are `[outer, classes, inner]`, with any strides. Dims after the third count as inner. There is one target, loss and
+//! gradient of a loss for each `(outer, inner)` position, in row-major order. A position whose target is `ignore_index` has loss,
+//! weight and gradient 0 for any logits.
 //!
-//! An array may hold only some of the classes, one after the other; targets and class weights are those of all. What a part
-//! alone does not know of a position, its largest logit and the sum of the exponentials, is given to the functions that need it.
+//! An array may be a shard that holds a range of the classes. Targets and class weights are always those of all classes. Functions
+//! that need the largest logit of a position and the sum of its exponentials over all classes take them as arguments.
 
 use std::mem::MaybeUninit;
 
@@ -18,25 +18,25 @@ mod parts;
 
 pub(crate) use parts::{cross_entropy_losses, cross_entropy_picked};
 
-/// What the losses are taken against.
+/// The targets of a loss, and its options.
 #[derive(Clone, Copy, Debug)]
 pub struct Goal<'a> {
-    /// The class of each position.
+    /// The target class of each position.
     pub target: &'a Array,
-    /// One factor for each of all classes.
+    /// The weight of each class, for all classes.
     pub weight: Option<&'a Array>,
     /// The first class that the array holds.
     pub first: usize,
-    /// The number of classes in all.
+    /// The total number of classes.
     pub classes: usize,
-    /// The target of positions that do not count.
+    /// The target of positions that are ignored.
     pub ignore_index: i64,
-    /// The share of the target that is spread over all classes.
+    /// The fraction of the target that is spread evenly over all classes.
     pub label_smoothing: f64,
 }
 
 impl Goal<'_> {
-    /// Each position's class, or `None` where it is ignored.
+    /// Returns the class of each position, or `None` if it is ignored.
     fn classes(&self, op: &'static str) -> Result<Vec<Option<usize>>> {
         let class = |index: i64| match usize::try_from(index) {
             _ if index == self.ignore_index => Ok(None),
@@ -46,36 +46,37 @@ impl Goal<'_> {
         self.target.copy_to_host::<i64>()?.into_iter().map(class).collect()
     }
 
-    /// Whether every target is a class or ignored.
+    /// Returns an error if a target is neither a class nor `ignore_index`.
     pub fn check(&self, op: &'static str) -> Result<()> {
         self.classes(op).map(drop)
     }
 
-    /// The class weights, widened.
+    /// Returns the class weights, widened.
     fn widened<T: Element>(&self) -> Result<Option<Vec<T::Acc>>> {
         let widen = |weight: &Array| Ok(weight.copy_to_host::<T>()?.into_iter().map(T::acc).collect());
         self.weight.map(widen).transpose()
     }
 }
 
-/// The sizes `[outer, classes, inner]`.
+/// Returns the sizes `(outer, classes, inner)`.
 fn sizes(dims: &[usize]) -> (usize, usize, usize) {
     (dims[0], dims[1], dims[2..].iter().product())
 }
 
-/// Where in an array of `classes` classes from `first` on a class is, if it is there.
+/// Returns the index of a class in an array of `classes` classes that begins with class `first`, or `None` if it is not there.
 #[inline(always)]
-fn place(class: usize, first: usize, classes: usize) -> Option<usize> {
+fn local_index(class: usize, first: usize, classes: usize) -> Option<usize> {
     class.checked_sub(first).filter(|&at| at < classes)
 }
 
-/// Each position's weight: that of its class, 0 where it is ignored.
+/// Returns the weight of each position: that of its class, or 0 if it is ignored.
 fn weights_of<T: Float>(targets: &[Option<usize>], weight: Option<&[T::Acc]>) -> Vec<T> {
     let of = |class: usize| weight.map_or(T::Acc::ONE, |weight| weight[class]);
     targets.iter().map(|target| T::from_acc(target.map_or(T::Acc::ZERO, of))).collect()
 }
 
-/// The loss `−weight · logp` of each position's target class, 0 if the array does not hold it, and that weight.
+/// Computes, for each position, the loss `−weight · logp` of its target class and the weight of that class. The loss is 0
+/// if the array does not hold the class.
 pub(crate) fn nll_forward(logp: &Array, goal: &Goal<'_>) -> Result<(Array, Array)> {
     let (_, classes, inner) = sizes(logp.dims());
     let targets = goal.classes("nll_loss")?;
@@ -86,7 +87,7 @@ pub(crate) fn nll_forward(logp: &Array, goal: &Goal<'_>) -> Result<(Array, Array
         let data = read.data();
         let loss = |(position, target): (usize, &Option<usize>)| {
             let Some(class) = *target else { return T::default() };
-            let Some(at) = place(class, goal.first, classes) else { return T::default() };
+            let Some(at) = local_index(class, goal.first, classes) else { return T::default() };
             let (o, i) = (position / inner, position % inner);
             let logp = data[(o * classes + at) * inner + i].acc();
             T::from_acc(-weight.as_ref().map_or(logp, |weight| weight[class] * logp))
@@ -98,8 +99,8 @@ pub(crate) fn nll_forward(logp: &Array, goal: &Goal<'_>) -> Result<(Array, Array
     })
 }
 
-/// The gradient of the log-probabilities, `[outer, classes, inner]`: `−scale` at each position's target, where
-/// `scale` is the gradient of its loss times its weight.
+/// Computes the gradient of the log-probabilities `[outer, classes, inner]`: `−scale` at each position's target class, and
+/// zero elsewhere. `scale` is the gradient of the position's loss times its weight.
 pub(crate) fn nll_backward(scale: &Array, dims: [usize; 3], goal: &Goal<'_>) -> Result<Array> {
     let [_, classes, inner] = dims;
     let targets = goal.classes("nll_loss")?;
@@ -107,7 +108,7 @@ pub(crate) fn nll_backward(scale: &Array, dims: [usize; 3], goal: &Goal<'_>) -> 
         let scales = scale.copy_to_host::<T>()?;
         let mut grad = vec![T::default(); dims.iter().product()];
         for (position, (target, scale)) in targets.iter().zip(scales).enumerate() {
-            if let Some(at) = target.and_then(|class| place(class, goal.first, classes)) {
+            if let Some(at) = target.and_then(|class| local_index(class, goal.first, classes)) {
                 let (o, i) = (position / inner, position % inner);
                 grad[(o * classes + at) * inner + i] = T::from_acc(-scale.acc());
             }
@@ -116,26 +117,27 @@ pub(crate) fn nll_backward(scale: &Array, dims: [usize; 3], goal: &Goal<'_>) -> 
     })
 }
 
-/// What every position of a fused loss needs.
+/// The arguments of a fused loss that all positions share.
 struct Loss<'a, A> {
     targets: &'a [Option<usize>],
-    /// How many classes the array holds, and the first of them.
+    /// The number of classes in the array.
     classes: usize,
+    /// The first class in the array.
     first: usize,
-    /// The weights of all classes; none means 1 for all.
+    /// The weights of all classes; `None` means that all are 1.
     weight: Option<&'a [A]>,
-    /// The weights of the classes in the array, with the ones written out, where smoothing has to go over them.
+    /// The weights of the classes in the array, all written out; `None` without label smoothing.
     smooth: Option<&'a [A]>,
     /// `1 − label smoothing`.
     keep: A,
-    /// `label smoothing / all classes`.
+    /// `label smoothing / total number of classes`.
     spread: A,
     /// The sum of the weights of all classes.
     weight_sum: A,
 }
 
 impl<A: Real> Loss<'_, A> {
-    /// Builds one for an array of so many classes and passes it to `body`, which owns nothing of it.
+    /// Creates the arguments for an array of `classes` classes and calls `body` with them.
     fn with<T: Float<Acc = A> + Element, R>(
         targets: &[Option<usize>],
         classes: usize,
@@ -158,10 +160,10 @@ impl<A: Real> Loss<'_, A> {
         body(&loss)
     }
 
-    /// Where in the array a class is, if it is there.
+    /// Returns the index of a class in the array, or `None` if the array does not hold it.
     #[inline(always)]
-    fn place(&self, class: usize) -> Option<usize> {
-        place(class, self.first, self.classes)
+    fn local_index(&self, class: usize) -> Option<usize> {
+        local_index(class, self.first, self.classes)
     }
 
     #[inline(always)]
@@ -169,20 +171,20 @@ impl<A: Real> Loss<'_, A> {
         self.weight.map_or(A::ONE, |weight| weight[class])
     }
 
-    /// The loss of a position whose target class has the logit `x`: everything relative to the largest logit.
-    /// `weighted` is the sum of the logits, each with its class weight.
+    /// Returns the loss of a position. All logits are relative to the largest one: `x` is the logit of the target class, `log_sum`
+    /// the logarithm of the sum of exponentials, and `weighted` the sum of the logits times their class weights.
     #[inline(always)]
     fn value(&self, class: usize, x: A, log_sum: A, weighted: A) -> A {
-        let likely = self.keep * self.weight_of(class) * (log_sum - x);
+        let target_term = self.keep * self.weight_of(class) * (log_sum - x);
         if self.smooth.is_some() {
-            likely + self.spread * (self.weight_sum * log_sum - weighted)
+            target_term + self.spread * (self.weight_sum * log_sum - weighted)
         } else {
-            likely
+            target_term
         }
     }
 
-    /// The factor of every probability, what is taken off at the target, and what is taken off of every class
-    /// times its weight.
+    /// Returns three factors of the gradient: of every probability, the term subtracted at the target, and the term subtracted
+    /// at every class times its weight.
     #[inline(always)]
     fn factors(&self, class: usize, scale: A) -> (A, A, A) {
         let at_target = scale * self.keep * self.weight_of(class);
@@ -191,9 +193,7 @@ impl<A: Real> Loss<'_, A> {
     }
 }
 
-/// The cross-entropy of each position from logits, with class weights and label smoothing; each position's
-/// target weight; and each position's largest logit and sum of exponentials relative to it, in the dtype of the arithmetic.
-/// The array must hold all classes.
+/// Computes the cross-entropy from logits, with class weights and label smoothing. The array must hold all classes.
 pub(crate) fn cross_entropy_forward(logits: &Array, goal: &Goal<'_>) -> Result<[Array; 4]> {
     with_float!("cross_entropy", logits.dtype(), T => forward::<T>(logits, goal))
 }
@@ -307,8 +307,8 @@ fn forward_columns<T: Float>(
     );
 }
 
-/// The gradient of the logits, from each position's `scale`, the gradient of its loss, and from its largest logit and sum of
-/// exponentials among all classes.
+/// Computes the gradient of the logits. `sums` are each position's largest logit and sum of exponentials over all classes,
+/// and `scale` is the gradient of its loss.
 pub(crate) fn cross_entropy_backward(
     logits: &Array,
     [maxima, totals]: [&Array; 2],
@@ -334,13 +334,13 @@ fn backward<T: Float<Acc: Element> + Element>(
     let data = &read.data()[..logits.numel()];
     let mut exps = vec![T::Acc::ZERO; classes * inner.min(COLUMNS)];
     Loss::with::<T, _>(&targets, classes, goal, |loss| {
-        let known = Known { maxima: &maxima, totals: &totals, scale: &scale };
+        let saved = Saved { maxima: &maxima, totals: &totals, scale: &scale };
         let fill = |out: &mut [_]| {
             simd::<T, _>(
                 #[inline(always)]
                 || match inner {
-                    1 => backward_rows(loss, data, &known, &mut exps, out),
-                    _ => backward_columns(loss, data, &known, (outer, inner), &mut exps, out),
+                    1 => backward_rows(loss, data, &saved, &mut exps, out),
+                    _ => backward_columns(loss, data, &saved, (outer, inner), &mut exps, out),
                 },
             )
         };
@@ -349,8 +349,8 @@ fn backward<T: Float<Acc: Element> + Element>(
     })
 }
 
-/// What is known of each position on the way back.
-struct Known<'a, A> {
+/// The values of each position that the backward pass needs.
+struct Saved<'a, A> {
     maxima: &'a [A],
     totals: &'a [A],
     scale: &'a [A],
@@ -360,7 +360,7 @@ struct Known<'a, A> {
 fn backward_rows<T: Float>(
     loss: &Loss<'_, T::Acc>,
     data: &[T],
-    known: &Known<'_, T::Acc>,
+    saved: &Saved<'_, T::Acc>,
     exps: &mut [T::Acc],
     out: &mut [MaybeUninit<T>],
 ) {
@@ -371,10 +371,10 @@ fn backward_rows<T: Float>(
             copy::fill(out, T::default());
             continue;
         };
-        let (all, at_target, everywhere) = loss.factors(class, known.scale[row]);
-        let (max, factor) = (known.maxima[row], all / known.totals[row]);
+        let (all, at_target, everywhere) = loss.factors(class, saved.scale[row]);
+        let (max, factor) = (saved.maxima[row], all / saved.totals[row]);
         let x = &data[row * n..][..n];
-        // In a loop of its own the function vectorises best.
+        // The exponentials are a separate loop because they vectorise best so.
         for (e, &x) in exps.iter_mut().zip(x) {
             *e = (x.acc() - max).exp();
         }
@@ -390,7 +390,7 @@ fn backward_rows<T: Float>(
                 }
             }
         }
-        if let Some(at) = loss.place(class) {
+        if let Some(at) = loss.local_index(class) {
             let off = loss.smooth.map_or(T::Acc::ZERO, |weight| everywhere * weight[at]);
             out[at].write(T::from_acc(exps[at] * factor - at_target - off));
         }
@@ -401,7 +401,7 @@ fn backward_rows<T: Float>(
 fn backward_columns<T: Float>(
     loss: &Loss<'_, T::Acc>,
     data: &[T],
-    known: &Known<'_, T::Acc>,
+    saved: &Saved<'_, T::Acc>,
     (outer, inner): (usize, usize),
     exps: &mut [T::Acc],
     out: &mut [MaybeUninit<T>],
@@ -414,12 +414,12 @@ fn backward_columns<T: Float>(
         #[inline(always)]
         |block| {
             let (first, width) = (block.first, block.width);
-            block.exp(data, classes, &known.maxima[first..first + width], exps);
+            block.exp(data, classes, &saved.maxima[first..first + width], exps);
             let (mut factor, mut off) = ([T::Acc::ZERO; COLUMNS], [T::Acc::ZERO; COLUMNS]);
             for c in 0..width {
                 if let Some(class) = loss.targets[first + c] {
-                    let (all, _, everywhere) = loss.factors(class, known.scale[first + c]);
-                    (factor[c], off[c]) = (all / known.totals[first + c], everywhere);
+                    let (all, _, everywhere) = loss.factors(class, saved.scale[first + c]);
+                    (factor[c], off[c]) = (all / saved.totals[first + c], everywhere);
                 }
             }
             for j in 0..classes {
@@ -436,8 +436,8 @@ fn backward_columns<T: Float>(
                     (0..classes).for_each(|j| _ = block.row_mut(out, j)[c].write(T::default()));
                     continue;
                 };
-                if let Some(at) = loss.place(class) {
-                    let (_, at_target, everywhere) = loss.factors(class, known.scale[first + c]);
+                if let Some(at) = loss.local_index(class) {
+                    let (_, at_target, everywhere) = loss.factors(class, saved.scale[first + c]);
                     let off = loss.smooth.map_or(T::Acc::ZERO, |weight| everywhere * weight[at]);
                     let value = exps[at * width + c] * factor[c] - at_target - off;
                     block.row_mut(out, at)[c].write(T::from_acc(value));

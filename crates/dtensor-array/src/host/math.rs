@@ -1,25 +1,25 @@
 //! Elementary functions in single precision.
 //!
-//! Nothing here branches or calls: special values are chosen by selects, powers of two are made from bits. A loop
-//! over any of these, compiled through [`simd`](super::simd), becomes a loop over vectors. Polynomials are
-//! minimax fits over the reduced range. Outside `simd` the functions are right but slow.
+//! The functions are free of branches and calls: special values use selects, and powers of two are built from bits. A loop over
+//! one of them vectorises if it is compiled through [`simd`](super::simd). Outside `simd` they are correct but slow. Polynomials
+//! are minimax fits over the reduced range.
 
 use std::f32::consts::LOG2_E;
 
 use crate::Real;
 
-/// Adding this to a small number rounds it to a whole one, which then stands in the low bits.
+/// Adding this to a small number rounds it to an integer, which is then in the low bits.
 const ROUND: f32 = 12_582_912.0; // 1.5 × 2²³
 const ROUND_F64: f64 = 6_755_399_441_055_744.0; // 1.5 × 2⁵²
 
-/// ln 2 in two parts. The first has few bits, so that its product with an exponent is exact.
+/// ln 2 as a sum of two numbers. The first has few bits, so that its product with an exponent is exact.
 const LN2_HIGH: f32 = 0.693_145_75;
 const LN2_LOW: f32 = 1.428_606_8e-6;
 
-/// `c[0] + c[1]·x + c[2]·x² + …`
+/// Computes the polynomial `c[0] + c[1]·x + c[2]·x² + …`.
 #[inline(always)]
 fn poly<A: Real, const N: usize>(x: A, c: [A; N]) -> A {
-    // Even and odd powers apart: two short chains of dependent steps rather than a long one.
+    // Even and odd powers are summed separately: two short chains of dependent steps instead of a long one.
     let z = x * x;
     let mut sums = [c[N - 1], c[N - 2]];
     let mut i = N - 2;
@@ -30,7 +30,7 @@ fn poly<A: Real, const N: usize>(x: A, c: [A; N]) -> A {
     sums[0].mul_add(x, sums[1])
 }
 
-/// `x` as `n·ln 2 + r` with `|r|` ≤ ln 2 / 2: gives `n + bias` in the low bits of the first, and `r`.
+/// Splits `x` into `n·ln 2 + r` with `|r|` ≤ ln 2 / 2. Returns bits whose low part is `n + bias`, and `r`.
 #[inline(always)]
 fn reduce_exp(x: f32, bias: f32) -> (u32, f32) {
     let shifted = x.mul_add(LOG2_E, ROUND + bias);
@@ -39,21 +39,21 @@ fn reduce_exp(x: f32, bias: f32) -> (u32, f32) {
     (shifted.to_bits(), r)
 }
 
-/// `eʳ − 1` for a reduced `r`, with small relative error.
+/// Computes `eʳ − 1` for a reduced `r`, with a small relative error.
 #[inline(always)]
 fn exp_m1_reduced(r: f32) -> f32 {
     let q = poly(r, [0.5, 0.166_665_38, 0.041_666_266, 8.367_247e-3, 1.394_769_4e-3]);
     q.mul_add(r * r, r)
 }
 
-/// e to the power `x`.
+/// Computes e to the power `x`.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Beyond these the result is infinite, or rounds to zero. Comparisons with NaN are false and let it through.
+    // Beyond these bounds the result is infinite, or rounds to zero. Comparisons with NaN are false, so NaN passes.
     let x = if x > 89.0 { 89.0 } else { x };
     let x = if x < -104.0 { -104.0 } else { x };
-    // Scaled in two steps: 2ⁿ alone may overflow, or be too small to be a normal number. With twice 127 added to
-    // it, `n` is halved by a shift, and either half is an exponent.
+    // The result is scaled in two steps, because 2ⁿ may overflow or be subnormal. `n` has twice the exponent bias added, so a
+    // shift halves it, and each half is a valid exponent.
     let (n, r) = reduce_exp(x, 254.0);
     let half = (n << 22) & 0x7f80_0000;
     let other = f32::from_bits((n << 23).wrapping_sub(half));
@@ -61,24 +61,24 @@ pub(crate) fn exp(x: f32) -> f32 {
     exp_m1_reduced(r).mul_add(half, half) * other
 }
 
-/// The hyperbolic tangent.
+/// Computes the hyperbolic tangent.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
     let a = x.abs();
     let a = if a > 10.0 { 10.0 } else { a };
-    // m = e²ᵃ − 1, without the cancellation for small a; tanh a = m / (m + 2).
+    // m = e²ᵃ − 1, without cancellation for small a. Then tanh a = m / (m + 2).
     let (n, r) = reduce_exp(a + a, 127.0);
     let scale = f32::from_bits(n << 23);
     let m = scale.mul_add(exp_m1_reduced(r), scale - 1.0);
     (m / (m + 2.0)).copysign(x)
 }
 
-/// The error function.
+/// Computes the error function.
 #[inline(always)]
 pub(crate) fn erf(x: f32) -> f32 {
     let a = x.abs();
     let a = if a > 3.95 { 3.95 } else { a };
-    // 1 − erf a = (1 + u/8)⁸ for a smooth u, which starts as a multiple of −a. Most of that is −a itself, exactly.
+    // 1 − erf a = (1 + u/8)⁸ for a smooth function u(a), which is computed as −a plus a correction.
     let p = poly(
         a,
         [
@@ -93,19 +93,19 @@ pub(crate) fn erf(x: f32) -> f32 {
         ],
     );
     let u = a.mul_add(p, -a);
-    // (1 + u/8)² = 1 + (u + u²/16)/4, and so on: without the ones, nothing is lost where u is small.
+    // (1 + u/8)² = 1 + (u + u²/16)/4, and so on. Leaving out the ones keeps precision for small u.
     let u = (u * 0.0625).mul_add(u, u);
     let u = (u * 0.125).mul_add(u, u);
     let u = (u * 0.25).mul_add(u, u);
     u.copysign(x)
 }
 
-/// The share of a normal distribution below `x`, with small absolute error.
+/// Computes the cumulative distribution function of the standard normal distribution, with a small absolute error.
 #[inline(always)]
 pub(crate) fn normal_cdf(x: f32) -> f32 {
     let a = x.abs();
     let a = if a > 5.58 { 5.58 } else { a };
-    // As `erf` of a/√2, with u/16 in place of u, which saves a step.
+    // Like `erf` of a/√2, with u/16 instead of u, which saves a step.
     let u = a * poly(
         a,
         [
@@ -125,12 +125,12 @@ pub(crate) fn normal_cdf(x: f32) -> f32 {
     u.copysign(x).mul_add(8.0, 0.5)
 }
 
-/// The same in double precision.
+/// Computes [`normal_cdf`] in double precision.
 pub(crate) fn normal_cdf_f64(x: f64) -> f64 {
     libm::erf(x * std::f64::consts::FRAC_1_SQRT_2).mul_add(0.5, 0.5)
 }
 
-/// The natural logarithm.
+/// Computes the natural logarithm.
 #[inline(always)]
 pub(crate) fn ln(x: f32) -> f32 {
     let subnormal = x < f32::MIN_POSITIVE;
@@ -158,17 +158,18 @@ pub(crate) fn ln(x: f32) -> f32 {
     let square = f * f;
     let low = n.mul_add(LN2_LOW, (square * f) * tail);
     let y = n.mul_add(LN2_HIGH, f + square.mul_add(-0.5, low));
-    // Infinity and NaN give themselves.
+    // The logarithm of infinity or NaN is the same value.
     let y = if x < f32::INFINITY { y } else { x };
     let y = if x == 0.0 { f32::NEG_INFINITY } else { y };
     if x < 0.0 { f32::NAN } else { y }
 }
 
-/// The angle `a` ≥ 0 within its quarter turn, from −π/4 to π/4, and the number of that quarter modulo 4.
+/// Reduces an angle `a` ≥ 0 to a multiple of π/2 plus a remainder from −π/4 to π/4. Returns the remainder, and the multiple
+/// modulo 4.
 #[inline(always)]
 fn reduce_angle(a: f32) -> (f32, u32) {
-    // 1/2π, 28 bits at a time: a product with a 24-bit number is exact in double precision, and so is dropping
-    // its whole turns. Seven parts keep 70 bits behind the point for the largest number there is.
+    // 1/2π in pieces of 28 bits. A product with a 24-bit number is exact in double precision, and so is removing its full
+    // turns. Seven pieces leave 70 fractional bits for the largest `f32`.
     const TURN: [f64; 7] = [
         170_891_318.0 / (1u64 << 30) as f64,
         240_010_261.0 / (1u64 << 58) as f64,
@@ -192,7 +193,7 @@ fn reduce_angle(a: f32) -> (f32, u32) {
     ((rest * std::f64::consts::FRAC_PI_2) as f32, shifted.to_bits() as u32 & 3)
 }
 
-/// The sine of the angle that is `quarter` quarter turns and `r`.
+/// Computes the sine of `quarter · π/2 + r`.
 #[inline(always)]
 fn sine_of(r: f32, quarter: u32) -> f32 {
     let u = r * r;
@@ -203,25 +204,25 @@ fn sine_of(r: f32, quarter: u32) -> f32 {
     f32::from_bits(y.to_bits() ^ ((quarter & 2) << 30))
 }
 
-/// The sine.
+/// Computes the sine.
 #[inline(always)]
 pub(crate) fn sin(x: f32) -> f32 {
     let (r, quarter) = reduce_angle(x.abs());
     f32::from_bits(sine_of(r, quarter).to_bits() ^ (x.to_bits() & 0x8000_0000))
 }
 
-/// The cosine.
+/// Computes the cosine.
 #[inline(always)]
 pub(crate) fn cos(x: f32) -> f32 {
     let (r, quarter) = reduce_angle(x.abs());
     sine_of(r, quarter + 1)
 }
 
-/// `x` to the power `y`, with C's rules for special values.
+/// Computes `x` to the power `y`, with the special values of C's `pow`.
 #[inline(always)]
 pub(crate) fn pow(x: f32, y: f32) -> f32 {
-    // In double precision, where no number of f32 is subnormal and the error of the logarithm, which the power
-    // magnifies, stays out of sight.
+    // Computed in double precision: no `f32` is subnormal there, and the error of the logarithm, which `y` multiplies, stays
+    // far below the precision of `f32`.
     let a = x.abs() as f64;
     let bits = a.to_bits() as i64;
     let n = bits.wrapping_sub(std::f64::consts::FRAC_1_SQRT_2.to_bits() as i64) >> 52;
@@ -231,7 +232,7 @@ pub(crate) fn pow(x: f32, y: f32) -> f32 {
     let tail =
         [0.961_796_673_314_136_4, 0.577_083_590_598_586_9, 0.411_672_361_646_755_4, 0.340_737_047_187_980_5];
     let tail = poly(z, tail).mul_add(z, 2.885_390_081_790_107);
-    // `n` is small: as with `ROUND`, it can be read off the low bits of a sum.
+    // `n` is a small integer, so adding it to the bits of `ROUND_F64` converts it to floating point.
     let n = f64::from_bits((n as u64).wrapping_add(ROUND_F64.to_bits())) - ROUND_F64;
     let log = s.mul_add(tail, n);
     let log = if a < f64::INFINITY { log } else { a };
@@ -258,14 +259,14 @@ pub(crate) fn pow(x: f32, y: f32) -> f32 {
     let scale = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
     let power = (mantissa * scale) as f32;
 
-    let whole = y.trunc() == y;
+    let is_integer = y.trunc() == y;
     let half = y * 0.5;
-    let odd = whole & (half.trunc() != half);
+    let odd = is_integer & (half.trunc() != half);
     let sign = if odd { x.to_bits() & 0x8000_0000 } else { 0 };
     let power = f32::from_bits(power.to_bits() | sign);
-    let root_of_negative = (x < 0.0) & (x > f32::NEG_INFINITY) & !whole;
+    let root_of_negative = (x < 0.0) & (x > f32::NEG_INFINITY) & !is_integer;
     let power = if root_of_negative { f32::NAN } else { power };
-    // Whatever the other one is, NaN included.
+    // In these cases the result is 1, even if the other argument is NaN.
     let one = (y == 0.0) | (x == 1.0) | ((x == -1.0) & (y.abs() == f32::INFINITY));
     if one { 1.0 } else { power }
 }
@@ -274,7 +275,7 @@ pub(crate) fn pow(x: f32, y: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// The distance in units of the last place of the true value (rounded to f32).
+    /// Returns the error of `got` in units in the last place of the true value.
     fn ulps(got: f32, want: f64) -> f64 {
         let nearest = want as f32;
         if got.to_bits() == nearest.to_bits() || (got.is_nan() && want.is_nan()) {
@@ -287,7 +288,7 @@ mod tests {
         (got as f64 - want).abs() / ulp
     }
 
-    /// Every 997th float there is, of both signs.
+    /// Returns every 997th finite `f32`, of both signs.
     fn floats() -> impl Iterator<Item = f32> {
         (0..=u32::MAX).step_by(997).map(f32::from_bits).filter(|x| x.is_finite())
     }
@@ -351,11 +352,11 @@ mod tests {
     }
 
     #[test]
-    fn shares_of_a_normal_distribution() {
+    fn normal_cdf_is_accurate() {
         let exact = |x: f64| 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);
         let (worst, at) = worst(normal_cdf, exact, |got, want| (got as f64 - want).abs());
         assert!(worst <= 1e-7, "normal_cdf is off by {worst} at {at}");
-        // They are factors of numbers that may be large.
+        // The ends must be exact, because GELU multiplies them by numbers that may be large.
         let inf = f32::INFINITY;
         assert_eq!(
             [normal_cdf(-inf), normal_cdf(-6.0), normal_cdf(6.0), normal_cdf(inf)],
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn powers() {
+    fn powers_are_accurate() {
         let special = [
             0.0,
             0.5,
@@ -391,7 +392,7 @@ mod tests {
                 assert!(want.is_nan() || got.is_sign_negative() == want.is_sign_negative(), "{x}^{y}");
             }
         }
-        // Products of large steps, in pairs that meet every magnitude of base and exponent.
+        // Two sequences with large steps, whose pairs cover every magnitude of base and exponent.
         let (mut x, mut y) = (0u32, 0u32);
         for _ in 0..2_000_000 {
             (x, y) = (x.wrapping_add(0x9e37_79b9), y.wrapping_add(0x85eb_ca6b));

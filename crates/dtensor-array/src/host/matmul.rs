@@ -1,7 +1,7 @@
 //! Matrix products.
 //!
-//! Operands are read where they lie, whatever their strides: transposes and permuted batches cost no copy. A bias
-//! is what the result starts from, so adding it takes no pass of its own.
+//! Operands are read in place with any strides, so transposes and permuted batches cost no copy. The result is initialised with
+//! the bias, so adding it takes no extra pass.
 
 mod folded;
 mod product;
@@ -18,17 +18,18 @@ use super::{fill_array, simd};
 use crate::{Array, Elem, Num, Read, Real, num_threads};
 use crate::{DType, Element, Error, Result};
 
-/// Below this many multiplications a product is done by one thread.
+/// Products with fewer multiplications than this use one thread.
 const THREADED: usize = 1 << 20;
-/// Rows of a half-precision operand that are widened at a time.
+/// The number of rows of a half-precision operand that are widened at a time.
 const WIDENED_ROWS: usize = 1024;
 
-/// How a batch of products lies in memory.
+/// The sizes and strides of a batch of matrix products.
 struct Plan {
-    /// Rows, columns and inner size of one product.
+    /// The rows, columns and inner size of one product.
     mnk: [usize; 3],
-    /// The strides of the rows and columns of `a` and of `b`.
+    /// The row and column strides of `a`.
     a: (usize, usize),
+    /// The row and column strides of `b`.
     b: (usize, usize),
     /// The size of each batch dim and the strides of `a` and `b` along it, outermost first.
     batch: SmallVec<[(usize, usize, usize); 4]>,
@@ -45,7 +46,7 @@ impl Plan {
         let rank = a_rank.max(b_rank);
         let mut shape = SmallVec::with_capacity(rank + 2);
         let mut batch: SmallVec<[(usize, usize, usize); 4]> = SmallVec::new();
-        // A dim that an operand lacks, or has once for all, is walked with stride 0.
+        // A batch dim that an operand does not have, or that is broadcast, gets stride 0.
         let side = |dims: &[usize], strides: &[usize], rank: usize, from_end: usize| match rank
             .checked_sub(from_end)
         {
@@ -66,7 +67,7 @@ impl Plan {
             }
         }
         shape.extend([m, n]);
-        // Products that share the right operand are one product of all their rows.
+        // Products with the same right operand are merged into one product with all their rows.
         while let Some(&(size, a_stride, 0)) = batch.last() {
             if m == 1 {
                 a_rs = a_stride;
@@ -80,7 +81,7 @@ impl Plan {
         Plan { mnk: [m, n, k], a: (a_rs, a_cs), b, batch, shape }
     }
 
-    /// Calls `f` with the offsets of `a`, `b` and the result for each product, in the result's order.
+    /// Calls `f` with the offsets of `a`, `b` and the result for each product, in row-major order of the batch.
     #[inline(always)]
     fn each(&self, mut f: impl FnMut(usize, usize, usize)) {
         let count: usize = self.batch.iter().map(|dim| dim.0).product();
@@ -118,8 +119,8 @@ impl Plan {
     }
 }
 
-/// The product of `a` `[..., m, k]` and `b` `[..., k, n]`, their batch dims broadcast against each other, plus a
-/// `bias` that broadcasts to the result.
+/// Computes the matrix product of `a` `[..., m, k]` and `b` `[..., k, n]`, plus `bias` if given. Batch dims broadcast
+/// against each other, and `bias` broadcasts to the result.
 pub(crate) fn matmul(a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array> {
     match a.dtype() {
         DType::F32 => real::<f32>(a, b, bias),
@@ -131,14 +132,14 @@ pub(crate) fn matmul(a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array
     }
 }
 
-/// Products in the type itself.
+/// Multiplies `f32` or `f64` matrices.
 fn real<T: Element<Acc = T> + Real>(a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array> {
     let plan = Plan::new(a, b);
     let (a, b) = (a.read::<T>()?, b.read::<T>()?);
     let bias = bias.map(|bias| Bias::<T>::new(bias, &plan.shape)).transpose()?;
     let [m, n, k] = plan.mnk;
     let parallelism = plan.parallelism();
-    // SAFETY: gemm (or, for the empty product, the bias or the zeros it writes) sets every element of the result.
+    // SAFETY: gemm writes every element of the result. For an inner size of 0, the bias is written before, or gemm writes zeros.
     unsafe {
         fill_array(&plan.shape, |out: &mut [MaybeUninit<T>]| {
             if let Some(bias) = &bias {
@@ -163,7 +164,7 @@ fn real<T: Element<Acc = T> + Real>(a: &Array, b: &Array, bias: Option<&Array>) 
     }
 }
 
-/// Products of half-precision numbers: in single precision, rounded once.
+/// Multiplies half-precision matrices: computes in single precision and rounds once.
 fn half<T: Element<Acc = f32>>(a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array> {
     let plan = Plan::new(a, b);
     let (a, b) = (a.read::<T>()?, b.read::<T>()?);
@@ -176,7 +177,7 @@ fn half<T: Element<Acc = f32>>(a: &Array, b: &Array, bias: Option<&Array>) -> Re
     let mut wide_out = vec![MaybeUninit::<f32>::uninit(); rows * n];
     let fill = |out: &mut [MaybeUninit<T>]| {
         plan.each(|a_at, b_at, at| {
-            // An expanded operand is widened once.
+            // A broadcast operand is widened only once.
             if wide_b_at.replace(b_at) != Some(b_at) {
                 widen(b.data(), b_at, [k, n], plan.b, &mut wide_b);
             }
@@ -189,8 +190,8 @@ fn half<T: Element<Acc = f32>>(a: &Array, b: &Array, bias: Option<&Array>) -> Re
                 if let Some(bias) = &bias {
                     bias.write(at, wide_out, |out, x| _ = out.write(x.acc()));
                 }
-                // SAFETY: the scratch arrays hold matrices of these sizes; the result's is set by the bias or
-                // here, as gemm sets every element.
+                // SAFETY: the scratch arrays hold matrices of these sizes. The bias or gemm initialises every element of the
+                // result.
                 let wide_out = unsafe {
                     let dst = wide_out.as_mut_ptr().cast::<f32>();
                     let wide_a = dense(&wide_a, [rows, k], plan.a);
@@ -208,16 +209,16 @@ fn half<T: Element<Acc = f32>>(a: &Array, b: &Array, bias: Option<&Array>) -> Re
             }
         });
     };
-    // SAFETY: the blocks of rows of all products are the whole result.
+    // SAFETY: the blocks of rows of all products cover the result.
     unsafe { fill_array(&plan.shape, fill) }
 }
 
-/// Whether the columns of a matrix with these strides are what lies densely.
-fn by_columns((rs, cs): (usize, usize)) -> bool {
+/// Returns true if the columns of a matrix with these strides are contiguous.
+fn is_column_major((rs, cs): (usize, usize)) -> bool {
     rs == 1 && cs != 1
 }
 
-/// Copies a matrix to `out`, widened, its rows (or its columns, if they are what lies densely) one after the other.
+/// Copies a matrix to `out` and widens it. The copy is row-major, or column-major if the matrix is.
 pub(crate) fn widen<T: Elem>(
     data: &[T],
     at: usize,
@@ -226,7 +227,7 @@ pub(crate) fn widen<T: Elem>(
     out: &mut Vec<T::Acc>,
 ) {
     let ([rows, cols], (rs, cs)) =
-        if by_columns(strides) { ([size[1], size[0]], (strides.1, strides.0)) } else { (size, strides) };
+        if is_column_major(strides) { ([size[1], size[0]], (strides.1, strides.0)) } else { (size, strides) };
     out.clear();
     out.reserve(rows * cols);
     if rows * cols == 0 {
@@ -247,15 +248,15 @@ pub(crate) fn widen<T: Elem>(
     );
 }
 
-/// The matrix that [`widen`] has written.
+/// Returns the matrix that [`widen`] has written.
 pub(crate) fn dense<A: Copy>(data: &[A], [rows, cols]: [usize; 2], strides: (usize, usize)) -> Mat<A> {
     let ptr = data.as_ptr();
-    if by_columns(strides) { Mat { ptr, rs: 1, cs: rows } } else { Mat { ptr, rs: cols, cs: 1 } }
+    if is_column_major(strides) { Mat { ptr, rs: 1, cs: rows } } else { Mat { ptr, rs: cols, cs: 1 } }
 }
 
-/// Products of integers, wrapping.
+/// Multiplies integer matrices with wrapping arithmetic.
 fn integer(a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array> {
-    // The loop runs along the rows of `b`.
+    // The inner loop runs along the rows of `b`, so they are made contiguous.
     let b = if b.strides()[b.dims().len() - 1] == 1 { b } else { &b.contiguous()? };
     let plan = Plan::new(a, b);
     let (a, b) = (a.read::<i64>()?, b.read::<i64>()?);
@@ -266,7 +267,7 @@ fn integer(a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array> {
     if let Some(bias) = &bias {
         bias.write(0, &mut out, |out, x| *out = Wrapping(x));
     }
-    // Columns per block: a block of the result's row and of the rows of `b` stay in the cache.
+    // The number of columns per block: one block of a result row and of the rows of `b` stays in the cache.
     const COLS: usize = 512;
     simd::<i64, _>(
         #[inline(always)]
@@ -291,13 +292,13 @@ fn integer(a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array> {
     Array::from_vec(out.into_iter().map(|x| x.0).collect(), &plan.shape)
 }
 
-/// What the result starts from.
+/// A bias that is broadcast to the result.
 struct Bias<'a, T> {
     read: Read<'a, T>,
-    /// The sizes of the result's dims but the last, and the strides of the bias along them.
+    /// The sizes of all dims of the result except the last, and the strides of the bias along them.
     rows: SmallVec<[(usize, usize); 6]>,
     cols: usize,
-    /// Along a row.
+    /// The stride of the bias along the last dim.
     stride: usize,
 }
 
@@ -315,7 +316,7 @@ impl<'a, T: Elem> Bias<'a, T> {
         Ok(Bias { read, rows, cols: shape[last], stride })
     }
 
-    /// Sets `out`, whole rows of the result from element `at` on.
+    /// Writes the bias to `out`, which holds complete rows of the result, starting at element `at`.
     fn write<O>(&self, at: usize, out: &mut [O], set: impl Fn(&mut O, T)) {
         if out.is_empty() {
             return;

@@ -1,10 +1,10 @@
-//! The kernels for arrays in main memory.
+//! The kernels for arrays in main memory. The functions that [`kernels`](crate::kernels) calls are documented there.
 //!
-//! Loops are plain Rust, compiled for the vector units of the machine through [`simd`].
+//! Loops are plain Rust. [`simd`] compiles them for several instruction sets and selects one at run time.
 
 use std::mem::MaybeUninit;
 
-use crate::{Array, Element, Error, Result, Vectors};
+use crate::{Array, Element, Error, Result, SimdTargets};
 
 pub(crate) mod attention;
 pub(crate) mod binary;
@@ -44,22 +44,23 @@ pub(crate) mod unfold;
 pub(crate) mod wide;
 pub(crate) mod write;
 
-/// Runs a loop over elements of type `T`, compiled for the vector unit of this machine. The closure itself,
-/// `simd::<T, _>(#[inline(always)] || …)`, and what it calls must be `#[inline(always)]`, or they are compiled for
-/// the least.
+/// Runs a loop over elements of type `T`, compiled for the best instruction set of this machine.
 ///
-/// Every kind of vector unit is one more copy of the loop, and there are hundreds of loops: so only single precision is
-/// compiled for the widest, and integers for none in particular.
+/// The closure, `simd::<T, _>(#[inline(always)] || …)`, and every function it calls must be `#[inline(always)]`. Otherwise
+/// they are compiled only for the baseline.
+///
+/// Every instruction set adds a copy of each of hundreds of loops. Therefore only `f32` loops are compiled for AVX-512, and
+/// integer loops only for the baseline ([`SimdTargets`]).
 #[inline(always)]
-pub(crate) fn simd<T: Vectors, R>(body: impl FnOnce() -> R) -> R {
+pub(crate) fn simd<T: SimdTargets, R>(body: impl FnOnce() -> R) -> R {
     #[cfg(target_arch = "x86_64")]
     {
-        if T::WIDEST
+        if T::AVX512
             && let Some(v4) = pulp::x86::V4::try_new()
         {
             return v4.vectorize(body);
         }
-        if T::ANY
+        if T::AVX2
             && let Some(v3) = pulp::x86::V3::try_new()
         {
             return v3.vectorize(body);
@@ -68,7 +69,7 @@ pub(crate) fn simd<T: Vectors, R>(body: impl FnOnce() -> R) -> R {
     body()
 }
 
-/// A vector of `n` elements that `fill` writes without their being zeroed first.
+/// Creates a vector of `n` elements that `fill` writes. The memory is not zeroed first.
 ///
 /// # Safety
 /// `fill` must write every element of the slice.
@@ -81,7 +82,7 @@ pub(crate) unsafe fn fill_vec<T>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T
     Ok(out)
 }
 
-/// A new array of `shape` that `fill` writes without its being zeroed first.
+/// Creates an array of `shape` that `fill` writes. The memory is not zeroed first.
 ///
 /// # Safety
 /// `fill` must write every element of the slice.
@@ -89,7 +90,7 @@ pub(crate) unsafe fn fill_array<T: Element>(
     shape: &[usize],
     fill: impl FnOnce(&mut [MaybeUninit<T>]),
 ) -> Result<Array> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller guarantees the same.
     let data = unsafe { fill_vec(shape.iter().product(), fill)? };
     Array::from_vec(data, shape)
 }

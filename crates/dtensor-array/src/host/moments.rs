@@ -1,4 +1,4 @@
-//! The variance over any set of dims, at once or from parts.
+//! Variance and standard deviation over any set of dims, of an array or merged from shards.
 
 use std::marker::PhantomData;
 
@@ -7,18 +7,21 @@ use super::copy;
 use super::fold::{Fold, Plan};
 use crate::{Array, DType, Element, Float, Num, Real, Result, with_float};
 
-/// The mean square distance from the mean over `dims` (ascending), with `n - correction` for `n`: 1 makes it
-/// unbiased. Where that leaves nothing to divide by the result is infinite, or NaN for 0 / 0.
+/// Computes the variance over `dims` (ascending): the sum of squared differences from the mean, divided by
+/// `n − correction`. A correction of 1 makes it unbiased. If the divisor is 0 or less the result is infinite, or NaN for
+/// 0 / 0.
 pub(crate) fn variance(x: &Array, dims: &[usize], keepdim: bool, correction: f64) -> Result<Array> {
-    spread(x, dims, keepdim, correction, |variance| variance)
+    variance_with(x, dims, keepdim, correction, |variance| variance)
 }
 
-/// The square root of [`variance`], taken before it is rounded: it may fit a dtype that the variance does not.
+/// Computes the standard deviation: the square root of [`variance`]. The root is taken before rounding to the dtype, so it
+/// can be finite if the variance overflows.
 pub(crate) fn deviation(x: &Array, dims: &[usize], keepdim: bool, correction: f64) -> Result<Array> {
-    spread(x, dims, keepdim, correction, f64::sqrt)
+    variance_with(x, dims, keepdim, correction, f64::sqrt)
 }
 
-fn spread(
+/// Computes [`variance`] and applies `finish` to it before rounding.
+fn variance_with(
     x: &Array,
     dims: &[usize],
     keepdim: bool,
@@ -28,56 +31,54 @@ fn spread(
     let plan = Plan::new(x, dims)?;
     let divisor = (plan.count() as f64 - correction).max(0.0);
     with_float!("var", x.dtype(), T => {
-        let (_, totals) = centred::<T>(&plan)?;
-        let results = totals.into_iter().map(|total| rounded::<T>(finish(total / divisor))).collect();
+        let (_, totals) = means_and_squares::<T>(&plan)?;
+        let results = totals.into_iter().map(|total| round::<T>(finish(total / divisor))).collect();
         plan.array::<T>(results, &plan.shape(keepdim))
     })
 }
 
-fn rounded<T: Float>(x: f64) -> T {
+fn round<T: Float>(x: f64) -> T {
     T::from_acc(Num::from_f64(x))
 }
 
-/// The mean of each output's elements and the sum of their squared distances from it, in the plan's own order.
-fn centred<T: Float + Element>(plan: &Plan) -> Result<(Vec<f64>, Vec<f64>)> {
+/// Returns the mean of each output's elements and the sum of their squared differences from it, in the plan's order.
+fn means_and_squares<T: Float + Element>(plan: &Plan) -> Result<(Vec<f64>, Vec<f64>)> {
     let n = plan.count() as f64;
-    // Distances are taken from the mean rounded to the accumulator. What the rounding lost is known, since
-    // the mean is summed in double, and is taken off again: large means cost no digits.
+    // Differences are taken from the mean rounded to the accumulation type. The mean is summed in `f64`, so the rounding error is
+    // known and corrected below. This keeps precision for large means.
     let means: Vec<f64> = plan.run::<T, _>(Mean { n, elem: PhantomData })?;
-    let near: Vec<T::Acc> = means.iter().map(|&mean| Num::from_f64(mean)).collect();
-    let mut totals: Vec<f64> = plan.run_with::<T, _>(Distances(PhantomData), &near)?;
-    for ((total, mean), near) in totals.iter_mut().zip(&means).zip(near) {
-        let lost = mean - near.to_f64();
-        // The rounding of the sum itself must not make it negative; NaN stays NaN.
-        *total -= n * lost * lost;
+    let rounded: Vec<T::Acc> = means.iter().map(|&mean| Num::from_f64(mean)).collect();
+    let mut totals: Vec<f64> = plan.run_with::<T, _>(SquaredDifferences(PhantomData), &rounded)?;
+    for ((total, mean), rounded) in totals.iter_mut().zip(&means).zip(rounded) {
+        let error = mean - rounded.to_f64();
+        // Rounding of the sum itself must not make it negative. NaN stays NaN.
+        *total -= n * error * error;
         *total = if *total < 0.0 { 0.0 } else { *total };
     }
     Ok((means, totals))
 }
 
-/// What a part of an array adds to the variance over `dims` of the whole: the number of elements, their mean, and the
-/// sum of squared distances from it, as the first dim of three before what is left of the array's. Of nothing all are
-/// zero. In double precision for every dtype: means of parts are subtracted, and single precision would lose there
-/// what [`variance`] keeps.
+/// Computes the moments of one shard, which [`merge_moments`] needs: the number of elements, their mean, and the sum of
+/// squared differences from the mean. These are the three entries of a new first dim. All are zero for an empty shard.
 pub(crate) fn moments_part(x: &Array, dims: &[usize], keepdim: bool) -> Result<Array> {
     let plan = Plan::new(x, dims)?;
-    let left = plan.shape(keepdim);
-    let shape: Vec<usize> = [3].into_iter().chain(left.iter().copied()).collect();
+    let output = plan.shape(keepdim);
+    let shape: Vec<usize> = [3].into_iter().chain(output.iter().copied()).collect();
     with_float!("var", x.dtype(), T => {
         if plan.count() == 0 {
             return copy::full(DType::F64, &shape, 0.0);
         }
-        let (means, totals) = centred::<T>(&plan)?;
+        let (means, totals) = means_and_squares::<T>(&plan)?;
         let mut all = vec![plan.count() as f64; means.len()];
         for moment in [means, totals] {
-            all.extend(plan.array(moment, &left)?.copy_to_host::<f64>()?);
+            all.extend(plan.array(moment, &output)?.copy_to_host::<f64>()?);
         }
         Array::from_vec(all, &shape)
     })
 }
 
-/// The [`variance`] of a whole, or with `root` the [`deviation`], in `dtype`: from what [`moments_part`] gave of each
-/// part, one entry of the first dim for each, taken in this order.
+/// Merges the results of [`moments_part`] of several shards into the [`variance`] of the full array, or into its
+/// [`deviation`] if `root` is true. The first dim of `parts` counts the shards, which are merged in order.
 pub(crate) fn merge_moments(parts: &Array, correction: f64, root: bool, dtype: DType) -> Result<Array> {
     let parts = cast(parts, DType::F64)?.contiguous()?;
     let shape = &parts.dims()[2..];
@@ -95,13 +96,13 @@ pub(crate) fn merge_moments(parts: &Array, correction: f64, root: bool, dtype: D
     with_float!("var", dtype, T => {
         let one = |all: Moments| {
             let variance = all.variance(correction);
-            rounded::<T>(if root { variance.sqrt() } else { variance })
+            round::<T>(if root { variance.sqrt() } else { variance })
         };
         Array::from_vec::<T>(all.into_iter().map(one).collect(), shape)
     })
 }
 
-/// Number, mean and sum of squared distances from the mean.
+/// The number of elements, their mean, and the sum of squared differences from the mean.
 #[derive(Clone, Copy)]
 struct Moments {
     n: f64,
@@ -110,26 +111,26 @@ struct Moments {
 }
 
 impl Moments {
-    /// Takes in other elements, by the formula of Chan, Golub and LeVeque.
+    /// Merges the moments of other elements, by the formula of Chan, Golub and LeVeque.
     fn add(&mut self, other: Moments) {
         if self.n == 0.0 || other.n == 0.0 {
             *self = if other.n == 0.0 { *self } else { other };
             return;
         }
         let n = self.n + other.n;
-        let apart = other.mean - self.mean;
-        self.mean += apart * (other.n / n);
-        self.total += other.total + apart * apart * (self.n * other.n / n);
+        let difference = other.mean - self.mean;
+        self.mean += difference * (other.n / n);
+        self.total += other.total + difference * difference * (self.n * other.n / n);
         self.n = n;
     }
 
     fn variance(self, correction: f64) -> f64 {
-        // Nothing has no variance, whatever it would be divided by.
+        // No elements have no variance, for any divisor.
         if self.n == 0.0 { f64::NAN } else { self.total / (self.n - correction).max(0.0) }
     }
 }
 
-/// The mean, in double precision.
+/// The mean in `f64`.
 #[derive(Clone, Copy)]
 struct Mean<A> {
     n: f64,
@@ -159,11 +160,11 @@ impl<A: Real> Fold for Mean<A> {
     }
 }
 
-/// The sum of squared distances from a number per output.
+/// The sum of squared differences from one number for each output.
 #[derive(Clone, Copy)]
-struct Distances<A>(PhantomData<A>);
+struct SquaredDifferences<A>(PhantomData<A>);
 
-impl<A: Real> Fold for Distances<A> {
+impl<A: Real> Fold for SquaredDifferences<A> {
     type In = A;
     type Ctx = A;
     type Acc = A;
@@ -173,9 +174,9 @@ impl<A: Real> Fold for Distances<A> {
         A::ZERO
     }
     #[inline(always)]
-    fn lift(self, x: A, near: A) -> A {
-        let distance = x - near;
-        distance * distance
+    fn lift(self, x: A, mean: A) -> A {
+        let difference = x - mean;
+        difference * difference
     }
     #[inline(always)]
     fn merge(self, a: A, b: A) -> A {
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn any_layout_of_every_float() {
+    fn variance_works_for_any_layout_and_float() {
         for (m, n) in [(1, 1), (2, 1), (1, 9), (7, 13), (130, 65), (300, 4), (3, 5000)] {
             for (x, tolerance) in [
                 (make::<f32>(&[m, n], 0.0), 1e-5),
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_mean_costs_no_digits() {
+    fn a_large_mean_costs_no_accuracy() {
         for base in [1e4, -1e6] {
             check(&make::<f32>(&[400, 70], base), 1e-5);
             check(&make::<f64>(&[40, 7], base * 1e3), 1e-6);
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_divide_by_is_not_a_number() {
+    fn a_divisor_of_zero_gives_nan() {
         assert!(values(&variance(&make::<f32>(&[0], 0.0), &[0], false, 0.0).unwrap())[0].is_nan());
         assert!(values(&variance(&make::<f32>(&[1], 0.0), &[0], false, 1.0).unwrap())[0].is_nan());
         assert_eq!(variance(&make::<f32>(&[0, 3], 0.0), &[1], false, 1.0).unwrap().dims(), [0]);
@@ -266,7 +267,7 @@ mod tests {
         assert!(variance(&ints, &[0], false, 1.0).is_err());
     }
 
-    /// Both figures from parts of `x` that end at `ends` along dim 0, reduced over `dims`.
+    /// Returns variance and deviation over `dims`, merged from shards of `x` that end at `ends` along dim 0.
     fn merged(x: &Array, dims: &[usize], keepdim: bool, ends: &[usize], correction: f64) -> [Array; 2] {
         let (mut all, mut shape, mut start) = (vec![], vec![], 0);
         for &end in ends {
@@ -282,8 +283,7 @@ mod tests {
 
     fn check_merged(x: &Array, tolerance: f64) {
         let n = x.dims()[0];
-        let rank = x.dims().len();
-        let all: Vec<usize> = (0..rank).collect();
+        let all: Vec<usize> = (0..x.dims().len()).collect();
         for dims in [&all[..1], &all] {
             for ends in [&[n][..], &[0, n], &[n / 2, n / 2, n], &[n / 3, n / 2, n, n]] {
                 for (correction, keepdim) in [(0.0, false), (1.0, true), (1.5, false), (-1.0, false)] {
@@ -307,16 +307,16 @@ mod tests {
     }
 
     #[test]
-    fn moments_of_parts_make_up_the_variance() {
+    fn moments_of_shards_merge_into_the_variance() {
         for shape in [&[0][..], &[1], &[2], &[7], &[300, 5], &[40, 0], &[1, 3], &[20, 3, 4]] {
             check_merged(&make::<f32>(shape, 0.0), 1e-6);
             check_merged(&make::<f64>(shape, 0.0), 1e-13);
             check_merged(&make::<half::bf16>(shape, 0.0), 1e-2);
             check_merged(&make::<half::f16>(shape, 0.0), 2e-3);
         }
-        let turned = make::<f32>(&[4, 3, 30], 0.0).permute(&[2, 0, 1]).unwrap();
-        check_merged(&turned, 1e-6);
-        // Large means, and parts whose means are far apart.
+        let permuted = make::<f32>(&[4, 3, 30], 0.0).permute(&[2, 0, 1]).unwrap();
+        check_merged(&permuted, 1e-6);
+        // Large means, and shards whose means are far apart.
         check_merged(&make::<f32>(&[400, 7], -1e6), 1e-5);
         check_merged(&make::<f64>(&[40, 7], 1e9), 1e-6);
         let steps = (0..300).map(|i| (i / 100) as f32 * 1e3 + (i % 7) as f32).collect();

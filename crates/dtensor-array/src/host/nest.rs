@@ -1,21 +1,21 @@
-//! Loops over broadcast operands: one function applied to the elements of one, two or more arrays.
+//! Element-wise loops over broadcast operands: one function applied to the elements of one, two or more arrays.
 //!
-//! Dims that lie behind each other in every operand are merged, so that most calls are one long row. A row
-//! whose operands advance by one or stand still is a loop over vectors. An operand whose innermost step is longer
-//! is copied row by row first, unless it is tiny. The result is always row by row, so rows are written in order.
+//! Dims that are contiguous with each other in every operand are merged, so that most calls are one long row. A row vectorises
+//! if each operand has stride 1, or is broadcast along it. An operand with a larger innermost stride is made contiguous first,
+//! unless it is tiny. The result is always contiguous, so rows are written in order.
 
 use std::mem::MaybeUninit;
 
 use super::layout::{Axes, Axis, Walk, push_axis};
 use super::wide::Widen;
 use super::{fill_array, simd};
-use crate::{Array, Elem, Element, Num, Result, Shape, Vectors};
+use crate::{Array, Elem, Element, Num, Result, Shape, SimdTargets};
 
-/// From this many elements on, copying an operand row by row costs less than stepping through it.
-const WORTH_A_COPY: usize = 256;
+/// The number of elements from which making an operand contiguous costs less than reading it with a stride.
+const COPY_THRESHOLD: usize = 256;
 
-/// The loops that visit every element of the result, innermost last. There is at least one, and its size is
-/// 0 only if there are no elements.
+/// The nested loops that visit every element of the result, innermost last. There is at least one axis, and a size is 0 only if
+/// there are no elements.
 #[derive(Debug)]
 pub(super) struct Nest<const N: usize> {
     axes: Axes<N>,
@@ -23,7 +23,7 @@ pub(super) struct Nest<const N: usize> {
 }
 
 impl<const N: usize> Nest<N> {
-    /// For operands given by their dims and strides, each of which broadcasts to `shape`.
+    /// Creates the loops for operands given by their dims and strides, each of which broadcasts to `shape`.
     pub(super) fn new(shape: &[usize], operands: [(&[usize], &[usize]); N]) -> Self {
         let mut axes = Axes::new();
         for (dim, &size) in shape.iter().enumerate() {
@@ -40,7 +40,7 @@ impl<const N: usize> Nest<N> {
         Nest { axes, numel: shape.iter().product() }
     }
 
-    /// For operands that all lie row by row in the shape of the result.
+    /// Creates the single loop for operands that are contiguous and have the shape of the result.
     #[inline(always)]
     fn dense(numel: usize) -> Self {
         let mut axes = Axes::new();
@@ -48,20 +48,20 @@ impl<const N: usize> Nest<N> {
         Nest { axes, numel }
     }
 
-    /// Which operands have an innermost step that no vector loop can take.
-    pub(super) fn gathers(&self) -> [bool; N] {
-        self.axes[self.axes.len() - 1].strides.map(|step| step > 1 && self.numel >= WORTH_A_COPY)
+    /// Returns which operands should be made contiguous first, because their innermost stride does not vectorise.
+    pub(super) fn needs_copy(&self) -> [bool; N] {
+        self.axes[self.axes.len() - 1].strides.map(|stride| stride > 1 && self.numel >= COPY_THRESHOLD)
     }
 
-    /// Calls `row` for each row of the result in order, with the position of its first element in each operand.
-    /// The row is given as its place in the result and its steps.
+    /// Calls `row(range, at, strides)` for each row of the result in order: its index range in the result, and the index of its
+    /// first element and its stride in each operand.
     #[inline(always)]
     pub(super) fn rows(&self, mut row: impl FnMut(std::ops::Range<usize>, [usize; N], [usize; N])) {
         let (inner, outer) = self.axes.split_last().expect("there is at least one axis");
         if self.numel == 0 {
             return;
         }
-        // The rows of the innermost of the outer axes are a plain loop: they may be many and short.
+        // The innermost of the outer axes is a plain loop, because it may have many short rows.
         let single = Axis { size: 1, strides: [0; N] };
         let (middle, outer) = outer.split_last().map_or((&single, outer), |(middle, outer)| (middle, outer));
         let mut start = 0;
@@ -75,79 +75,79 @@ impl<const N: usize> Nest<N> {
     }
 }
 
-/// One operand's share of a row.
+/// The elements of one operand along a row.
 #[derive(Clone, Copy)]
-pub(super) enum Lane<'a, T> {
-    /// The same element all along.
-    Still(T),
-    /// The elements of the row.
-    Run(&'a [T]),
-    /// Every so manyth element.
-    Steps(&'a [T], usize),
+pub(super) enum RowView<'a, T> {
+    /// One element, broadcast along the row.
+    Broadcast(T),
+    /// Contiguous elements.
+    Contiguous(&'a [T]),
+    /// Elements with a stride.
+    Strided(&'a [T], usize),
 }
 
-impl<'a, T: Copy> Lane<'a, T> {
-    /// `len` elements of `data` from `at` on, `step` apart.
+impl<'a, T: Copy> RowView<'a, T> {
+    /// Creates the view of `len` elements of `data`, starting at index `at`, with stride `step`.
     #[inline(always)]
     pub(super) fn new(data: &'a [T], at: usize, len: usize, step: usize) -> Self {
         match step {
-            0 => Lane::Still(data[at]),
-            1 => Lane::Run(&data[at..at + len]),
-            _ => Lane::Steps(&data[at..], step),
+            0 => RowView::Broadcast(data[at]),
+            1 => RowView::Contiguous(&data[at..at + len]),
+            _ => RowView::Strided(&data[at..], step),
         }
     }
 
-    /// The element at place `i` of the row.
+    /// Returns element `i` of the row.
     #[inline(always)]
     pub(super) fn get(&self, i: usize) -> T {
         match *self {
-            Lane::Still(x) => x,
-            Lane::Run(run) => run[i],
-            Lane::Steps(data, step) => data[i * step],
+            RowView::Broadcast(x) => x,
+            RowView::Contiguous(run) => run[i],
+            RowView::Strided(data, step) => data[i * step],
         }
     }
 }
 
-/// The shape two operands broadcast to. They must be broadcastable.
+/// Returns the shape that two operands broadcast to. They must be broadcastable.
 pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Shape {
     if a == b {
         return Shape::from(a);
     }
-    let rank = a.len().max(b.len());
-    let at = |dims: &[usize], i: usize| (i + dims.len()).checked_sub(rank).map_or(1, |own| dims[own]);
-    (0..rank).map(|i| if at(a, i) == 1 { at(b, i) } else { at(a, i) }).collect()
+    let ndim = a.len().max(b.len());
+    let at = |dims: &[usize], i: usize| (i + dims.len()).checked_sub(ndim).map_or(1, |own| dims[own]);
+    (0..ndim).map(|i| if at(a, i) == 1 { at(b, i) } else { at(a, i) }).collect()
 }
 
-/// Elements of a narrow type that are widened, computed with and rounded together.
+/// The number of narrow elements that are widened, computed and rounded together.
 const TILE: usize = 512;
 
-/// A kind of result of loops that give `O`: elements that are `O`, or that `O` is rounded to.
+/// An element type for the results of loops that compute `O`: it is `O`, or `O` is rounded to it.
 pub(crate) trait Output<O: Copy + Default>: Element {
-    /// The elements to be written, if they are `O`.
-    fn same(out: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<O>]>;
-    /// Rounds.
-    fn of(x: O) -> Self;
+    /// Returns the elements to write as `O`, or `None` if that is another type.
+    fn same_as_result(out: &mut [MaybeUninit<Self>]) -> Option<&mut [MaybeUninit<O>]>;
+    /// Rounds a result to this type.
+    fn from_result(x: O) -> Self;
 }
 
 impl<T: Element> Output<T::Acc> for T {
     #[inline(always)]
-    fn same(out: &mut [MaybeUninit<T>]) -> Option<&mut [MaybeUninit<T::Acc>]> {
+    fn same_as_result(out: &mut [MaybeUninit<T>]) -> Option<&mut [MaybeUninit<T::Acc>]> {
         T::same_as_acc_mut(out)
     }
     #[inline(always)]
-    fn of(x: T::Acc) -> T {
+    fn from_result(x: T::Acc) -> T {
         T::from_acc(x)
     }
 }
 
-/// What a comparison gives.
+/// The result of a comparison.
 impl Output<u8> for u8 {
     #[inline(always)]
-    fn same(out: &mut [MaybeUninit<u8>]) -> Option<&mut [MaybeUninit<u8>]> {
+    fn same_as_result(out: &mut [MaybeUninit<u8>]) -> Option<&mut [MaybeUninit<u8>]> {
         Some(out)
     }
     #[inline(always)]
-    fn of(x: u8) -> u8 {
+    fn from_result(x: u8) -> u8 {
         x
     }
 }
@@ -155,8 +155,8 @@ impl Output<u8> for u8 {
 /// A loop over the rows of a nest. It writes every element.
 type Loop<'a, A, O, const N: usize> = &'a dyn Fn(&Nest<N>, [&[A]; N], &mut [MaybeUninit<O>]);
 
-/// Runs a loop over operands that broadcast to `shape`, giving an array of `U`. The loop is a parameter, so that what is around
-/// it is compiled once for all functions.
+/// Runs a loop over operands that broadcast to `shape`, and returns an array of `U`. The loop is a `dyn` parameter, so that the
+/// code around it is compiled once for all functions.
 ///
 /// # Safety
 /// The loop must write every element.
@@ -170,15 +170,15 @@ unsafe fn run<T: Element, U: Output<O>, O: Copy + Default, const N: usize>(
     } else {
         Nest::new(shape, operands.map(|x| (x.dims(), x.strides())))
     };
-    let gathers = nest.gathers();
+    let needs_copy = nest.needs_copy();
     let mut dense = [const { None }; N];
-    if gathers.contains(&true) {
-        for i in (0..N).filter(|&i| gathers[i]) {
+    if needs_copy.contains(&true) {
+        for i in (0..N).filter(|&i| needs_copy[i]) {
             dense[i] = Some(operands[i].contiguous()?);
         }
     }
     let operands: [&Array; N] = std::array::from_fn(|i| dense[i].as_ref().unwrap_or(operands[i]));
-    if gathers.contains(&true) {
+    if needs_copy.contains(&true) {
         nest = Nest::new(shape, operands.map(|x| (x.dims(), x.strides())));
     }
     let mut reads = [const { None }; N];
@@ -186,24 +186,24 @@ unsafe fn run<T: Element, U: Output<O>, O: Copy + Default, const N: usize>(
         reads[i] = Some(operands[i].read::<T>()?);
     }
     let data: [&[T]; N] = std::array::from_fn(|i| reads[i].as_ref().map_or(&[][..], |read| read.data()));
-    // SAFETY: the caller's loop writes every element of what it is given: all of the result, or each of its tiles.
+    // SAFETY: the caller's loop writes every element of its output: the result, or each tile of it.
     unsafe {
         fill_array::<U>(shape, |out| {
-            if let (true, Some(out)) = (T::same_as_acc(&[]).is_some(), U::same(out)) {
-                let data = data.map(|data| T::same_as_acc(data).expect("asked above"));
+            if let (true, Some(out)) = (T::same_as_acc(&[]).is_some(), U::same_as_result(out)) {
+                let data = data.map(|data| T::same_as_acc(data).expect("it is `Some` for every slice"));
                 run(&nest, data, out);
             } else {
-                tiles::<T, U, O, N>(&nest, data, out, run);
+                run_tiled::<T, U, O, N>(&nest, data, out, run);
             }
         })
     }
 }
 
-/// Runs a loop tile by tile: operands are widened to tiles that lie row by row, the result is rounded from one.
+/// Runs a loop tile by tile: operands are widened into contiguous tiles, and a tile of results is rounded to the output.
 ///
 /// # Safety
 /// The loop must write every element.
-unsafe fn tiles<T: Element, U: Output<O>, O: Copy + Default, const N: usize>(
+unsafe fn run_tiled<T: Element, U: Output<O>, O: Copy + Default, const N: usize>(
     nest: &Nest<N>,
     data: [&[T]; N],
     out: &mut [MaybeUninit<U>],
@@ -219,8 +219,8 @@ unsafe fn tiles<T: Element, U: Output<O>, O: Copy + Default, const N: usize>(
             #[inline(always)]
             || {
                 for (out, x) in out.iter_mut().zip(&*results) {
-                    // SAFETY: the loop has written the first `n` results, and there are `n` elements of `out`.
-                    out.write(U::of(unsafe { x.assume_init() }));
+                    // SAFETY: the loop has written the first `n` results, and `out` has `n` elements.
+                    out.write(U::from_result(unsafe { x.assume_init() }));
                 }
             },
         )
@@ -230,8 +230,8 @@ unsafe fn tiles<T: Element, U: Output<O>, O: Copy + Default, const N: usize>(
         while first < row.len() {
             let n = (row.len() - first).min(TILE - filled);
             for i in 0..N {
-                let lane = Lane::new(data[i], at[i] + first * steps[i], n, steps[i]);
-                widen(lane, &mut wide[i][filled..filled + n]);
+                let part = RowView::new(data[i], at[i] + first * steps[i], n, steps[i]);
+                widen(part, &mut wide[i][filled..filled + n]);
             }
             (first, filled) = (first + n, filled + n);
             if filled == TILE {
@@ -243,31 +243,31 @@ unsafe fn tiles<T: Element, U: Output<O>, O: Copy + Default, const N: usize>(
     flush(&wide, &mut results, &mut out[done..done + filled]);
 }
 
-/// Widens the elements of a lane.
-fn widen<T: Elem>(lane: Lane<T>, out: &mut [T::Acc]) {
-    match lane {
-        Lane::Still(x) => out.fill(x.acc()),
-        Lane::Run(run) => run.widen(0, out),
-        Lane::Steps(..) => {
+/// Widens the elements of a row.
+fn widen<T: Elem>(row: RowView<T>, out: &mut [T::Acc]) {
+    match row {
+        RowView::Broadcast(x) => out.fill(x.acc()),
+        RowView::Contiguous(run) => run.widen(0, out),
+        RowView::Strided(..) => {
             for (i, out) in out.iter_mut().enumerate() {
-                *out = lane.get(i).acc();
+                *out = row.get(i).acc();
             }
         }
     }
 }
 
-/// `f` of every element of `x`, in the type that arithmetic is done in.
+/// Applies `f` to every element of `x`, widened to the accumulation type.
 #[inline(always)]
 pub(crate) fn map<T: Element>(x: &Array, f: impl Fn(T::Acc) -> T::Acc + Copy) -> Result<Array> {
     // SAFETY: `map_rows` writes every element.
     unsafe { run::<T, T, T::Acc, 1>(x.dims(), [x], &|nest, [x], out| map_rows(nest, x, out, f)) }
 }
 
-/// `f` of every element of `x`.
+/// Applies `f` to every element of `x`.
 #[inline(always)]
 pub(crate) fn convert<T: Element, U: Element>(x: &Array, f: impl Fn(T) -> U + Copy) -> Result<Array> {
     let mut nest = Nest::new(x.dims(), [(x.dims(), x.strides())]);
-    let dense = nest.gathers()[0].then(|| x.contiguous()).transpose()?;
+    let dense = nest.needs_copy()[0].then(|| x.contiguous()).transpose()?;
     let x = dense.as_ref().unwrap_or(x);
     if dense.is_some() {
         nest = Nest::new(x.dims(), [(x.dims(), x.strides())]);
@@ -277,9 +277,9 @@ pub(crate) fn convert<T: Element, U: Element>(x: &Array, f: impl Fn(T) -> U + Co
     unsafe { fill_array::<U>(x.dims(), |out| map_rows(&nest, read.data(), out, f)) }
 }
 
-/// Writes `f` of every element: the rows of the nest make up the whole result, and each is written from end to end.
+/// Writes `f` of every element. The rows of the nest cover the result, and each is written completely.
 #[inline(always)]
-fn map_rows<T: Copy + Vectors, U: Copy>(
+fn map_rows<T: Copy + SimdTargets, U: Copy>(
     nest: &Nest<1>,
     data: &[T],
     out: &mut [MaybeUninit<U>],
@@ -291,7 +291,7 @@ fn map_rows<T: Copy + Vectors, U: Copy>(
             nest.rows(
                 #[inline(always)]
                 |row, at, steps| {
-                    let x = Lane::new(data, at[0], row.len(), steps[0]);
+                    let x = RowView::new(data, at[0], row.len(), steps[0]);
                     map_row(&mut out[row], x, f);
                 },
             )
@@ -300,17 +300,17 @@ fn map_rows<T: Copy + Vectors, U: Copy>(
 }
 
 #[inline(always)]
-fn map_row<T: Copy, U: Copy>(out: &mut [MaybeUninit<U>], x: Lane<T>, f: impl Fn(T) -> U + Copy) {
+fn map_row<T: Copy, U: Copy>(out: &mut [MaybeUninit<U>], x: RowView<T>, f: impl Fn(T) -> U + Copy) {
     match x {
-        Lane::Run(x) => {
+        RowView::Contiguous(x) => {
             for (out, &x) in out.iter_mut().zip(x) {
                 out.write(f(x));
             }
         }
-        Lane::Still(x) => {
+        RowView::Broadcast(x) => {
             out.fill(MaybeUninit::new(f(x)));
         }
-        Lane::Steps(..) => {
+        RowView::Strided(..) => {
             for (i, out) in out.iter_mut().enumerate() {
                 out.write(f(x.get(i)));
             }
@@ -318,7 +318,7 @@ fn map_row<T: Copy, U: Copy>(out: &mut [MaybeUninit<U>], x: Lane<T>, f: impl Fn(
     }
 }
 
-/// `f` of each pair of elements, broadcast, in the types that arithmetic is done in.
+/// Applies `f` to each pair of elements, broadcast and widened to the accumulation type.
 #[inline(always)]
 pub(crate) fn zip<T: Element, U: Output<O>, O: Copy + Default>(
     a: &Array,
@@ -336,9 +336,9 @@ pub(crate) fn zip<T: Element, U: Output<O>, O: Copy + Default>(
     unsafe { run::<T, U, O, 2>(shape, [a, b], &|nest, operands, out| zip_rows(nest, operands, out, f)) }
 }
 
-/// Writes `f` of every pair: the rows of the nest make up the whole result, and each is written from end to end.
+/// Writes `f` of every pair. The rows of the nest cover the result, and each is written completely.
 #[inline(always)]
-fn zip_rows<A: Copy + Vectors, O: Copy>(
+fn zip_rows<A: Copy + SimdTargets, O: Copy>(
     nest: &Nest<2>,
     [a, b]: [&[A]; 2],
     out: &mut [MaybeUninit<O>],
@@ -351,8 +351,8 @@ fn zip_rows<A: Copy + Vectors, O: Copy>(
                 #[inline(always)]
                 |row, at, steps| {
                     let len = row.len();
-                    let a = Lane::new(a, at[0], len, steps[0]);
-                    let b = Lane::new(b, at[1], len, steps[1]);
+                    let a = RowView::new(a, at[0], len, steps[0]);
+                    let b = RowView::new(b, at[1], len, steps[1]);
                     zip_row(&mut out[row], a, b, f);
                 },
             )
@@ -363,22 +363,22 @@ fn zip_rows<A: Copy + Vectors, O: Copy>(
 #[inline(always)]
 fn zip_row<A: Copy, O: Copy>(
     out: &mut [MaybeUninit<O>],
-    a: Lane<A>,
-    b: Lane<A>,
+    a: RowView<A>,
+    b: RowView<A>,
     f: impl Fn(A, A) -> O + Copy,
 ) {
     match (a, b) {
-        (Lane::Run(a), Lane::Run(b)) => {
+        (RowView::Contiguous(a), RowView::Contiguous(b)) => {
             for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
                 out.write(f(a, b));
             }
         }
-        (Lane::Run(a), Lane::Still(b)) => {
+        (RowView::Contiguous(a), RowView::Broadcast(b)) => {
             for (out, &a) in out.iter_mut().zip(a) {
                 out.write(f(a, b));
             }
         }
-        (Lane::Still(a), Lane::Run(b)) => {
+        (RowView::Broadcast(a), RowView::Contiguous(b)) => {
             for (out, &b) in out.iter_mut().zip(b) {
                 out.write(f(a, b));
             }
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn dims_merge_where_they_can() {
+    fn contiguous_dims_are_merged() {
         let dense = (&[2, 3, 4][..], &[12, 4, 1][..]);
         assert_eq!(axes(&[2, 3, 4], [dense, dense]), [Axis { size: 24, strides: [1, 1] }]);
         let row = (&[4][..], &[1][..]);

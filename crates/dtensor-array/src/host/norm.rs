@@ -1,9 +1,9 @@
-//! Layer normalisation and root-mean-square normalisation of rows, and their gradients.
+//! Layer norm and RMS norm of rows, and their gradients.
 //!
-//! Where the mean is large beside the deviation its rounding would matter, so it is kept as a sum of two numbers
-//! and taken off in two steps: in the forward pass as the row's first element and the mean difference to it,
-//! in the backward pass as the rounded mean and what is left of it. Differences to the first element are small
-//! enough to give mean and variance in one pass; where they are not, a second pass finds the variance.
+//! If the mean is large compared to the deviation, its rounding error matters. Therefore the mean is stored as a sum of two numbers
+//! and subtracted in two steps. In the forward pass these are the row's first element and the mean difference from it, in the
+//! backward pass the rounded mean and its rounding error. The differences from the first element are usually small enough to
+//! compute mean and variance in one pass. If they are not, a second pass computes the variance.
 
 use std::mem::MaybeUninit;
 
@@ -13,12 +13,10 @@ use super::{fill_vec, simd};
 use crate::{Array, Elem, Float, Num, Real, with_float};
 use crate::{DType, Element, Result};
 
-/// Rows whose parameter gradients are added up before the partial sums go into the totals.
+/// The number of rows in one partial sum of the parameter gradients.
 const BLOCK_ROWS: usize = 64;
 
-/// Normalises rows, the last `dims` dims of `x`, to mean 0 and variance 1: the result, each row's mean, and each
-/// row's `1 / sqrt(variance + eps)`. The latter two are in the dtype that arithmetic is done in. Weight and bias may be of another
-/// floating dtype than `x`, and are not rounded to it.
+/// Normalises rows to mean 0 and variance 1, then applies weight and bias. A row is the last `dims` dims of `x`.
 pub(crate) fn layer_norm(
     x: &Array,
     dims: usize,
@@ -29,15 +27,15 @@ pub(crate) fn layer_norm(
     with_float!("layer_norm", x.dtype(), T => forward::<T, true>(x, dims, weight, bias, eps))
 }
 
-/// Divides rows, the last `dims` dims of `x`, by their root mean square: the result, and each row's
-/// `1 / sqrt(mean square + eps)`.
+/// Divides rows by their root mean square, then applies the weight. A row is the last `dims` dims of `x`.
 pub(crate) fn rms_norm(x: &Array, dims: usize, weight: Option<&Array>, eps: f64) -> Result<(Array, Array)> {
     let (y, _, rstd) =
         with_float!("rms_norm", x.dtype(), T => forward::<T, false>(x, dims, weight, None, eps))?;
     Ok((y, rstd))
 }
 
-/// The gradients of [`layer_norm`]: of `x`, and, where needed, of the weight and of the bias, in these dtypes.
+/// Computes the gradients of [`layer_norm`]: of `x`, and of the weight and the bias if `need_weight` and `need_bias` give
+/// a dtype for them.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn layer_norm_backward(
     dy: &Array,
@@ -53,7 +51,7 @@ pub(crate) fn layer_norm_backward(
         backward::<T, true>(dy, x, Some(mean), rstd, weight, dims, need_weight, need_bias))
 }
 
-/// The gradients of [`rms_norm`]: of `x`, and, where needed, of the weight in this dtype.
+/// Computes the gradients of [`rms_norm`]: of `x`, and of the weight if `need_weight` gives a dtype for it.
 pub(crate) fn rms_norm_backward(
     dy: &Array,
     x: &Array,
@@ -67,14 +65,18 @@ pub(crate) fn rms_norm_backward(
     Ok((dx, dweight))
 }
 
-/// How many rows there are, and how many elements each has.
+/// Returns the number of rows and the number of elements in each.
 fn row_count(shape: &[usize], dims: usize) -> (usize, usize) {
     let (lead, row) = shape.split_at(shape.len() - dims);
     (lead.iter().product(), row.iter().product())
 }
 
-/// A parameter in the dtype that arithmetic is done in, or a constant in its place, so that the loops are the same with and without.
-fn widened<A: Real + Element>(parameter: Option<&Array>, size: usize, default: f64) -> Result<Vec<A>> {
+/// Returns a parameter in the accumulation dtype. A missing parameter becomes a constant one, so that one loop serves both cases.
+fn widen_parameter<A: Real + Element>(
+    parameter: Option<&Array>,
+    size: usize,
+    default: f64,
+) -> Result<Vec<A>> {
     match parameter {
         None => Ok(vec![Num::from_f64(default); size]),
         Some(parameter) => cast(parameter, <A as Element>::DTYPE)?.copy_to_host(),
@@ -92,9 +94,9 @@ fn forward<T: Float<Acc: Element> + Element, const CENTER: bool>(
     let x = x.contiguous()?;
     let read = x.read::<T>()?;
     let data = &read.data()[..x.numel()];
-    let (weight, bias) = (widened(weight, normalized, 1.0)?, widened(bias, normalized, 0.0)?);
+    let (weight, bias) = (widen_parameter(weight, normalized, 1.0)?, widen_parameter(bias, normalized, 0.0)?);
     let (mut means, mut rstds) = (vec![T::Acc::ZERO; rows], vec![T::Acc::ZERO; rows]);
-    // SAFETY: `rows` rows of `normalized` elements are the whole array, and each is written.
+    // SAFETY: `rows` rows of `normalized` elements cover the array, and each is written.
     let y = unsafe {
         fill_vec(data.len(), |out| {
             simd::<T, _>(
@@ -135,24 +137,24 @@ fn forward_rows<T: Float, const CENTER: bool>(
                 [d, d * d]
             },
         );
-        let left = if CENTER { sum / count } else { T::Acc::ZERO };
-        let mut variance = squares / count - left * left;
-        // A first element far from the others leaves little of the difference above: then look again.
-        if CENTER && left * left > variance * T::Acc::from_f64(16.0) {
+        let rest = if CENTER { sum / count } else { T::Acc::ZERO };
+        let mut variance = squares / count - rest * rest;
+        // If the first element is far from the others, the difference above has lost precision, so compute it again.
+        if CENTER && rest * rest > variance * T::Acc::from_f64(16.0) {
             let squares = sum_of(
                 x,
                 #[inline(always)]
                 |x| {
-                    let d = (x.acc() - shift) - left;
+                    let d = (x.acc() - shift) - rest;
                     d * d
                 },
             );
             variance = squares / count;
         }
-        *mean = shift + left;
+        *mean = shift + rest;
         *rstd = T::Acc::ONE / (variance + T::Acc::from_f64(eps)).sqrt();
         for (((out, x), &weight), &bias) in out.iter_mut().zip(x).zip(weight).zip(bias) {
-            out.write(T::from_acc(((x.acc() - shift) - left) * *rstd * weight + bias));
+            out.write(T::from_acc(((x.acc() - shift) - rest) * *rstd * weight + bias));
         }
     }
 }
@@ -171,7 +173,7 @@ fn backward<T: Float<Acc: Element> + Element, const CENTER: bool>(
     let (rows, normalized) = row_count(x.dims(), dims);
     let (x, dy) = (x.contiguous()?, dy.contiguous()?);
     let (x_read, dy_read) = (x.read::<T>()?, dy.read::<T>()?);
-    let weight = widened(weight, normalized, 1.0)?;
+    let weight = widen_parameter(weight, normalized, 1.0)?;
     let mean = mean.map_or_else(|| Ok(vec![T::Acc::ZERO; rows]), |mean| mean.copy_to_host())?;
     let rstd = rstd.copy_to_host()?;
     let rows = Rows {
@@ -182,7 +184,7 @@ fn backward<T: Float<Acc: Element> + Element, const CENTER: bool>(
         weight: &weight,
     };
     let (mut dweight, mut dbias) = (vec![0.0; normalized], vec![0.0; normalized]);
-    // SAFETY: the rows are the whole array, and each is written.
+    // SAFETY: the rows cover the array, and each is written.
     let dx = unsafe {
         fill_vec(rows.x.len(), |out| {
             simd::<T, _>(
@@ -203,7 +205,7 @@ fn backward<T: Float<Acc: Element> + Element, const CENTER: bool>(
     ))
 }
 
-/// What the backward pass reads.
+/// The inputs of the backward pass.
 struct Rows<'a, T: Elem> {
     x: &'a [T],
     dy: &'a [T],
@@ -227,7 +229,7 @@ impl<T: Float> Rows<'_, T> {
         for (row, (&mean, &rstd)) in self.mean.iter().zip(self.rstd).enumerate() {
             let (x, dy, out) = (&self.x[row * n..][..n], &self.dy[row * n..][..n], &mut out[row * n..][..n]);
             // With g = dy·weight and x̂ the normalised row: dx = rstd·(g − mean(g) − x̂·mean(g·x̂)).
-            let [left, g_sum, g_d_sum] = sums(
+            let [rest, g_sum, g_d_sum] = sums(
                 x,
                 dy,
                 self.weight,
@@ -237,10 +239,10 @@ impl<T: Float> Rows<'_, T> {
                     [d, g, g * d]
                 },
             );
-            let (left, g_mean) =
-                if CENTER { (left / count, g_sum / count) } else { (T::Acc::ZERO, T::Acc::ZERO) };
-            let g_xhat_mean = (g_d_sum - left * g_sum) * rstd / count;
-            let one = Gradient { mean, left, rstd, g_mean, g_xhat_mean };
+            let (rest, g_mean) =
+                if CENTER { (rest / count, g_sum / count) } else { (T::Acc::ZERO, T::Acc::ZERO) };
+            let g_xhat_mean = (g_d_sum - rest * g_sum) * rstd / count;
+            let one = Gradient { mean, rest, rstd, g_mean, g_xhat_mean };
             let rows = out.iter_mut().zip(x).zip(dy).zip(self.weight);
             if BIAS {
                 for (((((out, &x), &dy), &weight), dweight), dbias) in
@@ -270,26 +272,26 @@ impl<T: Float> Rows<'_, T> {
     }
 }
 
-/// What one row's gradient needs beside its elements.
+/// The values of a row that its gradient needs. The mean is `mean + rest`.
 #[derive(Clone, Copy)]
 struct Gradient<A> {
     mean: A,
-    left: A,
+    rest: A,
     rstd: A,
     g_mean: A,
     g_xhat_mean: A,
 }
 
 impl<A: Real> Gradient<A> {
-    /// The normalised element and its gradient.
+    /// Returns the normalised element, and the gradient of `x`.
     #[inline(always)]
     fn at<T: Float<Acc = A>>(&self, x: T, dy: T, weight: A) -> (A, T) {
-        let xhat = ((x.acc() - self.mean) - self.left) * self.rstd;
+        let xhat = ((x.acc() - self.mean) - self.rest) * self.rstd;
         (xhat, T::from_acc(self.rstd * (dy.acc() * weight - self.g_mean - xhat * self.g_xhat_mean)))
     }
 }
 
-/// Adds partial sums to the totals, which are doubles so that any number of blocks may come, and clears them.
+/// Adds partial sums to the totals and clears them. The totals are `f64`, so that any number of blocks can be added.
 #[inline(always)]
 fn flush<A: Num>(parts: &mut [A], totals: &mut [f64]) {
     for (part, total) in parts.iter_mut().zip(totals) {
@@ -346,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn agrees_with_doubles() {
+    fn norms_and_gradients_agree_with_the_formula() {
         for dtype in FLOATS {
             for shape in [[1, 1], [3, 7], [5, 64], [130, 33], [2, 5000], [0, 4]] {
                 let (rows, n) = (shape[0], shape[1]);
@@ -374,7 +376,7 @@ mod tests {
                         let (dx, dw, db) =
                             layer_norm_backward(&dy, &x, &mean, &rstd, weight, 1, Some(dtype), Some(dtype))
                                 .unwrap();
-                        // With one element a row is constant, and eps is all its deviation.
+                        // A row with one element is constant, so only eps determines its deviation.
                         let tol = if n == 1 { tol * 400.0 } else { tol };
                         assert_close(&dx, &want.dx, tol);
                         assert_close(&dw.unwrap(), &want.dw, tol);
@@ -401,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_may_have_dtypes_of_their_own() {
+    fn parameters_may_have_other_dtypes() {
         let (rows, n) = (130, 33);
         for dtype in [DType::BF16, DType::F16, DType::F32] {
             let (x, dy) = (
@@ -421,7 +423,7 @@ mod tests {
                 assert_eq!((dx.dtype(), dw.dtype(), db.dtype()), (dtype, of, DType::F32));
                 assert_close(&dx, &want.dx, tolerance(dtype) * 4.0);
                 assert_close(&dw, &want.dw, tolerance(of) * 4.0);
-                // Not rounded to the dtype of x on the way.
+                // The gradient is not rounded to the dtype of x in between.
                 assert_close(&db, &want.db, tolerance(DType::F32) * 4.0);
             }
         }
@@ -442,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_element_apart_costs_no_accuracy() {
+    fn a_first_element_far_from_the_others_costs_no_accuracy() {
         for first in [1e3, 1e6] {
             let mut x: Vec<f64> = noise(3000, 5).iter().map(|&x| x as f32 as f64).collect();
             x[0] = first;
@@ -454,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn many_rows_add_up() {
+    fn gradients_of_many_rows_are_accurate() {
         let rows = 100_000;
         let dy = local(DType::F32, &vec![0.1; rows * 2], &[rows, 2]);
         let x = local(DType::F32, &[1.0, -1.0].repeat(rows), &[rows, 2]);
@@ -466,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_and_infinity_spoil_their_row_only() {
+    fn nan_and_infinity_affect_only_their_row() {
         let x = local(DType::F32, &[f64::NAN, 0.0, 1.0, -1.0, f64::INFINITY, 2.0], &[3, 2]);
         let y = values(&layer_norm(&x, 1, None, None, 0.0).unwrap().0);
         assert!(y[0].is_nan() && y[1].is_nan() && y[4].is_nan() && y[5].is_nan());
@@ -475,7 +477,7 @@ mod tests {
 
     #[test]
     fn empty_rows_are_counted() {
-        // Which dims are those of a row cannot be seen from the sizes.
+        // The number of elements does not determine the number of rows, so `dims` must.
         for (shape, dims, rows) in
             [(&[3, 0][..], 1, 3), (&[3, 0], 2, 1), (&[2, 3, 0], 2, 2), (&[2, 0, 3], 1, 0), (&[2, 0, 3], 2, 2)]
         {

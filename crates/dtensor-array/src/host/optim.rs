@@ -1,8 +1,8 @@
-//! One step of an optimizer on one parameter: a single pass over the value, its gradient and what is remembered of earlier
-//! ones. All but the gradient is changed where it lies, if nobody else can see it.
+//! One optimizer step on one parameter: a single pass over the value, its gradient and the optimizer state. Value and state are
+//! updated in place if no other array uses their storage.
 //!
-//! Every element goes its own way, so that a part of an array becomes what it would become in the whole, to the bit. Half
-//! precision is computed in `f32`, and each result is rounded once.
+//! Every element is updated independently, so a shard is bit-identical to that part of the full array. Half precision is computed
+//! in `f32`, and each result is rounded once.
 
 use smallvec::SmallVec;
 
@@ -10,24 +10,24 @@ use super::simd;
 use crate::{Array, Elem, Float, Num, Real, with_float};
 use crate::{Element, Result};
 
-/// The numbers of one step of stochastic gradient descent.
+/// The hyperparameters of one step of stochastic gradient descent.
 #[derive(Clone, Copy, Debug)]
 pub struct SgdStep {
-    /// How far to go.
+    /// The learning rate.
     pub lr: f64,
-    /// How much of the value is added to the gradient.
+    /// The weight decay: this fraction of the value is added to the gradient.
     pub weight_decay: f64,
-    /// How much of the momentum stays.
+    /// The decay rate of the momentum.
     pub momentum: f64,
-    /// How much of the gradient is added to it.
+    /// The factor of the gradient when it is added to the momentum: `1 − dampening`, or 1 in the first step.
     pub gain: f64,
-    /// Whether to look ahead.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
-    /// Whether to go up.
+    /// Whether to maximize instead of minimize.
     pub maximize: bool,
 }
 
-/// Goes one step along the gradient, or along the momentum if there is one.
+/// Takes one SGD step, along the momentum if there is one, else along the gradient.
 pub(crate) fn sgd(
     step: &SgdStep,
     value: &mut Array,
@@ -40,10 +40,10 @@ pub(crate) fn sgd(
         let (sign, nesterov) = (sign::<<T as Elem>::Acc>(step.maximize), step.nesterov);
         match momentum {
             None => fused::<T, 0>(value, grad, [], #[inline(always)] move |p, g, []| {
-                (p - lr * decayed(g * sign, decay, p), [])
+                (p - lr * add_decay(g * sign, decay, p), [])
             }),
             Some(momentum) => fused::<T, 1>(value, grad, [momentum], #[inline(always)] move |p, g, [m]| {
-                let g = decayed(g * sign, decay, p);
+                let g = add_decay(g * sign, decay, p);
                 let m = keep * m + gain * g;
                 (p - lr * if nesterov { g + keep * m } else { m }, [m])
             }),
@@ -51,26 +51,27 @@ pub(crate) fn sgd(
     })
 }
 
-/// The numbers of one step of Adam.
+/// The hyperparameters of one step of Adam.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamStep {
-    /// How far to go, corrected for the first moment's having begun at zero.
+    /// The learning rate, including the bias correction of the first moment.
     pub lr: f64,
-    /// What the root of the second moment is multiplied by, for the same reason.
+    /// The bias correction of the second moment: a factor of its square root.
     pub scale: f64,
-    /// How much of the moments stays.
+    /// The decay rates of the two moments.
     pub betas: (f64, f64),
-    /// Added to what is divided by.
+    /// A term added to the denominator.
     pub eps: f64,
-    /// How much of the value is added to the gradient.
+    /// The L2 weight decay: this fraction of the value is added to the gradient.
     pub weight_decay: f64,
-    /// What the value is multiplied by first.
+    /// The factor of decoupled weight decay (AdamW). The value is multiplied by it before the step.
     pub shrink: f64,
-    /// Whether to go up.
+    /// Whether to maximize instead of minimize.
     pub maximize: bool,
 }
 
-/// Goes one step along the first moment over the root of the second, or of the largest that there has been if that is kept.
+/// Takes one Adam step: along the first moment divided by the root of the second moment. If `largest` is given (AMSGrad),
+/// it holds the largest second moment so far, which is used instead.
 pub(crate) fn adam(
     step: &AdamStep,
     value: &mut Array,
@@ -79,27 +80,27 @@ pub(crate) fn adam(
     largest: Option<&mut Array>,
 ) -> Result<()> {
     with_float!("adam", value.dtype(), T => {
-        let rule = Adam::<<T as Elem>::Acc>::new(step);
+        let rule = AdamRule::<<T as Elem>::Acc>::new(step);
         match largest {
             None => fused::<T, 2>(value, grad, moments, #[inline(always)] move |p, g, [m, v]| {
                 let (p, m, v) = rule.moments(p, g, m, v);
-                (rule.moved(p, m, v), [m, v])
+                (rule.update(p, m, v), [m, v])
             }),
             Some(largest) => {
                 let [m, v] = moments;
                 fused::<T, 3>(value, grad, [m, v, largest], #[inline(always)] move |p, g, [m, v, most]| {
                     let (p, m, v) = rule.moments(p, g, m, v);
                     let most = Num::max(most, v);
-                    (rule.moved(p, m, most), [m, v, most])
+                    (rule.update(p, m, most), [m, v, most])
                 })
             }
         }
     })
 }
 
-/// The same numbers in the type that arithmetic is done in.
+/// The hyperparameters of Adam in the accumulation type.
 #[derive(Clone, Copy)]
-struct Adam<A> {
+struct AdamRule<A> {
     lr: A,
     scale: A,
     first: A,
@@ -111,10 +112,10 @@ struct Adam<A> {
     sign: A,
 }
 
-impl<A: Real> Adam<A> {
+impl<A: Real> AdamRule<A> {
     fn new(step: &AdamStep) -> Self {
         let of = A::from_f64;
-        Adam {
+        AdamRule {
             lr: of(step.lr),
             scale: of(step.scale),
             first: of(1.0 - step.betas.0),
@@ -127,15 +128,16 @@ impl<A: Real> Adam<A> {
         }
     }
 
-    /// The value before it is moved, and the moments.
+    /// Returns the value after decoupled weight decay, and the new moments.
     #[inline(always)]
     fn moments(self, p: A, g: A, m: A, v: A) -> (A, A, A) {
-        let g = decayed(g * self.sign, self.weight_decay, p);
+        let g = add_decay(g * self.sign, self.weight_decay, p);
         (p * self.shrink, m + self.first * (g - m), self.beta2 * v + self.second * g * g)
     }
 
+    /// Returns the new value.
     #[inline(always)]
-    fn moved(self, p: A, m: A, v: A) -> A {
+    fn update(self, p: A, m: A, v: A) -> A {
         p - self.lr * (m / (v.sqrt() * self.scale + self.eps))
     }
 }
@@ -144,33 +146,33 @@ fn sign<A: Real>(maximize: bool) -> A {
     if maximize { -A::ONE } else { A::ONE }
 }
 
-/// The gradient with a share of the value. A share of nothing is nothing, even of what is not finite.
+/// Adds weight decay to the gradient. Without decay the gradient does not change, even if the value is not finite.
 #[inline(always)]
-fn decayed<A: Real>(g: A, decay: A, p: A) -> A {
+fn add_decay<A: Real>(g: A, decay: A, p: A) -> A {
     if decay == A::ZERO { g } else { g + decay * p }
 }
 
-/// Every element times a number.
+/// Multiplies every element by a number.
 pub(crate) fn scale(x: &mut Array, by: f64) -> Result<()> {
     with_float!("scale", x.dtype(), T => {
         let by = <T as Elem>::Acc::from_f64(by);
-        each::<T>(x, #[inline(always)] move |x| x * by)
+        update_each::<T>(x, #[inline(always)] move |x| x * by)
     })
 }
 
-/// Every element, or the bound that it is beyond. NaN stays.
+/// Clamps every element to `-bound..=bound`. NaN stays NaN.
 pub(crate) fn clamp(x: &mut Array, bound: f64) -> Result<()> {
     with_float!("clamp", x.dtype(), T => {
         let (low, high) = (<T as Elem>::Acc::from_f64(-bound), <T as Elem>::Acc::from_f64(bound));
-        each::<T>(x, #[inline(always)] move |x| {
+        update_each::<T>(x, #[inline(always)] move |x| {
             let x = if x < low { low } else { x };
             if x > high { high } else { x }
         })
     })
 }
 
-/// `f` of every element, in its place.
-fn each<T: Element + Float>(x: &mut Array, f: impl Fn(T::Acc) -> T::Acc + Copy) -> Result<()> {
+/// Replaces every element by `f` of it.
+fn update_each<T: Element + Float>(x: &mut Array, f: impl Fn(T::Acc) -> T::Acc + Copy) -> Result<()> {
     let x = x.write::<T>()?;
     simd::<T, _>(
         #[inline(always)]
@@ -179,8 +181,8 @@ fn each<T: Element + Float>(x: &mut Array, f: impl Fn(T::Acc) -> T::Acc + Copy) 
     Ok(())
 }
 
-/// `f` of every element of the value, the gradient and the state, in the place of those of the value and the state. All
-/// have one shape.
+/// Replaces every element of the value and the state by the results of `f`, which gets the elements of value, gradient and state.
+/// All arrays must have one shape.
 fn fused<T: Element + Float, const N: usize>(
     value: &mut Array,
     grad: &Array,
@@ -193,7 +195,7 @@ fn fused<T: Element + Float, const N: usize>(
         state.into_iter().map(|slot| slot.write()).collect::<Result<_>>()?;
     let value = value.write::<T>()?;
     let mut slots = state.iter_mut();
-    let state = std::array::from_fn(|_| &mut **slots.next().expect("there are N"));
+    let state = std::array::from_fn(|_| &mut **slots.next().expect("there are N state arrays"));
     simd::<T, _>(
         #[inline(always)]
         || run::<T, N>(value, grad.data(), state, f),
@@ -248,11 +250,11 @@ mod tests {
         }
     }
 
-    /// Lengths that are shorter than a vector, and that leave a rest.
+    /// Lengths below a vector's, and lengths that leave a remainder.
     const LENGTHS: [usize; 6] = [0, 1, 7, 16, 33, 100];
 
     #[test]
-    fn a_step_is_that_of_the_formula() {
+    fn adam_agrees_with_the_formula() {
         let step = AdamStep {
             lr: 0.5,
             scale: 2.0,
@@ -289,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn momentum_looks_ahead_if_told_to() {
+    fn sgd_with_momentum_agrees_with_the_formula() {
         for (dtype, tolerance) in FLOATS {
             for n in LENGTHS {
                 for nesterov in [false, true] {
@@ -322,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_becomes_what_it_becomes_in_the_whole() {
+    fn a_shard_is_bit_identical_to_the_full_array() {
         let step = AdamStep {
             lr: 0.1,
             scale: 1.7,
@@ -341,17 +343,17 @@ mod tests {
                 adam(&step, p, g, [m, v], None).unwrap();
                 x.iter().map(doubles).collect::<Vec<_>>()
             };
-            let whole = stepped(0..100);
+            let full = stepped(0..100);
             for (from, to) in [(0, 1), (3, 20), (50, 100), (99, 100)] {
-                for (part, whole) in stepped(from..to).iter().zip(&whole) {
-                    assert_eq!(part[..], whole[from..to]);
+                for (shard, full) in stepped(from..to).iter().zip(&full) {
+                    assert_eq!(shard[..], full[from..to]);
                 }
             }
         }
     }
 
     #[test]
-    fn what_is_not_finite_stays_where_it_is() {
+    fn non_finite_elements_do_not_spread() {
         let step = SgdStep {
             lr: 1.0,
             weight_decay: 0.0,
@@ -374,14 +376,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gradient_that_is_not_row_by_row_is_read_as_what_it_is() {
+    fn the_gradient_may_be_strided() {
         let step =
             SgdStep { lr: 1.0, weight_decay: 0.0, momentum: 0.0, gain: 1.0, nesterov: false, maximize: true };
         let mut p = Array::from_vec(vec![0f32; 6], &[2, 3]).unwrap();
         let one = Array::from_vec(vec![2f32], &[1, 1]).unwrap();
         sgd(&step, &mut p, &one.expand(&[2, 3]).unwrap(), None).unwrap();
-        let turned = Array::from_vec((0..6).map(|i| i as f32).collect(), &[3, 2]).unwrap();
-        sgd(&step, &mut p, &turned.transpose(0, 1).unwrap(), None).unwrap();
+        let transposed = Array::from_vec((0..6).map(|i| i as f32).collect(), &[3, 2]).unwrap();
+        sgd(&step, &mut p, &transposed.transpose(0, 1).unwrap(), None).unwrap();
         assert_eq!(p.copy_to_host::<f32>().unwrap(), [2., 4., 6., 3., 5., 7.]);
     }
 }

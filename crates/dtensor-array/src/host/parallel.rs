@@ -1,6 +1,6 @@
-//! Kernels that several threads run together: the work is in parts, and each thread takes some of them.
+//! Kernels whose work several threads share: it is split into parts, and each thread runs some of them.
 //!
-//! Every element of an output is written once, by the thread that takes the part it is in.
+//! Every element of an output belongs to one part, so it is written once.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -9,56 +9,56 @@ use smallvec::SmallVec;
 
 use super::combine::combine;
 use super::copy::{PastCache, assign, axes_to};
-use super::shared::Shared;
+use super::shared::SharedBuffer;
 use crate::{Array, Element, Error, ReduceOp, Result, Shape, with_elem};
 
-/// Bytes written per part: large against the cost of taking a part, small enough to be shared out evenly.
-const PART: usize = 256 << 10;
+/// The number of bytes written in one part: many compared to the overhead of a part, but few enough to balance the threads.
+const PART_BYTES: usize = 256 << 10;
 
-/// Outputs of so many bytes are written past the cache: they do not fit into it anyway.
+/// Outputs of at least this many bytes are written past the cache, because they do not fit into it.
 const LARGE: usize = 16 << 20;
-/// Elements that a reduction keeps in the nearest cache before it writes them there.
+/// The number of elements that a reduction computes in the L1 cache before it writes them past the cache.
 const STAGED: usize = 2048;
 
-/// Work in parts, each of which is done once.
+/// Work that is split into parts. Several threads may run different parts at the same time.
 pub trait Work: Send + Sync {
-    /// The number of parts.
+    /// Returns the number of parts.
     fn parts(&self) -> usize;
-    /// Does one part.
+    /// Runs one part. Each part must be run exactly once.
     fn run(&self, part: usize);
-    /// Returns the outputs, once, when all parts are done.
+    /// Returns the outputs. Must be called once, after all parts have run.
     fn close(&self) -> Result<Vec<Array>>;
 }
 
-/// A part of the outputs: which one, and what of it.
+/// The index of an output, and a range of it.
 type Part = (usize, Range<usize>);
 
-/// Splits `len` units of `bytes` each into parts.
-fn share_out(parts: &mut Vec<Part>, output: usize, len: usize, bytes: usize) {
-    let step = (PART / bytes.max(1)).max(1);
+/// Splits an output of `len` units of `bytes` each into parts.
+fn push_parts(parts: &mut Vec<Part>, output: usize, len: usize, bytes: usize) {
+    let step = (PART_BYTES / bytes.max(1)).max(1);
     let mut at = 0;
     while at < len {
-        // A rest that is not worth a part of its own goes with the last.
+        // A remainder that is too small for its own part is added to the last one.
         let end = if len - at < step + step / 2 { len } else { at + step };
         parts.push((output, at..end));
         at = end;
     }
 }
 
-fn room<T: Element>(len: usize) -> Result<Shared<T>> {
-    Shared::new(len).ok_or(Error::OutOfMemory { elements: len })
+fn allocate<T: Element>(len: usize) -> Result<SharedBuffer<T>> {
+    SharedBuffer::new(len).ok_or(Error::OutOfMemory { elements: len })
 }
 
-/// Called when every part of an output is done.
-fn finish<T: Element>(room: &Shared<T>, shape: &[usize]) -> Result<Array> {
-    // SAFETY: the parts cover the output, all of them are done, and the caller of `close` has seen to it that their writes
-    // are seen by this thread.
-    let data = unsafe { room.take() }.expect("work is closed once");
+/// Returns an output as an array, after all its parts have run.
+fn finish<T: Element>(buffer: &SharedBuffer<T>, shape: &[usize]) -> Result<Array> {
+    // SAFETY: the parts cover the output and all have run. The caller of `close` guarantees that their writes happen before
+    // this call.
+    let data = unsafe { buffer.take() }.expect("`close` is called once");
     Array::from_vec(data, shape)
 }
 
-/// Where an output of a reduction is in the inputs: rows of `run` elements that begin at `start` of every `stride`.
-struct Rows {
+/// The location of a reduction's output in the inputs: rows of `run` elements, the first at `start`, `stride` apart.
+struct InputRows {
     shape: Shape,
     run: usize,
     start: usize,
@@ -67,15 +67,15 @@ struct Rows {
 
 struct Reduction<T> {
     op: ReduceOp,
-    /// Contiguous, and of one shape.
+    /// Contiguous arrays of one shape.
     inputs: Vec<Array>,
-    outputs: Vec<(Rows, Shared<T>)>,
+    outputs: Vec<(InputRows, SharedBuffer<T>)>,
     parts: Vec<Part>,
     large: bool,
 }
 
-/// Reduces arrays of one shape and dtype element by element, in their order. With a dim and sizes, the result comes in as many
-/// outputs, split along that dim.
+/// Reduces arrays of one shape and dtype element by element, in list order. If `split` gives a dim and sizes, the result is
+/// split along that dim into one output for each size.
 pub(crate) fn reduce(
     op: ReduceOp,
     inputs: &[&Array],
@@ -83,15 +83,15 @@ pub(crate) fn reduce(
 ) -> Result<Box<dyn Work>> {
     let inputs: Vec<Array> = inputs.iter().map(|x| x.contiguous()).collect::<Result<_>>()?;
     let shape = inputs[0].shape().clone();
-    let rows: Vec<Rows> = match split {
-        None => vec![Rows { run: shape.numel(), start: 0, stride: shape.numel(), shape }],
+    let rows: Vec<InputRows> = match split {
+        None => vec![InputRows { run: shape.numel(), start: 0, stride: shape.numel(), shape }],
         Some((dim, sizes)) => {
             let inner: usize = shape[dim + 1..].iter().product();
             let mut end = 0;
             let output = |&size: &usize| {
                 end += size;
                 let (start, stride) = ((end - size) * inner, shape[dim] * inner);
-                Rows { shape: shape.with_dim(dim, size), run: size * inner, start, stride }
+                InputRows { shape: shape.with_dim(dim, size), run: size * inner, start, stride }
             };
             sizes.iter().map(output).collect()
         }
@@ -101,8 +101,8 @@ pub(crate) fn reduce(
         let mut outputs = Vec::with_capacity(rows.len());
         for (i, rows) in rows.into_iter().enumerate() {
             let len = rows.shape.numel();
-            share_out(&mut parts, i, len, size_of::<T>());
-            outputs.push((rows, room::<T>(len)?));
+            push_parts(&mut parts, i, len, size_of::<T>());
+            outputs.push((rows, allocate::<T>(len)?));
         }
         let large = outputs.iter().map(|(rows, _)| rows.shape.numel()).sum::<usize>() * size_of::<T>() >= LARGE;
         Ok(Box::new(Reduction::<T> { op, inputs, outputs, parts, large }))
@@ -116,9 +116,9 @@ impl<T: Element> Work for Reduction<T> {
 
     fn run(&self, part: usize) {
         let (output, range) = self.parts[part].clone();
-        let (rows, room) = &self.outputs[output];
-        // SAFETY: the parts of an output do not overlap, each is done once, and the output is taken after all are done.
-        let mut out = unsafe { room.range(range.clone()) };
+        let (rows, buffer) = &self.outputs[output];
+        // SAFETY: the parts of an output do not overlap, each is run once, and the output is taken after all have run.
+        let mut out = unsafe { buffer.range(range.clone()) };
         let read = |x| Array::read::<T>(x).expect("all inputs have the dtype of the first").data();
         let data: SmallVec<[&[T]; 8]> = self.inputs.iter().map(read).collect();
         let mut block = [const { MaybeUninit::<T>::uninit() }; STAGED];
@@ -133,7 +133,7 @@ impl<T: Element> Work for Reduction<T> {
             let (now, rest) = out.split_at_mut(len);
             if self.large {
                 combine(self.op.into(), &xs, &mut block[..len]);
-                // SAFETY: `combine` has written them.
+                // SAFETY: `combine` has written these elements.
                 let sums = unsafe { std::slice::from_raw_parts(block.as_ptr().cast::<T>(), len) };
                 past_cache.write_run(sums, now);
             } else {
@@ -145,30 +145,31 @@ impl<T: Element> Work for Reduction<T> {
     }
 
     fn close(&self) -> Result<Vec<Array>> {
-        self.outputs.iter().map(|(rows, room)| finish(room, &rows.shape)).collect()
+        self.outputs.iter().map(|(rows, buffer)| finish(buffer, &rows.shape)).collect()
     }
 }
 
-/// One output: arrays one after the other along a dim.
-struct Joined<T> {
+/// One output of a concatenation.
+struct ConcatOutput<T> {
     shape: Shape,
     dim: usize,
-    /// Each with its place along the dim.
+    /// The arrays, each with its first index along the dim.
     pieces: Vec<(usize, Array)>,
-    room: Shared<T>,
+    buffer: SharedBuffer<T>,
 }
 
 struct Concatenation<T> {
-    outputs: Vec<Joined<T>>,
-    /// Ranges of the outputs' first dim.
+    outputs: Vec<ConcatOutput<T>>,
+    /// Ranges along the first dim of the outputs.
     parts: Vec<Part>,
     large: bool,
 }
 
-/// Concatenates, for each output, arrays of one dtype along a dim. No output is a scalar.
+/// Concatenates arrays. Each output is given by a dim and the arrays to concatenate along it. All arrays must have one dtype
+/// and at least one dim.
 pub(crate) fn concatenate(outputs: Vec<(usize, Vec<Array>)>) -> Result<Box<dyn Work>> {
     with_elem!(outputs[0].1[0].dtype(), T => {
-        let (mut parts, mut joined) = (Vec::new(), Vec::with_capacity(outputs.len()));
+        let (mut parts, mut concatenated) = (Vec::new(), Vec::with_capacity(outputs.len()));
         for (i, (dim, arrays)) in outputs.into_iter().enumerate() {
             let mut size = 0;
             let mut pieces = Vec::with_capacity(arrays.len());
@@ -183,14 +184,14 @@ pub(crate) fn concatenate(outputs: Vec<(usize, Vec<Array>)>) -> Result<Box<dyn W
             let shape = first.with_dim(dim, size);
             let row: usize = shape[1..].iter().product();
             if row > 0 {
-                share_out(&mut parts, i, shape[0], row * size_of::<T>());
+                push_parts(&mut parts, i, shape[0], row * size_of::<T>());
             }
-            let room = room::<T>(shape.numel())?;
-            joined.push(Joined { shape, dim, pieces, room });
+            let buffer = allocate::<T>(shape.numel())?;
+            concatenated.push(ConcatOutput { shape, dim, pieces, buffer });
         }
-        let elements: usize = joined.iter().map(|joined| joined.shape.numel()).sum();
+        let elements: usize = concatenated.iter().map(|output| output.shape.numel()).sum();
         let large = elements * size_of::<T>() >= LARGE;
-        Ok(Box::new(Concatenation::<T> { outputs: joined, parts, large }))
+        Ok(Box::new(Concatenation::<T> { outputs: concatenated, parts, large }))
     })
 }
 
@@ -201,13 +202,13 @@ impl<T: Element> Work for Concatenation<T> {
 
     fn run(&self, part: usize) {
         let (output, rows) = self.parts[part].clone();
-        let Joined { shape, dim, pieces, room } = &self.outputs[output];
+        let ConcatOutput { shape, dim, pieces, buffer } = &self.outputs[output];
         let strides = shape.strides();
-        // SAFETY: as in a reduction: parts are ranges of the first dim, which do not overlap.
-        let out = unsafe { room.range(rows.start * strides[0]..rows.end * strides[0]) };
+        // SAFETY: as in a reduction. The parts are ranges of the first dim, which do not overlap.
+        let out = unsafe { buffer.range(rows.start * strides[0]..rows.end * strides[0]) };
         let past_cache = PastCache::new();
         for (start, piece) in pieces {
-            // The rows of the output that the piece has something of, and where they are in it.
+            // The rows of the output that contain elements of the piece, and the index of the piece's first row.
             let (first, last, shift) = if *dim == 0 {
                 (rows.start.max(*start), rows.end.min(start + piece.dims()[0]), *start)
             } else {
@@ -231,6 +232,6 @@ impl<T: Element> Work for Concatenation<T> {
     }
 
     fn close(&self) -> Result<Vec<Array>> {
-        self.outputs.iter().map(|joined| finish(&joined.room, &joined.shape)).collect()
+        self.outputs.iter().map(|output| finish(&output.buffer, &output.shape)).collect()
     }
 }

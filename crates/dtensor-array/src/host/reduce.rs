@@ -1,7 +1,7 @@
-//! Sums, means, products, extremes and norms over any set of dims.
+//! Sums, means, products, extrema and norms over any set of dims.
 //!
-//! Each gives over nothing what changes nothing when it is merged with others: a rank may have an empty part of an
-//! array. Whether the array as a whole has enough is for the operator's shape rule to say.
+//! A reduction of no elements gives its neutral element, because the shard of a rank may be empty. The operator's shape rule must
+//! check that the full array is not empty where that matters.
 
 use std::marker::PhantomData;
 use std::ops::{Add, Mul};
@@ -14,19 +14,19 @@ use crate::{Array, DType, Elem, Element, Num, Real, Result, with_elem, with_floa
 /// A reduction of several elements to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduce {
-    /// The sum; of nothing, 0.
+    /// The sum; 0 for no elements.
     Sum,
-    /// The mean; of nothing, NaN.
+    /// The mean; NaN for no elements.
     Mean,
-    /// The largest; NaN if there is one. Of nothing, the lowest there is.
+    /// The largest element; NaN if any is NaN. The lowest value of the dtype for no elements.
     Max,
-    /// The smallest; NaN if there is one. Of nothing, the highest there is.
+    /// The smallest element; NaN if any is NaN. The highest value of the dtype for no elements.
     Min,
-    /// The product; of nothing, 1.
+    /// The product; 1 for no elements.
     Prod,
 }
 
-/// Reduces `dims` (ascending). Sums and products of `u8` are `i64`; otherwise the dtype stays.
+/// Reduces `dims` (ascending). Sums and products of `u8` are `i64`; otherwise the dtype does not change.
 pub(crate) fn reduce(f: Reduce, x: &Array, dims: &[usize], keepdim: bool) -> Result<Array> {
     let plan = Plan::new(x, dims)?;
     let shape = plan.shape(keepdim);
@@ -37,20 +37,22 @@ fn run(f: Reduce, x: &Array, plan: &Plan, shape: &[usize]) -> Result<Array> {
     let dtype = x.dtype();
     match f {
         Reduce::Max => {
-            with_elem!(dtype, T => rounded::<T, T>(plan, plan.run::<T, _>(Extreme::largest())?, shape))
+            with_elem!(dtype, T => round_results::<T, T>(plan, plan.run::<T, _>(Extreme::largest())?, shape))
         }
         Reduce::Min => {
-            with_elem!(dtype, T => rounded::<T, T>(plan, plan.run::<T, _>(Extreme::smallest())?, shape))
+            with_elem!(dtype, T => round_results::<T, T>(plan, plan.run::<T, _>(Extreme::smallest())?, shape))
         }
         Reduce::Sum if dtype == DType::U8 => {
-            rounded::<u8, i64>(plan, plan.run::<u8, _>(Total::sum())?, shape)
+            round_results::<u8, i64>(plan, plan.run::<u8, _>(Total::sum())?, shape)
         }
-        Reduce::Sum => with_elem!(dtype, T => rounded::<T, T>(plan, plan.run::<T, _>(Total::sum())?, shape)),
+        Reduce::Sum => {
+            with_elem!(dtype, T => round_results::<T, T>(plan, plan.run::<T, _>(Total::sum())?, shape))
+        }
         Reduce::Prod if dtype == DType::U8 => {
-            rounded::<u8, i64>(plan, plan.run::<u8, _>(Product::new())?, shape)
+            round_results::<u8, i64>(plan, plan.run::<u8, _>(Product::new())?, shape)
         }
         Reduce::Prod => {
-            with_elem!(dtype, T => rounded::<T, T>(plan, plan.run::<T, _>(Product::new())?, shape))
+            with_elem!(dtype, T => round_results::<T, T>(plan, plan.run::<T, _>(Product::new())?, shape))
         }
         Reduce::Mean => with_float!("mean", dtype, T => {
             let n = <T as Elem>::Acc::from_f64(plan.count() as f64);
@@ -60,8 +62,8 @@ fn run(f: Reduce, x: &Array, plan: &Plan, shape: &[usize]) -> Result<Array> {
     }
 }
 
-/// An array of results over elements of type `T`, rounded to `O`.
-fn rounded<T: Elem, O: Element<Acc = T::Acc>>(
+/// Rounds the results of a fold to `O` and creates the array of them.
+fn round_results<T: Elem, O: Element<Acc = T::Acc>>(
     plan: &Plan,
     results: Vec<T::Acc>,
     shape: &[usize],
@@ -69,9 +71,8 @@ fn rounded<T: Elem, O: Element<Acc = T::Acc>>(
     plan.array(results.into_iter().map(O::from_acc).collect(), shape)
 }
 
-/// The vector norm (Σ|x|^p)^(1/p) over `dims` (ascending): for 0 the number of elements that are not 0, for
-/// ±∞ the largest or smallest magnitude. What may overflow in single precision is summed in double. Over nothing
-/// it is 0, or ∞ for negative `p`.
+/// Computes the vector norm `(Σ|x|^p)^(1/p)` over `dims` (ascending). For `p` = 0 it is the number of nonzero elements,
+/// and for ±∞ the largest or smallest magnitude.
 pub(crate) fn norm(x: &Array, p: f64, dims: &[usize], keepdim: bool) -> Result<Array> {
     if p.abs() != f64::INFINITY && p != 1.0 && p != 2.0 {
         return power_norm(x, p, dims, keepdim);
@@ -88,12 +89,12 @@ pub(crate) fn norm(x: &Array, p: f64, dims: &[usize], keepdim: bool) -> Result<A
         } else {
             plan.run::<T, _>(Extreme::smallest_magnitude())
         };
-        rounded::<T, T>(&plan, results?, shape)
+        round_results::<T, T>(&plan, results?, shape)
     })
 }
 
-/// The norm for a `p` that takes a power of each element, or that counts: these are computed in double precision before they
-/// are added, which costs little beside the powers.
+/// Computes the norm for a `p` that needs a power of each element, or counts nonzero elements. The terms are computed in double
+/// precision, which costs little compared to the powers.
 fn power_norm(x: &Array, p: f64, dims: &[usize], keepdim: bool) -> Result<Array> {
     let wide = cast(x, DType::F64)?;
     let terms = map::<f64>(&wide, |x| if p == 0.0 { (x != 0.0) as u8 as f64 } else { x.abs().powf(p) })?;
@@ -102,9 +103,9 @@ fn power_norm(x: &Array, p: f64, dims: &[usize], keepdim: bool) -> Result<Array>
     cast(&norms, x.dtype())
 }
 
-/// The norm of a whole from the norms of its parts, one entry of the first dim for each.
+/// Merges the norms of several shards into that of the full array. The first dim of `parts` counts the shards.
 pub(crate) fn merge_norm(parts: &Array, p: f64) -> Result<Array> {
-    // The 0-norm counts: a count is not the magnitude of one element.
+    // The 0-norm is a count, so the counts of the shards are summed.
     if p == 0.0 { reduce(Reduce::Sum, parts, &[0], false) } else { norm(parts, p, &[0], false) }
 }
 
@@ -154,17 +155,18 @@ macro_rules! folds {
     )*};
 }
 
-// Every fold is compiled for three types and up to three vector units: what differs by a mask is one fold.
+// Every fold is compiled for three types and up to three instruction sets, so folds that differ only by a bit mask are one fold.
 folds! {
-    /// Σx, or Σ|x|: the sum of the bits of each element that `keep` has.
-    Total<A: Num> { keep: A }: A,
-    identity |_f| A::ZERO, merge Add::add, lift |f, x| x.bit_and(f.keep), finish |_f, a| a;
+    /// Σx, or Σ|x| if `mask` clears the sign bit.
+    Total<A: Num> { mask: A }: A,
+    identity |_f| A::ZERO, merge Add::add, lift |f, x| x.bit_and(f.mask), finish |_f, a| a;
     Product<A: Num> {}: A,
     identity |_f| A::ONE, merge Mul::mul, lift |_f, x| x, finish |_f, a| a;
-    /// The largest of x or |x|, or the smallest, which is the largest in the order that `flip` gives. `lowest` stands for nothing.
-    Extreme<A: Num> { keep: A, flip: A, lowest: A }: A,
+    /// The maximum of x, or of |x| if `mask` clears the sign bit. If `flip` reverses the order it is the minimum. `lowest` is the
+    /// result for no elements, before the order is restored.
+    Extreme<A: Num> { mask: A, flip: A, lowest: A }: A,
     identity |f| f.lowest, merge Num::max,
-    lift |f, x| x.bit_and(f.keep).bit_xor(f.flip), finish |f, a| a.bit_xor(f.flip);
+    lift |f, x| x.bit_and(f.mask).bit_xor(f.flip), finish |f, a| a.bit_xor(f.flip);
     /// √Σx².
     Squares<A: Real> {}: f64,
     identity |_f| 0.0, merge Add::add, lift |_f, x| square(x.to_f64()), finish |_f, a| A::from_f64(a.sqrt());
@@ -212,18 +214,18 @@ mod tests {
     use super::*;
     use crate::host::testing::{small, values};
 
-    /// The elements that go into each output.
+    /// Returns the elements that are reduced into each output.
     fn groups(x: &Array, dims: &[usize]) -> Vec<Vec<f64>> {
         let sizes = x.dims();
-        let kept = |d: &usize| !dims.contains(d);
-        let mut groups = vec![vec![]; (0..sizes.len()).filter(kept).map(|d| sizes[d]).product()];
+        let remains = |d: &usize| !dims.contains(d);
+        let mut groups = vec![vec![]; (0..sizes.len()).filter(remains).map(|d| sizes[d]).product()];
         for (flat, value) in values(x).into_iter().enumerate() {
             let (mut rest, mut index) = (flat, vec![0; sizes.len()]);
             for d in (0..sizes.len()).rev() {
                 index[d] = rest % sizes[d];
                 rest /= sizes[d];
             }
-            let at = (0..sizes.len()).filter(kept).fold(0, |at, d| at * sizes[d] + index[d]);
+            let at = (0..sizes.len()).filter(remains).fold(0, |at, d| at * sizes[d] + index[d]);
             groups[at].push(value);
         }
         groups
@@ -239,7 +241,7 @@ mod tests {
         }
     }
 
-    fn of_nothing(f: Reduce, dtype: DType) -> f64 {
+    fn of_no_elements(f: Reduce, dtype: DType) -> f64 {
         let (lowest, highest) = match dtype {
             DType::U8 => (0.0, 255.0),
             DType::I64 => (i64::MIN as f64, i64::MAX as f64),
@@ -274,8 +276,9 @@ mod tests {
                 assert_eq!(y.dtype(), if wide { DType::I64 } else { x.dtype() });
                 let tolerance = if x.dtype().size() == 2 { 1e-2 } else { 1e-6 };
                 for (y, group) in values(&y).into_iter().zip(&groups) {
-                    let expected = if group.is_empty() { of_nothing(f, x.dtype()) } else { naive(f, group) };
-                    // Half precision has less range than the reference.
+                    let expected =
+                        if group.is_empty() { of_no_elements(f, x.dtype()) } else { naive(f, group) };
+                    // The range of half precision is smaller than that of the reference.
                     if expected.abs() < 6e4 || x.dtype().size() > 2 {
                         assert!(close(y, expected, tolerance), "{f:?} {x:?} {dims:?}: {y} {expected}");
                     }
@@ -348,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn not_a_number_wins_and_infinities_are_numbers() {
+    fn nan_propagates_and_infinities_are_numbers() {
         for n in [1, 5, 64, 200] {
             for at in 0..n {
                 let data: Vec<f32> =
@@ -370,14 +373,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn integer_means_and_norms_are_errors() {
         assert!(reduce(Reduce::Mean, &small(DType::I64, &[3]), &[0], false).is_err());
         assert!(norm(&small(DType::I64, &[3]), 2.0, &[0], false).is_err());
         assert!(values(&reduce(Reduce::Mean, &small(DType::F32, &[2, 0]), &[1], false).unwrap())[1].is_nan());
     }
 
     #[test]
-    fn norms_are_those_of_the_formula() {
+    fn norms_agree_with_the_formula() {
         let x = small(DType::F32, &[30, 3]);
         for p in [0.0, 1.0, 2.0, 3.0, 0.5, -1.5, f64::INFINITY, f64::NEG_INFINITY] {
             for dims in [&[0][..], &[1], &[0, 1]] {
@@ -412,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn norms_of_parts_make_up_the_norm() {
+    fn norms_of_shards_merge_into_the_full_norm() {
         let data: Vec<f32> = (0..60).map(|i| (i as f32 * 0.7).sin().max(-0.5) + 0.01).collect();
         let mut with_zero = data.clone();
         with_zero[7] = 0.0;

@@ -1,24 +1,24 @@
-//! What the kernels over rows and columns of an array share: reductions in independent lanes, which the
-//! compiler turns into vectors, and a second level of blocks above them, which keeps rounding errors small.
+//! Reductions over rows and columns of an array, for the fused kernels. Independent lanes let the compiler vectorise them, and
+//! blocks above the lanes keep rounding errors small.
 
 #![allow(clippy::needless_range_loop)] // one index runs over the lanes of several arrays
 
 use crate::{Elem, Float, Num, Real};
 
-/// Independent accumulators of a sum or maximum.
+/// The number of independent accumulators of a sum or maximum.
 const LANES: usize = 16;
-/// What one turn of a loop takes in: eight elements for each lane, combined in a tree before they meet the
-/// lane. With that much to do per lane the compiler makes a loop over lanes, which it vectorises; with less
-/// it unrolls the lanes into scalars, which it then often fails to join again.
+/// The number of elements in one iteration: eight for each lane, combined in a tree before they are added to the lane. With
+/// that much work for each lane the compiler vectorises the loop over lanes. With less it unrolls the lanes into scalars, and
+/// often fails to vectorise those.
 const TURN: usize = 8 * LANES;
-/// Elements added up before a partial sum is put aside.
+/// The number of elements in one partial sum.
 const BLOCK: usize = 4096;
-/// Rows added up before a partial sum over rows is put aside.
+/// The number of rows in one partial sum over rows.
 const BLOCK_ROWS: usize = 64;
-/// Columns that a kernel walks down side by side.
+/// The number of neighbouring columns that a kernel processes together.
 pub(crate) const COLUMNS: usize = 64;
 
-/// An array as `[outer, size of dim, inner]`; a scalar is one row of one element.
+/// Returns the sizes of an array viewed as `[outer, size of dim, inner]`. A scalar is one row of one element.
 pub(crate) fn split(dims: &[usize], dim: usize) -> (usize, usize, usize) {
     match dims {
         [] => (1, 1, 1),
@@ -38,13 +38,13 @@ fn reduce_lanes<A: Copy>(mut lanes: [A; LANES], f: impl Fn(A, A) -> A) -> A {
     lanes[0]
 }
 
-/// Eight values for one lane, in a tree.
+/// Combines eight values in a tree.
 #[inline(always)]
 fn tree<A: Copy>(t: [A; 8], f: impl Fn(A, A) -> A) -> A {
     f(f(f(t[0], t[1]), f(t[2], t[3])), f(f(t[4], t[5]), f(t[6], t[7])))
 }
 
-/// Lane `i`'s elements in a turn.
+/// Returns the elements of lane `i` in one iteration.
 #[inline(always)]
 fn lane<X: Copy>(x: &[X; TURN], i: usize) -> [X; 8] {
     [0, 1, 2, 3, 4, 5, 6, 7].map(
@@ -53,7 +53,8 @@ fn lane<X: Copy>(x: &[X; TURN], i: usize) -> [X; 8] {
     )
 }
 
-/// Several sums at once of terms of three rows of equal length. Give a row twice where two will do.
+/// Computes `K` sums at once, of terms that depend on the elements of three rows of equal length. Pass a row twice if two rows
+/// are enough.
 #[inline(always)]
 pub(crate) fn sums<X: Copy, Y: Copy, Z: Copy, A: Num, const K: usize>(
     x: &[X],
@@ -110,7 +111,7 @@ fn add<A: Num>(a: A, b: A) -> A {
     a + b
 }
 
-/// The sum of `f` over a row.
+/// Sums `f` over a row.
 #[inline(always)]
 pub(crate) fn sum_of<X: Copy, A: Num>(x: &[X], f: impl Fn(X) -> A) -> A {
     sums(
@@ -122,7 +123,7 @@ pub(crate) fn sum_of<X: Copy, A: Num>(x: &[X], f: impl Fn(X) -> A) -> A {
     )[0]
 }
 
-/// The largest number of a row, −∞ if there is none; NaNs are passed over.
+/// Returns the largest number of a row, or −∞ if it is empty. Ignores NaN.
 #[inline(always)]
 pub(crate) fn max_of<T: Elem>(x: &[T]) -> T::Acc {
     #[inline(always)]
@@ -153,7 +154,7 @@ pub(crate) fn max_of<T: Elem>(x: &[T]) -> T::Acc {
     max
 }
 
-/// Writes `exp(x − shift)` for a row, and gives the sum. In a loop of its own the function vectorises best.
+/// Writes `exp(x − shift)` for a row and returns the sum. The exponentials are a separate loop because they vectorise best so.
 #[inline(always)]
 pub(crate) fn exp_row<T: Float>(x: &[T], shift: T::Acc, exps: &mut [T::Acc]) -> T::Acc {
     for (e, &x) in exps.iter_mut().zip(x) {
@@ -169,17 +170,17 @@ pub(crate) fn exp_row<T: Float>(x: &[T], shift: T::Acc, exps: &mut [T::Acc]) -> 
 /// A block of at most [`COLUMNS`] neighbouring columns of a contiguous `[outer, size, inner]` array.
 #[derive(Clone, Copy)]
 pub(crate) struct Columns {
-    /// Where the block's first row starts.
+    /// The index of the block's first element.
     pub(crate) start: usize,
-    /// How many columns there are.
+    /// The number of columns.
     pub(crate) width: usize,
-    /// The first column's place among the `outer × inner` columns.
+    /// The index of the first column among the `outer × inner` columns.
     pub(crate) first: usize,
     stride: usize,
 }
 
 impl Columns {
-    /// Calls `body` for every block.
+    /// Calls `body` for every block of an `[outer, size, inner]` array.
     #[inline(always)]
     pub(crate) fn each(outer: usize, size: usize, inner: usize, mut body: impl FnMut(Columns)) {
         for o in 0..outer {
@@ -190,19 +191,19 @@ impl Columns {
         }
     }
 
-    /// Row `j` of the block.
+    /// Returns row `j` of the block.
     #[inline(always)]
     pub(crate) fn row<'a, T>(&self, data: &'a [T], j: usize) -> &'a [T] {
         &data[self.start + j * self.stride..][..self.width]
     }
 
-    /// Row `j` of the block, to write to.
+    /// Returns row `j` of the block for writing.
     #[inline(always)]
     pub(crate) fn row_mut<'a, T>(&self, data: &'a mut [T], j: usize) -> &'a mut [T] {
         &mut data[self.start + j * self.stride..][..self.width]
     }
 
-    /// Each column's largest number; NaNs are passed over.
+    /// Returns the largest number of each column. Ignores NaN.
     #[inline(always)]
     pub(crate) fn max<T: Elem>(&self, data: &[T], size: usize) -> [T::Acc; COLUMNS] {
         let mut max = [T::Acc::LOWEST; COLUMNS];
@@ -214,7 +215,7 @@ impl Columns {
         max
     }
 
-    /// Sums down the columns: `add(j, sums)` adds row `j`'s terms.
+    /// Sums along the columns: `add(j, sums)` adds the terms of row `j`.
     #[inline(always)]
     pub(crate) fn sum<A: Num>(&self, size: usize, mut add: impl FnMut(usize, &mut [A])) -> [A; COLUMNS] {
         let mut totals = [A::ZERO; COLUMNS];
@@ -230,7 +231,7 @@ impl Columns {
         totals
     }
 
-    /// Writes `exp(x − shift)` for the block, row after row, and gives each column's sum.
+    /// Writes `exp(x − shift)` for the block, row by row, and returns the sum of each column.
     #[inline(always)]
     pub(crate) fn exp<T: Float>(
         &self,

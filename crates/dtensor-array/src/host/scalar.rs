@@ -1,5 +1,5 @@
-//! Arithmetic between an array and a number. The number is rounded to the type that arithmetic is done in;
-//! with an array of whole numbers it must be whole.
+//! Arithmetic between an array and a number. The number is rounded to the accumulation type. For integer arrays it must be an
+//! integer.
 
 use super::binary::Power;
 use super::formula;
@@ -8,11 +8,12 @@ use super::unary::{Unary, unary};
 use crate::{Array, Elem, Num, with_elem, with_float};
 use crate::{Error, Result};
 
-/// `x·mul + add`, each step rounded, so that adding a number or multiplying by one is exactly that.
+/// Computes `x · mul + add`. The product is rounded before the sum, so that the kernel gives exactly the result of a
+/// separate product or sum.
 pub(crate) fn affine(x: &Array, mul: f64, add: f64) -> Result<Array> {
     with_elem!(x.dtype(), T => {
         let (m, a) = (<T as Elem>::Acc::from_f64(mul), <T as Elem>::Acc::from_f64(add));
-        // A step that changes nothing is left out: adding zero would lose the sign of a negative one.
+        // A step that changes nothing is left out, because adding +0 would turn −0 into +0.
         if add == 0.0 {
             map::<T>(x, move |x| x * m)
         } else if mul == 1.0 {
@@ -23,7 +24,7 @@ pub(crate) fn affine(x: &Array, mul: f64, add: f64) -> Result<Array> {
     })
 }
 
-/// `x` to the power `e`. Whole numbers take only whole powers that are not negative, and wrap.
+/// Computes `x` to the power `e`. Integers wrap, and need an exponent that is a non-negative integer.
 pub(crate) fn pow_scalar(x: &Array, e: f64) -> Result<Array> {
     if x.dtype().is_int() && !(e >= 0.0 && e.fract() == 0.0) {
         let why = format!("integers to the power {e} are not integers; cast to a floating-point dtype first");
@@ -54,12 +55,12 @@ pub(crate) fn pow_scalar(x: &Array, e: f64) -> Result<Array> {
     })
 }
 
-/// `lo` and `hi` for elements of `T`; where there is none, a bound that nothing exceeds.
+/// Returns the bounds in the accumulation type. A missing bound becomes one that no element exceeds.
 fn bounds<A: Num>(lo: Option<f64>, hi: Option<f64>) -> (A, A) {
     (lo.map_or(A::LOWEST, A::from_f64), hi.map_or(A::HIGHEST, A::from_f64))
 }
 
-/// `x`, or `lo` if it is below, or `hi` if that is above. NaN stays.
+/// Clamps each element to `lo..=hi`. NaN stays NaN. If `lo` is above `hi`, the result is `hi`.
 pub(crate) fn clamp(x: &Array, lo: Option<f64>, hi: Option<f64>) -> Result<Array> {
     with_elem!(x.dtype(), T => {
         let (lo, hi) = bounds::<<T as Elem>::Acc>(lo, hi);
@@ -70,14 +71,14 @@ pub(crate) fn clamp(x: &Array, lo: Option<f64>, hi: Option<f64>) -> Result<Array
     })
 }
 
-/// `dy` where `x` is strictly between `lo` and `hi`, else 0.
+/// Computes the gradient of [`clamp`]: `dy` where `x` is strictly between `lo` and `hi`, else 0.
 pub(crate) fn clamp_grad(x: &Array, lo: Option<f64>, hi: Option<f64>, dy: &Array) -> Result<Array> {
     let (left, right) = (x.dtype(), dy.dtype());
     if left != right {
         return Err(Error::DTypeMismatch { op: "clamp", left, right });
     }
     with_float!("clamp", left, T => {
-        // An infinity is inside where there is no bound, and on it where the bound is infinite.
+        // An infinite element is inside if there is no bound on its side, but not strictly inside an infinite bound.
         let (no_lo, no_hi) = (lo.is_none(), hi.is_none());
         let (lo, hi) = bounds::<<T as Elem>::Acc>(lo, hi);
         zip::<T, T, _>(x, dy, move |x, dy| {
@@ -135,7 +136,7 @@ mod tests {
 
     #[test]
     fn each_step_rounds() {
-        // Fused, the product's lost bits would show in the sum.
+        // A fused multiply-add would keep bits of the product that rounding drops.
         let x = 1.0f32 + 2f32.powi(-12);
         let got: Vec<f32> =
             affine(&local(&[x as f64], DType::F32), x as f64, -1.0).unwrap().copy_to_host().unwrap();

@@ -1,4 +1,4 @@
-//! Running sums along a dim.
+//! Cumulative sums along a dim.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -10,13 +10,13 @@ use crate::DType;
 use crate::{Array, Elem, Float, Num, with_float};
 use crate::{Element, Result};
 
-/// The sum of each element and all before it along `dim` (all after it, if `reverse`). Floats are summed in
-/// double precision; sums of `u8` are `i64`.
+/// Computes the cumulative sum along `dim`: of each element and all before it, or all after it if `reverse` is true.
+/// Floating-point elements are summed in `f64`. The result for `u8` is `i64`.
 pub(crate) fn cumsum(x: &Array, dim: usize, reverse: bool) -> Result<Array> {
     match x.dtype() {
-        DType::U8 => along(Whole::<u8>(PhantomData), x, dim, reverse),
-        DType::I64 => along(Whole::<i64>(PhantomData), x, dim, reverse),
-        dtype => with_float!("cumsum", dtype, T => along(Double::<T>(PhantomData), x, dim, reverse)),
+        DType::U8 => along(IntegerSum::<u8>(PhantomData), x, dim, reverse),
+        DType::I64 => along(IntegerSum::<i64>(PhantomData), x, dim, reverse),
+        dtype => with_float!("cumsum", dtype, T => along(FloatSum::<T>(PhantomData), x, dim, reverse)),
     }
 }
 
@@ -28,12 +28,12 @@ fn along<F: Fold<Ctx = (), In: Elem, Out: Element>>(
 ) -> Result<Array> {
     let x = x.contiguous()?;
     let sizes = x.dims();
-    // A scalar may be addressed as if it had one dim.
+    // A scalar accepts the dims of a 1-d array.
     let n = sizes.get(dim).copied().unwrap_or(1);
     let inner: usize = sizes.iter().skip(dim + 1).product();
     let read = x.read::<F::In>()?;
     let data = &read.data()[..x.numel()];
-    // SAFETY: the chunks of `n × inner` cover the array, and `rows` and `columns` write every element of theirs.
+    // SAFETY: the chunks of `n × inner` elements cover the array, and `rows` and `columns` write every element of a chunk.
     unsafe {
         fill_array(sizes, |out| match (data.is_empty(), inner) {
             (true, _) => {}
@@ -54,9 +54,10 @@ fn along<F: Fold<Ctx = (), In: Elem, Out: Element>>(
     }
 }
 
-/// Rows summed side by side, so that one need not wait for another's addition.
+/// The number of rows summed together, so that their additions do not wait for each other.
 const ROWS: usize = 8;
-/// Elements of each that are loaded and stored at once: rows a power of two apart share few places in the cache.
+/// The number of elements of each row that are loaded and stored at once, because rows whose stride is a power of two evict each
+/// other from the cache.
 const STEP: usize = 16;
 
 #[inline(always)]
@@ -67,7 +68,7 @@ fn rows<F: Fold<Ctx = ()>>(f: F, data: &[F::In], out: &mut [MaybeUninit<F::Out>]
         let mut sums = [f.identity(); ROWS];
         let mut tile = [[f.identity(); STEP]; ROWS];
         for step in 0..n.div_ceil(STEP) {
-            // In the order of the sum; the last step may be short.
+            // Steps are in the order of the sum, and the last one may be shorter.
             let (start, end) = (step * STEP, n.min((step + 1) * STEP));
             let (start, end) = if reverse { (n - end, n - start) } else { (start, end) };
             let w = end - start;
@@ -100,7 +101,7 @@ fn rows<F: Fold<Ctx = ()>>(f: F, data: &[F::In], out: &mut [MaybeUninit<F::Out>]
     }
 }
 
-/// Columns summed side by side.
+/// The number of columns summed together.
 const COLUMNS: usize = 1024;
 
 #[inline(always)]
@@ -128,11 +129,11 @@ fn columns<F: Fold<Ctx = ()>>(
     }
 }
 
-/// A sum of whole numbers.
+/// A wrapping sum of integers.
 #[derive(Clone, Copy)]
-struct Whole<T>(PhantomData<T>);
+struct IntegerSum<T>(PhantomData<T>);
 
-impl<T: Elem<Acc = Wrapping<i64>>> Fold for Whole<T> {
+impl<T: Elem<Acc = Wrapping<i64>>> Fold for IntegerSum<T> {
     type In = T;
     type Ctx = ();
     type Acc = Wrapping<i64>;
@@ -155,11 +156,11 @@ impl<T: Elem<Acc = Wrapping<i64>>> Fold for Whole<T> {
     }
 }
 
-/// A sum of real numbers.
+/// A sum of floating-point numbers in `f64`.
 #[derive(Clone, Copy)]
-struct Double<T>(PhantomData<T>);
+struct FloatSum<T>(PhantomData<T>);
 
-impl<T: Float> Fold for Double<T> {
+impl<T: Float> Fold for FloatSum<T> {
     type In = T;
     type Ctx = ();
     type Acc = f64;
@@ -205,13 +206,13 @@ mod tests {
             for shape in
                 [[1, 1, 1], [2, 3, 5], [9, 1, 17], [3, 20, 2], [2, 8, 33], [1, 3, 1100], [0, 2, 3], [2, 0, 3]]
             {
-                // Small enough that every dtype holds the sums exactly, but for the longest rows.
+                // Every dtype holds these sums exactly, except half precision for the longest rows.
                 if shape[2] > 100 && dtype.size() == 2 {
                     continue;
                 }
                 let x = small(dtype, &shape);
-                let turned = x.transpose(0, 2).unwrap();
-                for x in [&x, &turned] {
+                let transposed = x.transpose(0, 2).unwrap();
+                for x in [&x, &transposed] {
                     for (dim, reverse) in
                         [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)]
                     {
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn long_sums_stay_accurate_and_nan_stays() {
+    fn long_sums_are_accurate_and_nan_propagates() {
         let x = Array::from_vec(vec![0.1f32; 1_000_000], &[1_000_000]).unwrap();
         let y = values(&cumsum(&x, 0, false).unwrap());
         assert!((y[999_999] / 1e5 - 1.0).abs() < 1e-6);

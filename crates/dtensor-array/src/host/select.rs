@@ -1,86 +1,89 @@
-//! Choosing between values by a condition, or by position.
+//! Selecting values by a condition, or by position in a triangle.
 
 use std::hint::select_unpredictable;
 use std::mem::MaybeUninit;
 
-use super::nest::{Lane, Nest, broadcast};
+use super::nest::{Nest, RowView, broadcast};
 use super::{fill_array, simd};
 use crate::{Array, Elem, Num, with_elem};
 use crate::{DType, Element, Error, Result};
 
-fn logical(op: &'static str, mask: &Array) -> Result<()> {
+/// Returns an error if a condition is not of dtype `u8`.
+fn check_mask(op: &'static str, mask: &Array) -> Result<()> {
     match mask.dtype() {
         DType::U8 => Ok(()),
-        dtype => Err(Error::DType { op, dtype, why: "a condition has dtype u8" }),
+        dtype => Err(Error::DType { op, dtype, why: "a condition must have dtype u8" }),
     }
 }
 
-/// `a` where `cond` is not 0, else `b`; all three broadcast.
+/// Selects `a` where `cond` is nonzero, else `b`. All three broadcast.
 pub(crate) fn where_(cond: &Array, a: &Array, b: &Array) -> Result<Array> {
-    logical("where", cond)?;
+    check_mask("where", cond)?;
     let (left, right) = (a.dtype(), b.dtype());
     if left != right {
         return Err(Error::DTypeMismatch { op: "where", left, right });
     }
-    with_elem!(left, T => choose::<T>(cond, Choice::Array(a.clone()), Choice::Array(b.clone())))
+    with_elem!(left, T => select::<T>(cond, Operand::Array(a.clone()), Operand::Array(b.clone())))
 }
 
-/// `x` with `value` wherever `mask`, expanded to the shape of `x`, is not 0.
+/// Returns `x` with `value` wherever `mask` is nonzero. The mask broadcasts to the shape of `x`.
 pub(crate) fn masked_fill(x: &Array, mask: &Array, value: f64) -> Result<Array> {
-    logical("masked_fill", mask)?;
+    check_mask("masked_fill", mask)?;
     with_elem!(x.dtype(), T => {
         let value = T::from_acc(<T as Elem>::Acc::from_f64(value));
-        choose::<T>(mask, Choice::Number(value), Choice::Array(x.clone()))
+        select::<T>(mask, Operand::Number(value), Operand::Array(x.clone()))
     })
 }
 
-/// An operand of [`choose`]: an array, or one number.
+/// An operand of [`select`]: an array, or one number.
 #[derive(Clone, Debug)]
-enum Choice<T> {
+enum Operand<T> {
     /// An array.
     Array(Array),
-    /// One number, wherever it is looked at.
+    /// A number, broadcast to the shape of the result.
     Number(T),
 }
 
-impl<T> Choice<T> {
+impl<T> Operand<T> {
+    /// Returns the dims and strides.
     fn layout(&self) -> (&[usize], &[usize]) {
         match self {
-            Choice::Array(x) => (x.dims(), x.strides()),
-            Choice::Number(_) => (&[], &[]),
+            Operand::Array(x) => (x.dims(), x.strides()),
+            Operand::Number(_) => (&[], &[]),
         }
     }
 
-    fn settle(self, gathers: bool) -> Result<Self> {
+    /// Makes an array contiguous if `copy` is true.
+    fn contiguous_if(self, copy: bool) -> Result<Self> {
         Ok(match self {
-            Choice::Array(x) if gathers => Choice::Array(x.contiguous()?),
+            Operand::Array(x) if copy => Operand::Array(x.contiguous()?),
             other => other,
         })
     }
 }
 
-/// `a` where `cond` is not 0, else `b`; broadcast.
-fn choose<T: Element>(cond: &Array, a: Choice<T>, b: Choice<T>) -> Result<Array> {
+/// Selects `a` where `cond` is nonzero, else `b`, broadcast.
+fn select<T: Element>(cond: &Array, a: Operand<T>, b: Operand<T>) -> Result<Array> {
     let shape = broadcast(&broadcast(cond.dims(), a.layout().0), b.layout().0);
     let mut nest = Nest::new(&shape, [(cond.dims(), cond.strides()), a.layout(), b.layout()]);
     let (mut cond, mut a, mut b) = (cond.clone(), a, b);
-    let gathers = nest.gathers();
-    if gathers.contains(&true) {
-        cond = if gathers[0] { cond.contiguous()? } else { cond };
-        a = a.settle(gathers[1])?;
-        b = b.settle(gathers[2])?;
+    let needs_copy = nest.needs_copy();
+    if needs_copy.contains(&true) {
+        cond = if needs_copy[0] { cond.contiguous()? } else { cond };
+        a = a.contiguous_if(needs_copy[1])?;
+        b = b.contiguous_if(needs_copy[2])?;
         nest = Nest::new(&shape, [(cond.dims(), cond.strides()), a.layout(), b.layout()]);
     }
     let cond = cond.read::<u8>()?;
     let cond = cond.data();
     let [a, b] = [&a, &b].map(|x| match x {
-        Choice::Array(x) => x.read::<T>().map(|read| (Some(read), T::default())),
-        Choice::Number(x) => Ok((None, *x)),
+        Operand::Array(x) => x.read::<T>().map(|read| (Some(read), T::default())),
+        Operand::Number(x) => Ok((None, *x)),
     });
     let (a, b) = (a?, b?);
     let a = a.0.as_ref().map_or(std::slice::from_ref(&a.1), |read| read.data());
     let b = b.0.as_ref().map_or(std::slice::from_ref(&b.1), |read| read.data());
-    // SAFETY: the rows of the nest make up the whole result, and each is written from end to end.
+    // SAFETY: the rows of the nest cover the result, and each is written completely.
     unsafe {
         fill_array::<T>(&shape, |out| {
             simd::<T, _>(
@@ -90,10 +93,10 @@ fn choose<T: Element>(cond: &Array, a: Choice<T>, b: Choice<T>) -> Result<Array>
                         #[inline(always)]
                         |row, at, steps| {
                             let len = row.len();
-                            let cond = Lane::new(cond, at[0], len, steps[0]);
-                            let a = Lane::new(a, at[1], len, steps[1]);
-                            let b = Lane::new(b, at[2], len, steps[2]);
-                            choose_row(&mut out[row], cond, a, b);
+                            let cond = RowView::new(cond, at[0], len, steps[0]);
+                            let a = RowView::new(a, at[1], len, steps[1]);
+                            let b = RowView::new(b, at[2], len, steps[2]);
+                            select_row(&mut out[row], cond, a, b);
                         },
                     )
                 },
@@ -103,38 +106,38 @@ fn choose<T: Element>(cond: &Array, a: Choice<T>, b: Choice<T>) -> Result<Array>
 }
 
 #[inline(always)]
-fn choose_row<T: Elem>(out: &mut [MaybeUninit<T>], cond: Lane<u8>, a: Lane<T>, b: Lane<T>) {
+fn select_row<T: Elem>(out: &mut [MaybeUninit<T>], cond: RowView<u8>, a: RowView<T>, b: RowView<T>) {
     match (cond, a, b) {
-        (Lane::Run(cond), Lane::Run(a), Lane::Run(b)) => {
+        (RowView::Contiguous(cond), RowView::Contiguous(a), RowView::Contiguous(b)) => {
             for (((out, &cond), &a), &b) in out.iter_mut().zip(cond).zip(a).zip(b) {
-                // A plain `if` would load only one of them, by a branch.
+                // A plain `if` would compile to a branch that loads only one of them.
                 out.write(select_unpredictable(cond != 0, a, b));
             }
         }
-        (Lane::Run(cond), Lane::Still(a), Lane::Run(b)) => {
+        (RowView::Contiguous(cond), RowView::Broadcast(a), RowView::Contiguous(b)) => {
             for ((out, &cond), &b) in out.iter_mut().zip(cond).zip(b) {
                 out.write(if cond != 0 { a } else { b });
             }
         }
-        (Lane::Run(cond), Lane::Run(a), Lane::Still(b)) => {
+        (RowView::Contiguous(cond), RowView::Contiguous(a), RowView::Broadcast(b)) => {
             for ((out, &cond), &a) in out.iter_mut().zip(cond).zip(a) {
                 out.write(if cond != 0 { a } else { b });
             }
         }
-        (Lane::Run(cond), Lane::Still(a), Lane::Still(b)) => {
+        (RowView::Contiguous(cond), RowView::Broadcast(a), RowView::Broadcast(b)) => {
             for (out, &cond) in out.iter_mut().zip(cond) {
                 out.write(if cond != 0 { a } else { b });
             }
         }
-        (Lane::Still(cond), ..) => match if cond != 0 { a } else { b } {
-            Lane::Run(run) => {
+        (RowView::Broadcast(cond), ..) => match if cond != 0 { a } else { b } {
+            RowView::Contiguous(run) => {
                 for (out, &x) in out.iter_mut().zip(run) {
                     out.write(x);
                 }
             }
-            lane => {
+            row => {
                 for (i, out) in out.iter_mut().enumerate() {
-                    out.write(lane.get(i));
+                    out.write(row.get(i));
                 }
             }
         },
@@ -146,9 +149,8 @@ fn choose_row<T: Elem>(out: &mut [MaybeUninit<T>], cond: Lane<u8>, a: Lane<T>, b
     }
 }
 
-/// The lower triangle of each matrix in the last two dims, or the upper one: elements up to `diagonal` places
-/// right of the main diagonal, or from there on; the others become 0. `x` has at least two dims. Where it is a part
-/// of larger matrices, `first` says which row and column of those its first element is in.
+/// Keeps the lower (or upper) triangle of each matrix in the last two dims, and sets the other elements to 0. The diagonal
+/// `diagonal` places right of the main one belongs to either triangle. `x` must have at least two dims.
 pub(crate) fn triangle(x: &Array, diagonal: i64, lower: bool, first: (usize, usize)) -> Result<Array> {
     let &[.., rows, columns] = x.dims() else {
         return Err(Error::argument(
@@ -169,23 +171,23 @@ fn triangle_of<T: Element>(
 ) -> Result<Array> {
     let read = x.read::<T>()?;
     let data = read.data();
-    // SAFETY: each row is written in two parts that meet; rows without columns have nothing to write.
+    // SAFETY: each row is written in two adjacent parts. If there are no columns there is nothing to write.
     unsafe {
         fill_array::<T>(x.dims(), |out| {
             let data = &data[..out.len()];
             let width = columns.max(1);
             for (i, (out, x)) in out.chunks_exact_mut(width).zip(data.chunks_exact(width)).enumerate() {
-                // The first column on the far side of the boundary.
+                // The first column right of the boundary.
                 let first = ((i % rows) as i64).saturating_add(diagonal);
                 let first = if lower { first.saturating_add(1) } else { first };
                 let at = first.clamp(0, columns as i64) as usize;
                 let (left, right) = out.split_at_mut(at);
-                let (kept, source, cleared) =
+                let (copied, source, zeroed) =
                     if lower { (left, &x[..at], right) } else { (right, &x[at..], left) };
-                for (out, &x) in kept.iter_mut().zip(source) {
+                for (out, &x) in copied.iter_mut().zip(source) {
                     out.write(x);
                 }
-                for out in cleared {
+                for out in zeroed {
                     out.write(T::default());
                 }
             }
@@ -283,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn conditions_must_be_logical() {
+    fn conditions_must_be_u8() {
         let x = array(&[2], DType::F32, 0);
         assert!(matches!(where_(&x, &x, &x), Err(Error::DType { .. })));
         assert!(matches!(masked_fill(&x, &x, 0.0), Err(Error::DType { .. })));
@@ -314,8 +316,12 @@ mod tests {
                         for (i, (got, x)) in values(&got).into_iter().zip(values(&x)).enumerate() {
                             let (row, column) = (i / columns % rows, i % columns);
                             let distance = column as i128 - row as i128 - diagonal as i128;
-                            let kept = if lower { distance <= 0 } else { distance >= 0 };
-                            assert_eq!(got, if kept { x } else { 0.0 }, "{dims:?} {diagonal} {lower} at {i}");
+                            let inside = if lower { distance <= 0 } else { distance >= 0 };
+                            assert_eq!(
+                                got,
+                                if inside { x } else { 0.0 },
+                                "{dims:?} {diagonal} {lower} at {i}"
+                            );
                         }
                     }
                 }
@@ -329,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn triangles_of_parts() {
+    fn triangles_of_shards() {
         let x = array(&[2, 5, 7], DType::F32, 0);
         for (row, rows) in [(0, 5), (0, 2), (2, 3), (4, 1), (5, 0)] {
             for (column, columns) in [(0, 7), (0, 1), (1, 4), (5, 2), (7, 0)] {

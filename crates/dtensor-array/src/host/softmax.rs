@@ -1,8 +1,7 @@
-//! Softmax and its logarithm along any dim, and their gradients.
+//! Softmax and log-softmax along any dim, and their gradients.
 //!
-//! Along the last dim a row is reduced in lanes; along another, a block of neighbouring columns is walked
-//! down side by side. Either way the exponentials wait in a small buffer until their sum is known, so the
-//! result is written once and half precision is rounded once.
+//! Along the last dim, a row is reduced in lanes. Along another dim, a block of neighbouring columns is processed together. The
+//! exponentials stay in a small buffer until their sum is known, so the result is written once and half precision is rounded once.
 
 use std::mem::MaybeUninit;
 
@@ -15,22 +14,22 @@ mod parts;
 
 pub(crate) use parts::{backward_sums, backward_with, exp_sums, maxima, normalised};
 
-/// `exp(x) / Σ exp(x)` along `dim`.
+/// Computes the softmax `exp(x) / Σ exp(x)` along `dim`.
 pub(crate) fn softmax(x: &Array, dim: usize) -> Result<Array> {
     with_float!("softmax", x.dtype(), T => forward::<T, false>(x, dim))
 }
 
-/// The logarithm of [`softmax`].
+/// Computes the logarithm of [`softmax`].
 pub(crate) fn log_softmax(x: &Array, dim: usize) -> Result<Array> {
     with_float!("log_softmax", x.dtype(), T => forward::<T, true>(x, dim))
 }
 
-/// The gradient of [`softmax`], from its result `y`.
+/// Computes the gradient of [`softmax`] from its result `y`.
 pub(crate) fn softmax_backward(y: &Array, dy: &Array, dim: usize) -> Result<Array> {
     with_float!("softmax", y.dtype(), T => backward::<T, false>(y, dy, dim))
 }
 
-/// The gradient of [`log_softmax`], from its result `y`.
+/// Computes the gradient of [`log_softmax`] from its result `y`.
 pub(crate) fn log_softmax_backward(y: &Array, dy: &Array, dim: usize) -> Result<Array> {
     with_float!("log_softmax", y.dtype(), T => backward::<T, true>(y, dy, dim))
 }
@@ -58,7 +57,7 @@ fn forward<T: Float + Element, const LOG: bool>(x: &Array, dim: usize) -> Result
 fn forward_rows<T: Float, const LOG: bool>(data: &[T], exps: &mut [T::Acc], out: &mut [MaybeUninit<T>]) {
     let size = exps.len().max(1);
     for (x, out) in data.chunks_exact(size).zip(out.chunks_exact_mut(size)) {
-        // A NaN or +∞ in the row, or nothing but −∞, makes the sum NaN, and with it the whole row.
+        // If the row contains NaN or +∞, or only −∞, the sum is NaN, and so is every element of the result.
         let max = max_of(x);
         let sum = exp_row(x, max, exps);
         if LOG {
@@ -129,18 +128,19 @@ fn backward<T: Float + Element, const LOG: bool>(y: &Array, dy: &Array, dim: usi
     unsafe { fill_array(y.dims(), fill) }
 }
 
-/// What [`backward_one`] needs summed over the dim.
+/// Returns the term that [`backward_one`] needs summed over the dim.
 #[inline(always)]
 fn backward_term<T: Float, const LOG: bool>(y: T, dy: T) -> T::Acc {
     if LOG { dy.acc() } else { y.acc() * dy.acc() }
 }
 
+/// Computes one element of the gradient, from the sum of the [`backward_term`]s.
 #[inline(always)]
 fn backward_one<T: Float, const LOG: bool>(y: T, dy: T, sum: T::Acc) -> T {
     T::from_acc(if LOG { dy.acc() - y.acc().exp() * sum } else { y.acc() * (dy.acc() - sum) })
 }
 
-/// The sum over a row of what [`backward_one`] needs.
+/// Sums the [`backward_term`]s of a row.
 #[inline(always)]
 fn backward_row_sum<T: Float, const LOG: bool>(y: &[T], dy: &[T]) -> T::Acc {
     if LOG {
@@ -159,7 +159,7 @@ fn backward_row_sum<T: Float, const LOG: bool>(y: &[T], dy: &[T]) -> T::Acc {
     )[0]
 }
 
-/// The sums over the columns of a block of what [`backward_one`] needs.
+/// Sums the [`backward_term`]s of each column of a block.
 #[inline(always)]
 fn backward_column_sums<T: Float, const LOG: bool>(
     block: &Columns,
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use crate::DType;
 
-    /// Every row of `[outer, size, inner]` put through `f`.
+    /// Applies `f` to every row of `[outer, size, inner]` along the middle dim.
     fn by_rows(x: &[f64], dims: (usize, usize, usize), f: impl Fn(&[f64], usize) -> Vec<f64>) -> Vec<f64> {
         let (outer, size, inner) = dims;
         let mut out = vec![0.0; x.len()];
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_gradients_agree_with_doubles() {
+    fn values_and_gradients_agree_with_the_formula() {
         for dtype in FLOATS {
             for (shape, dim) in shapes() {
                 let dims = split(&shape, dim);
@@ -263,7 +263,7 @@ mod tests {
                     assert_close(&softmax(&x, dim).unwrap(), &p, tolerance(dtype));
                     assert_close(&log_softmax(&x, dim).unwrap(), &log_p, tolerance(dtype));
                 }
-                // The gradients from the rounded results, as the kernel sees them.
+                // The expected gradients are computed from the rounded results, like those of the kernel.
                 let (y, log_y) = (softmax(&x, dim).unwrap(), log_softmax(&x, dim).unwrap());
                 let products: Vec<f64> = values(&y).iter().zip(&dys).map(|(y, dy)| y * dy).collect();
                 let sums = by_rows(&products, dims, |row, _| vec![row.iter().sum(); row.len()]);
@@ -284,21 +284,21 @@ mod tests {
     }
 
     #[test]
-    fn infinities_and_nan_are_as_ieee_says() {
+    fn infinities_and_nan_follow_ieee() {
         let (inf, nan) = (f64::INFINITY, f64::NAN);
-        // One row per case; along dim 1 of `[4, 3]`, and, transposed, along dim 0 of `[3, 4]`.
+        // One case in each row: along dim 1 of `[4, 3]` and, transposed, along dim 0 of `[3, 4]`.
         let x = [-inf, -inf, -inf, inf, 0.0, 1.0, nan, 0.0, 0.0, -inf, 0.0, 0.0];
         let want = [nan, nan, nan, nan, nan, nan, nan, nan, nan, 0.0, 0.5, 0.5];
         let log_want = [nan, nan, nan, nan, nan, nan, nan, nan, nan, -inf, -(2f64.ln()), -(2f64.ln())];
-        let turn = |v: &[f64]| (0..12).map(|i| v[i % 4 * 3 + i / 4]).collect::<Vec<f64>>();
+        let transpose = |v: &[f64]| (0..12).map(|i| v[i % 4 * 3 + i / 4]).collect::<Vec<f64>>();
         for dtype in FLOATS {
             let rows = local(dtype, &x, &[4, 3]);
             assert_close(&softmax(&rows, 1).unwrap(), &want, tolerance(dtype));
             assert_close(&log_softmax(&rows, 1).unwrap(), &log_want, tolerance(dtype));
             assert_eq!(values(&softmax(&rows, 1).unwrap())[9], 0.0);
-            let columns = local(dtype, &turn(&x), &[3, 4]);
-            assert_close(&softmax(&columns, 0).unwrap(), &turn(&want), tolerance(dtype));
-            assert_close(&log_softmax(&columns, 0).unwrap(), &turn(&log_want), tolerance(dtype));
+            let columns = local(dtype, &transpose(&x), &[3, 4]);
+            assert_close(&softmax(&columns, 0).unwrap(), &transpose(&want), tolerance(dtype));
+            assert_close(&log_softmax(&columns, 0).unwrap(), &transpose(&log_want), tolerance(dtype));
         }
         // Large values do not overflow.
         let large = local(DType::F32, &[1e4, 1e4, -1e4], &[3]);
@@ -306,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn an_expanded_gradient_counts_in_every_place() {
+    fn the_gradient_may_be_broadcast() {
         let y = softmax(&local(DType::F32, &noise(6, 3), &[2, 3]), 1).unwrap();
         let dy = local(DType::F32, &[1.0], &[1, 1]).expand(&[2, 3]).unwrap();
         assert_close(&softmax_backward(&y, &dy, 1).unwrap(), &[0.0; 6], 1e-6);
     }
 
     #[test]
-    fn integers_are_refused() {
+    fn integers_are_errors() {
         assert!(softmax(&local(DType::I64, &[1.0], &[1]), 0).is_err());
     }
 }

@@ -1,8 +1,8 @@
-//! Sorting and the largest or smallest elements, along any dim.
+//! Sorting and top-k along any dim.
 //!
-//! Each element becomes an unsigned number whose order is the order wanted: NaN above every number, −0 equal
-//! to 0, all bits turned for the descending order. With the element's index below it in one word, any sort
-//! of words is a stable sort of elements, and ties go to the lower index.
+//! Each element is mapped to an unsigned key with the same order: NaN is above every number, −0 equals 0, and all bits are flipped
+//! for the descending order. A word holds the key in its upper and the element's index in its lower half. So any sort of words is
+//! a stable sort of elements, and ties go to the lower index.
 
 use half::{bf16, f16};
 
@@ -10,15 +10,17 @@ use super::rows::split;
 use crate::{Array, Elem, with_elem};
 use crate::{Element, Error, Result};
 
-/// An element that can be packed with its index into one word.
+/// An element whose key and index can be packed into one word.
 trait Key: Elem {
+    /// The type of the key.
     type Bits: Copy + Ord;
+    /// The type of the word.
     type Word: Copy + Ord + Default;
-    /// The number whose order is the order wanted.
+    /// Returns the key, which sorts like the elements.
     fn key(self, descending: bool) -> Self::Bits;
-    /// The word of this element at `index`.
+    /// Returns the word of this element at `index`.
     fn word(self, index: usize, descending: bool) -> Self::Word;
-    /// The index in a word.
+    /// Returns the index in a word.
     fn index(word: Self::Word) -> usize;
 }
 
@@ -57,7 +59,7 @@ fn float_key(x: f32) -> u32 {
     if x.is_nan() {
         return u32::MAX;
     }
-    // Adding 0 turns −0 into 0. Negative numbers have all their bits turned, others only the sign.
+    // Adding 0 turns −0 into 0. All bits of a negative number are flipped, of other numbers only the sign.
     let bits = (x + 0.0).to_bits();
     bits ^ ((bits as i32 >> 31) as u32 | 1 << 31)
 }
@@ -71,25 +73,27 @@ fn double_key(x: f64) -> u64 {
     bits ^ ((bits as i64 >> 63) as u64 | 1 << 63)
 }
 
-/// Sorts along `dim`, stably: the values and where each was. NaN is greater than any number.
+/// Sorts along `dim`, stably. Returns the values and their indices. NaN sorts as greater than any number.
 pub(crate) fn sort(x: &Array, dim: usize, descending: bool) -> Result<(Array, Array)> {
     let (_, size, _) = split(x.dims(), dim);
     with_elem!(x.dtype(), T => by_row::<T>(x, dim, size, descending, |words| words.sort_unstable()))
 }
 
-/// The `k` largest (or smallest) along `dim` in order, and where each was. Of equals those with the lower index are
-/// taken. NaN is greater than any number.
+/// Finds the `k` largest (or smallest) elements along `dim`, in order. Returns the values and their indices. Of equal
+/// elements, those with the lower index come first. NaN counts as greater than any number.
 pub(crate) fn topk(x: &Array, k: usize, dim: usize, largest: bool) -> Result<(Array, Array)> {
-    with_elem!(x.dtype(), T => by_row::<T>(x, dim, k, largest, |words| best_first(words, k, true)))
+    with_elem!(x.dtype(), T => by_row::<T>(x, dim, k, largest, |words| select_smallest(words, k, true)))
 }
 
-/// As [`topk`], unsorted, of a part that may have fewer than `k` elements: the last entries then have the index −1.
+/// As [`topk`], but unsorted, for a shard that may have fewer than `k` elements. The missing entries come last and have
+/// index −1.
 pub(crate) fn topk_part(x: &Array, k: usize, dim: usize, largest: bool) -> Result<(Array, Array)> {
-    with_elem!(x.dtype(), T => by_row::<T>(x, dim, k, largest, |words| best_first(words, k, false)))
+    with_elem!(x.dtype(), T => by_row::<T>(x, dim, k, largest, |words| select_smallest(words, k, false)))
 }
 
-/// What [`topk`] gives of a whole, from what [`topk_part`] gave of its parts: one entry of the first dim of both for
-/// each, with indices in the whole. Entries with a negative index do not count. `dim` is that of the whole.
+/// Merges the results of [`topk_part`] of several shards into those of [`topk`] of the full array. The first dim of both
+/// arrays counts the shards, and `indices` are those in the full array. Entries with a negative index are ignored. `dim`
+/// does not count the first dim.
 pub(crate) fn merge_top(
     values: &Array,
     indices: &Array,
@@ -112,17 +116,17 @@ fn merge_rows<T: Key + Element>(
     let (values, indices) = (values.contiguous()?, indices.contiguous()?);
     let (values_read, indices_read) = (values.read::<T>()?, indices.read::<i64>()?);
     let (x, at) = (values_read.data(), indices_read.data());
-    let mut top = Top::<T>::new(shape, dim, k);
+    let mut top = Selection::<T>::new(shape, dim, k);
     let mut candidates = Vec::with_capacity(parts * size);
     for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
         candidates.clear();
         for part in 0..parts {
             let places = (0..size).map(|j| ((part * outer + o) * size + j) * inner + i);
             let counted = places.filter(|&place| at[place] >= 0);
-            // Indices may not fit beside the keys into a word: the whole is larger than any part.
+            // Keys and indices are compared as tuples, because an index in the full array may not fit into a word.
             candidates.extend(counted.map(|place| (x[place].key(largest), at[place], place)));
         }
-        best_first(&mut candidates, k, true);
+        select_smallest(&mut candidates, k, true);
         for (j, &(_, index, place)) in candidates.iter().take(k).enumerate() {
             top.put(o, i, j, inner, x[place], index);
         }
@@ -130,8 +134,8 @@ fn merge_rows<T: Key + Element>(
     top.arrays()
 }
 
-/// Brings the `k` least, or all if there are fewer, to the front; in order if `sorted`.
-fn best_first<W: Ord>(words: &mut [W], k: usize, sorted: bool) {
+/// Moves the `k` smallest words, or all if there are fewer, to the front. Sorts them if `sorted` is true.
+fn select_smallest<W: Ord>(words: &mut [W], k: usize, sorted: bool) {
     if 0 < k && k < words.len() {
         words.select_nth_unstable(k - 1);
     }
@@ -141,30 +145,31 @@ fn best_first<W: Ord>(words: &mut [W], k: usize, sorted: bool) {
     }
 }
 
-/// The elements taken and their indices. Where none is put, the index is −1.
-struct Top<T> {
+/// The selected elements and their indices. Entries that are not written have index −1.
+struct Selection<T> {
     shape: Vec<usize>,
-    keep: usize,
+    /// The number of elements along the dim.
+    count: usize,
     values: Vec<T>,
     indices: Vec<i64>,
 }
 
-impl<T: Element> Top<T> {
-    /// Room for `keep` elements along `dim` of an array of `dims`.
-    fn new(dims: &[usize], dim: usize, keep: usize) -> Self {
+impl<T: Element> Selection<T> {
+    /// Creates a selection of `count` elements along `dim` of an array of `dims`.
+    fn new(dims: &[usize], dim: usize, count: usize) -> Self {
         let mut shape = dims.to_vec();
-        // A scalar keeps its one element whatever is asked for: there is no dim to make shorter.
-        let keep = if shape.is_empty() { 1 } else { keep };
+        // A scalar has no dim to shorten, so its one element is always selected.
+        let count = if shape.is_empty() { 1 } else { count };
         if let Some(size) = shape.get_mut(dim) {
-            *size = keep;
+            *size = count;
         }
         let n = shape.iter().product();
-        Top { shape, keep, values: vec![T::default(); n], indices: vec![-1; n] }
+        Selection { shape, count, values: vec![T::default(); n], indices: vec![-1; n] }
     }
 
     #[inline(always)]
     fn put(&mut self, o: usize, i: usize, j: usize, inner: usize, value: T, index: i64) {
-        let to = (o * self.keep + j) * inner + i;
+        let to = (o * self.count + j) * inner + i;
         (self.values[to], self.indices[to]) = (value, index);
     }
 
@@ -173,20 +178,23 @@ impl<T: Element> Top<T> {
     }
 }
 
-/// Runs `arrange` on the words of each row and takes the elements of the first `keep`, or of all if there are fewer.
+/// Runs `arrange` on the words of each row, and selects the elements of the first `count` words, or of all if there are fewer.
 fn by_row<T: Key + Element>(
     x: &Array,
     dim: usize,
-    keep: usize,
+    count: usize,
     descending: bool,
     arrange: impl Fn(&mut [T::Word]),
 ) -> Result<(Array, Array)> {
     let (outer, size, inner) = split(x.dims(), dim);
     if size > u32::MAX as usize {
-        // The index would not fit into its half of the word.
-        return Err(Error::argument("sort", format!("a dim of {size} elements is too long")));
+        // The index must fit into its half of the word.
+        return Err(Error::argument(
+            "sort",
+            format!("a dim of {size} elements is too long: at most {} are supported", u32::MAX),
+        ));
     }
-    let mut top = Top::<T>::new(x.dims(), dim, keep);
+    let mut top = Selection::<T>::new(x.dims(), dim, count);
     let x = x.contiguous()?;
     let read = x.read::<T>()?;
     let data = read.data();
@@ -200,7 +208,7 @@ fn by_row<T: Key + Element>(
             *word = row[j * inner].word(j, descending);
         }
         arrange(&mut words);
-        for (j, &word) in words.iter().take(top.keep).enumerate() {
+        for (j, &word) in words.iter().take(top.count).enumerate() {
             let from = T::index(word);
             top.put(o, i, j, inner, row[from * inner], from as i64);
         }
@@ -216,7 +224,7 @@ mod tests {
     use super::*;
     use crate::DType;
 
-    /// NaN above all; equal numbers equal, zeros of either sign too.
+    /// Compares like the kernel: NaN is above all numbers, and zeros of both signs are equal.
     fn compare(a: f64, b: f64) -> Ordering {
         a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
     }
@@ -230,7 +238,7 @@ mod tests {
         order
     }
 
-    /// Ties, zeros of both signs, infinities and NaN among other numbers, as far as the dtype has them.
+    /// Returns numbers with ties and, for floating-point dtypes, zeros of both signs, infinities and NaN.
     fn numbers(dtype: DType, n: usize) -> Vec<f64> {
         let mut x: Vec<f64> = noise(n, 7).iter().map(|x| (x * 50.0).round() / 4.0).collect();
         if dtype.is_float() {
@@ -243,13 +251,13 @@ mod tests {
     }
 
     fn same(got: &[f64], want: &[f64]) -> bool {
-        // Bits, so that the zeros keep their signs; but any NaN will do.
+        // Compares bits, so that zeros must keep their signs. Any NaN equals any other.
         got.len() == want.len()
             && got.iter().zip(want).all(|(g, w)| g.to_bits() == w.to_bits() || (g.is_nan() && w.is_nan()))
     }
 
     #[test]
-    fn sorts_and_selects_as_a_stable_sort_would() {
+    fn sort_and_topk_agree_with_a_stable_sort() {
         for dtype in DType::ALL {
             for (shape, dim) in [
                 (vec![], 0),
@@ -295,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_beyond_the_doubles_are_told_apart() {
+    fn integers_that_f64_cannot_hold_are_distinguished() {
         let x = ids(&[i64::MAX, i64::MAX - 1, i64::MIN, i64::MIN + 1, -1, 0], &[6]);
         let (sorted, at) = sort(&x, 0, false).unwrap();
         assert_eq!(at.copy_to_host::<i64>().unwrap(), [2, 3, 4, 5, 1, 0]);
@@ -306,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn unsorted_selection_has_the_same_members() {
+    fn topk_part_selects_the_same_elements() {
         let x = local(DType::F32, &noise(1000, 3), &[1000]);
         let (_, at) = topk_part(&x, 17, 0, true).unwrap();
         let (_, want) = topk(&x, 17, 0, true).unwrap();
@@ -319,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_of_parts_are_those_of_the_whole() {
+    fn topk_of_shards_merges_into_that_of_the_full_array() {
         let stack = |parts: Vec<(Array, Array)>, offsets: &[usize], dtype: DType| {
             let shape = [&[parts.len()], parts[0].0.dims()].concat();
             let all: Vec<f64> = parts.iter().flat_map(|(x, _)| values(x)).collect();
@@ -339,7 +347,7 @@ mod tests {
                     &[(0, 30)][..],
                     &[(0, 30), (30, 0)],
                     &[(0, 0), (0, 11), (11, 11), (22, 1), (23, 7)],
-                    // In whatever order: the index decides.
+                    // The order of the shards does not matter, because indices break ties.
                     &[(20, 10), (0, 20)],
                 ] {
                     for (k, largest) in [0, 1, 5, 29, 30].iter().flat_map(|&k| [(k, true), (k, false)]) {
@@ -370,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_of_the_whole_may_be_larger_than_a_word_holds() {
+    fn merged_indices_may_exceed_half_a_word() {
         let far = 1 << 40;
         let x = local(DType::F32, &[1.0, 2.0, 2.0, 0.0], &[2, 2]);
         let (got, at) = merge_top(&x, &ids(&[far, far + 1, 3, -1], &[2, 2]), 2, 0, true).unwrap();

@@ -1,4 +1,4 @@
-//! What the tests of several kernels share.
+//! Helpers for the tests of several kernels.
 
 use half::{bf16, f16};
 
@@ -8,7 +8,7 @@ use crate::{DType, Result};
 
 pub(crate) const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
 
-/// An array of `dtype` with the values nearest to these.
+/// Creates an array of `dtype` from values rounded to it.
 pub(crate) fn local(dtype: DType, values: &[f64], shape: &[usize]) -> Array {
     assert_eq!(values.len(), shape.iter().product::<usize>());
     let values = values.iter().copied();
@@ -23,13 +23,13 @@ pub(crate) fn local(dtype: DType, values: &[f64], shape: &[usize]) -> Array {
     .unwrap()
 }
 
-/// An array of indices.
+/// Creates an array of indices.
 pub(crate) fn ids(values: &[i64], shape: &[usize]) -> Array {
     assert_eq!(values.len(), shape.iter().product::<usize>());
     Array::from_vec(values.to_vec(), shape).unwrap()
 }
 
-/// The values, row by row.
+/// Returns the elements as `f64`, in row-major order.
 pub(crate) fn values(x: &Array) -> Vec<f64> {
     fn get(x: &Array) -> Result<Vec<f64>> {
         Ok(match x.dtype() {
@@ -44,7 +44,7 @@ pub(crate) fn values(x: &Array) -> Vec<f64> {
     get(x).unwrap()
 }
 
-/// The values, row by row, as bits that are equal for equal values only.
+/// Returns the bits of the elements, in row-major order, to compare arrays of one dtype exactly.
 pub(crate) fn bits(x: &Array) -> Vec<u64> {
     match x.dtype() {
         DType::I64 => x.copy_to_host::<i64>().unwrap().into_iter().map(|x| x as u64).collect(),
@@ -52,12 +52,12 @@ pub(crate) fn bits(x: &Array) -> Vec<u64> {
     }
 }
 
-/// Some of a list's values.
+/// Returns the values at the given indices.
 pub(crate) fn pick<T: Copy>(values: &[T], indices: &[usize]) -> Vec<T> {
     indices.iter().map(|&i| values[i]).collect()
 }
 
-/// Numbers between −2 and 2, the same every time.
+/// Returns `n` pseudo-random numbers between −2 and 2. Equal seeds give equal numbers.
 pub(crate) fn noise(n: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -69,17 +69,17 @@ pub(crate) fn noise(n: usize, seed: u64) -> Vec<f64> {
     (0..n).map(|_| next()).collect()
 }
 
-/// The same array seen through a transposition: not contiguous where two dims are larger than 1.
+/// Returns an equal array whose memory is transposed: not contiguous if the first and last dim are larger than 1.
 pub(crate) fn strided(x: &Array) -> Array {
     if x.dims().len() < 2 {
         return x.clone();
     }
     let last = x.dims().len() - 1;
-    let turned = x.transpose(0, last).unwrap().contiguous().unwrap();
-    turned.transpose(0, last).unwrap()
+    let transposed = x.transpose(0, last).unwrap().contiguous().unwrap();
+    transposed.transpose(0, last).unwrap()
 }
 
-/// Half a unit in the last place of `dtype` at 1, with some room.
+/// Returns the relative error that tests of `dtype` allow: a few units in the last place.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-13,
@@ -89,7 +89,7 @@ pub(crate) fn tolerance(dtype: DType) -> f64 {
     }
 }
 
-/// Whether two arrays are equal up to rounding; NaN equals NaN, and an infinity itself.
+/// Asserts that two arrays are equal up to rounding. NaN equals NaN, and an infinity equals itself.
 #[track_caller]
 pub(crate) fn assert_close(got: &Array, want: &[f64], tolerance: f64) {
     let got = values(got);
@@ -100,21 +100,21 @@ pub(crate) fn assert_close(got: &Array, want: &[f64], tolerance: f64) {
     }
 }
 
-/// Numbers small enough for the sums and products of a few of them to be exact in every dtype.
+/// Creates an array of integers so small that sums and products of a few of them are exact in every dtype.
 pub(crate) fn small(dtype: DType, shape: &[usize]) -> Array {
     let n = shape.iter().product::<usize>();
     local(dtype, &(0..n).map(|i| (i * 7 % 5) as f64).collect::<Vec<_>>(), shape)
 }
 
-/// Windows of arrays of up to four dims of sizes 0 to 9, complete or cut along each; and with each the indices in the
-/// whole of its elements, row by row.
+/// Returns windows of arrays with up to four dims of sizes 0 to 9, complete or sharded along each dim. Beside each window are
+/// the row-major indices of its elements in the full array.
 pub(crate) fn windows() -> Vec<(Window, Vec<usize>)> {
     let mut noise = noise(20_000, 1).into_iter();
     let mut below = |n: usize| ((noise.next().unwrap() + 2.0) / 4.0 * n as f64) as usize;
     let mut windows = Vec::new();
     for case in 0..400 {
-        let whole: Vec<usize> = (0..case % 5).map(|_| below(10)).collect();
-        let picked: Vec<Vec<usize>> = whole
+        let full: Vec<usize> = (0..case % 5).map(|_| below(10)).collect();
+        let picked: Vec<Vec<usize>> = full
             .iter()
             .map(|&size| match below(3) {
                 0 => (0..size).collect(),
@@ -132,8 +132,8 @@ pub(crate) fn windows() -> Vec<(Window, Vec<usize>)> {
             }
             ranges
         });
-        let window = Window::new(&whole, ranges).unwrap();
-        let indices = picked.iter().zip(&whole).fold(vec![0], |outer, (picked, &size)| {
+        let window = Window::new(&full, ranges).unwrap();
+        let indices = picked.iter().zip(&full).fold(vec![0], |outer, (picked, &size)| {
             outer.iter().flat_map(|above| picked.iter().map(move |i| above * size + i)).collect()
         });
         windows.push((window, indices));

@@ -1,4 +1,4 @@
-//! Functions of one array, element by element, and their derivatives.
+//! Element-wise functions of one array, and their derivatives.
 
 use super::formula;
 use super::nest::{map, zip};
@@ -7,14 +7,14 @@ use crate::{DType, Error, Result};
 
 pub use super::formula::{TANH_CUBE, TANH_SCALE};
 
-/// A function of one number.
+/// An element-wise function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unary {
     /// −x.
     Neg,
     /// The absolute value.
     Abs,
-    /// −1, 0 or 1.
+    /// The sign: −1, 0 or 1.
     Sign,
     /// The square root.
     Sqrt,
@@ -34,11 +34,11 @@ pub enum Unary {
     Tanh,
     /// 1 / (1 + e⁻ˣ).
     Sigmoid,
-    /// x where positive, else 0.
+    /// x if positive, else 0.
     Relu,
-    /// x times the share of a normal distribution below it.
+    /// x times the standard normal cumulative distribution function of x.
     Gelu,
-    /// The same by a formula with tanh.
+    /// The tanh approximation of [`Gelu`](Self::Gelu).
     GeluTanh,
     /// x · sigmoid(x).
     Silu,
@@ -47,7 +47,7 @@ pub enum Unary {
 }
 
 impl Unary {
-    /// The name, as in error messages.
+    /// Returns the name used in error messages.
     pub fn name(self) -> &'static str {
         match self {
             Unary::Neg => "neg",
@@ -70,14 +70,14 @@ impl Unary {
         }
     }
 
-    /// Whether `unary_grad` wants the function's result rather than its argument.
+    /// Returns true if the gradient is computed from the function's result instead of its argument.
     pub fn saves_output(self) -> bool {
         use Unary::*;
         matches!(self, Tanh | Sigmoid | Relu | Exp | Sqrt | Rsqrt | Recip)
     }
 }
 
-/// `f` of each element. Only `Neg`, `Abs`, `Sign` and `Relu` are defined for whole numbers.
+/// Computes `f` of each element. Integer dtypes support only `Neg`, `Abs`, `Sign` and `Relu`.
 pub(crate) fn unary(f: Unary, x: &Array) -> Result<Array> {
     use Unary::*;
     if let (dtype @ (DType::I64 | DType::U8), Neg | Abs | Sign | Relu) = (x.dtype(), f) {
@@ -113,8 +113,7 @@ pub(crate) fn unary(f: Unary, x: &Array) -> Result<Array> {
     })
 }
 
-/// `dy` times the derivative of `f`, where `saved` is the result of `f` if [`Unary::saves_output`], else its
-/// argument.
+/// Computes `dy` times the derivative of `f`. `saved` is the result of `f` if [`Unary::saves_output`], else its argument.
 pub(crate) fn unary_grad(f: Unary, saved: &Array, dy: &Array) -> Result<Array> {
     use Unary::*;
     let (left, right) = (saved.dtype(), dy.dtype());
@@ -202,7 +201,7 @@ mod tests {
         cast(&Array::from_vec(x.to_vec(), &[x.len()]).unwrap(), dtype).unwrap()
     }
 
-    /// Relative error allowed where the result is not tiny.
+    /// Returns the relative error allowed for results that are not tiny.
     fn tolerance(dtype: DType) -> f64 {
         match dtype {
             DType::BF16 => 4.1e-3,
@@ -218,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_every_function_and_dtype() {
+    fn every_function_is_accurate_for_every_dtype() {
         for f in ALL {
             for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
                 for n in [0, 1, 16, 101] {
@@ -239,10 +238,10 @@ mod tests {
     }
 
     #[test]
-    fn derivatives_match_differences() {
+    fn derivatives_match_finite_differences() {
         for f in ALL {
             for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
-                // Off the kinks at zero.
+                // Zero is left out, because some functions have no derivative there.
                 let x: Vec<f64> = domain(f, 101).into_iter().filter(|&x| x != 0.0).collect();
                 let x = local(&x, dtype);
                 let saved = if f.saves_output() { unary(f, &x).unwrap() } else { x.clone() };
@@ -252,7 +251,7 @@ mod tests {
                 for (x, got) in values(&x).into_iter().zip(values(&got)) {
                     let h = 1e-5 * x.abs();
                     let want = 2.0 * (exact(f, x + h) - exact(f, x - h)) / (2.0 * h);
-                    // A rounded result can tell its derivative only so well: by three times its error.
+                    // A derivative computed from a rounded result has up to three times the rounding error.
                     let limit = (3.0 * tolerance(dtype)).max(1e-8) * want.abs().max(2.0);
                     assert!((got - want).abs() <= limit, "{f:?}' {dtype} at {x}: {want}, not {got}");
                 }
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers() {
+    fn integers() {
         let x = Array::from_vec(vec![-3i64, 0, 5, i64::MIN], &[4]).unwrap();
         let of = |f| unary(f, &x).unwrap().copy_to_host::<i64>().unwrap();
         assert_eq!(of(Unary::Neg), [3, 0, -5, i64::MIN]);

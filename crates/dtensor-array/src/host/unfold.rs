@@ -1,4 +1,4 @@
-//! The windows that a convolution looks through, as the columns of a matrix, and the adjoint of that.
+//! The sliding windows of a convolution as columns of a matrix (`im2col`), and the adjoint (`col2im`).
 
 use std::mem::MaybeUninit;
 
@@ -6,62 +6,62 @@ use super::{copy, fill_array, simd};
 use crate::Result;
 use crate::{Array, Elem, Num, with_elem};
 
-/// The windows along one dim: how long they are, how far apart their elements and their beginnings, and how
-/// many zeros are taken to come before and after the dim.
+/// The sliding windows along one dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Windows {
     /// The number of elements of a window.
     pub kernel: usize,
-    /// The distance between windows.
+    /// The distance between the first elements of neighbouring windows.
     pub stride: usize,
-    /// The distance between the elements of a window.
+    /// The distance between neighbouring elements of a window.
     pub dilation: usize,
-    /// The number of zeros before the dim.
+    /// The number of padding zeros before the dim.
     pub before: usize,
-    /// The number of zeros after it.
+    /// The number of padding zeros after the dim.
     pub after: usize,
 }
 
 impl Windows {
-    /// A dim of this size with the zeros around it, if that can be counted.
+    /// Returns the size of a dim with its padding, or `None` if it overflows.
     pub fn padded(&self, size: usize) -> Option<usize> {
         size.checked_add(self.before)?.checked_add(self.after)
     }
 
-    /// From the first element of a window to the last, if that can be counted.
+    /// Returns the number of elements from the first element of a window to its last, or `None` if it overflows or the window is
+    /// empty.
     pub fn reach(&self) -> Option<usize> {
         self.dilation.checked_mul(self.kernel.checked_sub(1)?)?.checked_add(1)
     }
 
-    /// The same windows along a dim of this size, and how many there are, if any fits. A stride from one end
-    /// to beyond the other is cut down to one that can be counted with.
+    /// Returns these windows for a dim of this size, and their number, or `None` if no window fits. Limits the stride to the
+    /// padded size, so that later arithmetic does not overflow.
     pub fn along(mut self, size: usize) -> Option<(Windows, usize)> {
         let padded = self.padded(size)?;
-        let room = padded.checked_sub(self.reach()?)?;
+        let last = padded.checked_sub(self.reach()?)?;
         self.stride = self.stride.min(padded);
-        Some((self, room / self.stride + 1))
+        Some((self, last / self.stride + 1))
     }
 
-    /// For the `k`-th element of all windows: which of them, `from..to` of `count`, have it inside a dim of
-    /// this size, and where the first one of these has it.
+    /// Returns `(from, to, first)` for the `k`-th element of each of `count` windows: it is inside a dim of this size for the
+    /// windows `from..to`, and for the first of them it has index `first` in the dim.
     fn inside(&self, k: usize, count: usize, size: usize) -> (usize, usize, usize) {
         let at = k * self.dilation;
-        // Window i has it at i · stride + at − before.
+        // The element of window i has index i · stride + at − before.
         let from = self.before.saturating_sub(at).div_ceil(self.stride).min(count);
         let to = (size + self.before).saturating_sub(at).div_ceil(self.stride).clamp(from, count);
         (from, to, (from * self.stride + at).saturating_sub(self.before))
     }
 
-    /// Whether every window is one element, and there is one for each.
+    /// Returns true if the windows are the single elements of the dim.
     pub fn are_elements(&self) -> bool {
         self.kernel == 1 && self.stride == 1 && self.before == 0 && self.after == 0
     }
 }
 
-/// `[n, c, h, w]` as `[n, c · kernel, windows]`: for each channel and each place in a window, the element
-/// that every window has there. `windows` are those along h and w, so many of them as `counts` says.
+/// Copies the sliding windows of `[n, c, h, w]` into `[n, c · kernel, positions]`, as `im2col` does. Each column holds the
+/// elements of one window.
 pub(crate) fn unfold(x: &Array, windows: [Windows; 2], counts: [usize; 2]) -> Result<Array> {
-    let &[n, c, h, w] = x.dims() else { return wrong_rank("unfold") };
+    let &[n, c, h, w] = x.dims() else { return wrong_ndim("unfold") };
     let [kh, kw] = windows.map(|along| along.kernel);
     let [oh, ow] = counts;
     let x = x.contiguous()?;
@@ -86,20 +86,19 @@ pub(crate) fn unfold(x: &Array, windows: [Windows; 2], counts: [usize; 2]) -> Re
                         }
                         copy::fill(&mut row[..left], T::default());
                         copy::fill(&mut row[right..], T::default());
-                        take(&mut row[left..right], &plane[y * w + first..], windows[1].stride);
+                        copy_every(&mut row[left..right], &plane[y * w + first..], windows[1].stride);
                         y += windows[0].stride;
                     }
                 }
             }
         };
-        // SAFETY: there are n · c · kh · kw · oh rows of ow elements, and each is written from end to end; or
-        // there are no elements.
+        // SAFETY: there are n · c · kh · kw · oh rows of ow elements, and each is written completely, or there are no elements.
         unsafe { fill_array::<T>(&[n, c * kh * kw, oh * ow], fill) }
     })
 }
 
 /// Copies every `step`-th element.
-fn take<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T], step: usize) {
+fn copy_every<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T], step: usize) {
     if step == 1 {
         return copy::write_run(&from[..out.len()], out);
     }
@@ -108,14 +107,15 @@ fn take<T: Copy>(out: &mut [MaybeUninit<T>], from: &[T], step: usize) {
     }
 }
 
-/// The adjoint of [`unfold`]: for each element of `[n, c, h, w]` the sum over all windows that have it.
+/// Computes the adjoint of [`unfold`]: each element of `[n, c, h, w]` is the sum of its copies in all windows. `sizes` are
+/// h and w.
 pub(crate) fn fold(
     cols: &Array,
     windows: [Windows; 2],
     counts: [usize; 2],
     sizes: [usize; 2],
 ) -> Result<Array> {
-    let &[n, rows, _] = cols.dims() else { return wrong_rank("fold") };
+    let &[n, rows, _] = cols.dims() else { return wrong_ndim("fold") };
     let [kh, kw] = windows.map(|along| along.kernel);
     let ([oh, ow], [h, w]) = (counts, sizes);
     let c = rows / (kh * kw).max(1);
@@ -123,7 +123,7 @@ pub(crate) fn fold(
     with_elem!(cols.dtype(), T => {
         let read = cols.read::<T>()?;
         let data = &read.data()[..cols.numel()];
-        // Of no images, one may be larger than any memory.
+        // Without images, nothing is allocated, because the size of one image may exceed the memory.
         let mut sums = vec![<T as Elem>::Acc::ZERO; if n * c == 0 { 0 } else { h * w }];
         let fill = |out: &mut [MaybeUninit<T>]| {
             for (plane, out) in out.chunks_exact_mut((h * w).max(1)).enumerate() {
@@ -148,12 +148,12 @@ pub(crate) fn fold(
                 }
             }
         };
-        // SAFETY: the planes make up the array, and each is written from end to end.
+        // SAFETY: the planes cover the array, and each is written completely.
         unsafe { fill_array::<T>(&[n, c, h, w], fill) }
     })
 }
 
-/// Adds to every `step`-th sum.
+/// Adds a row to every `step`-th sum.
 #[inline(always)]
 fn add<T: Elem>(sums: &mut [T::Acc], row: &[T], step: usize) {
     if step == 1 {
@@ -168,8 +168,8 @@ fn add<T: Elem>(sums: &mut [T::Acc], row: &[T], step: usize) {
 }
 
 #[cold]
-fn wrong_rank(op: &'static str) -> Result<Array> {
-    Err(crate::Error::argument(op, "the array does not have the dims of an image"))
+fn wrong_ndim(op: &'static str) -> Result<Array> {
+    Err(crate::Error::argument(op, "the array has the wrong number of dims for an image"))
 }
 
 #[cfg(test)]
@@ -188,7 +188,7 @@ mod tests {
         Windows { kernel, stride, dilation, before, after }
     }
 
-    /// Where in a dim the k-th element of the i-th window is, if it is inside.
+    /// Returns the index in a dim of the k-th element of the i-th window, or `None` if it is in the padding.
     fn place(along: &Windows, i: usize, k: usize, size: usize) -> Option<usize> {
         (i * along.stride + k * along.dilation).checked_sub(along.before).filter(|&at| at < size)
     }
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn each_window_has_its_elements() {
+    fn unfold_copies_every_window() {
         for dtype in DType::ALL {
             let [n, c, h, w] = [2, 3, 5, 7];
             let x = small(dtype, &[n, c, h, w]);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_empty_stays_empty_or_zero() {
+    fn empty_arrays_stay_empty_or_zero() {
         let both = [windows(3, 1, 1, 1, 1); 2];
         let none = small(DType::F32, &[0, 2, 4, 4]);
         assert_eq!(unfold(&none, both, [4, 4]).unwrap().dims(), [0, 18, 16]);
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(windows(usize::MAX, 1, 2, 0, 0).count(9), None);
     }
 
-    /// Halves are summed in single precision: one after the other they would stop at 256.
+    /// Half precision is summed in `f32`. A sum in bf16 would stop at 256.
     #[test]
     fn sums_of_halves_round_once() {
         let cols = Array::from_vec(vec![half::bf16::ONE; 300 * 300], &[1, 300, 300]).unwrap();

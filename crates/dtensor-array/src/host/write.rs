@@ -1,4 +1,4 @@
-//! Copies of an array with some of its elements overwritten.
+//! Copies of an array with some elements replaced.
 
 use std::collections::HashSet;
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use crate::Shape;
 use crate::{Array, with_elem};
 use crate::{Error, Result};
 
-/// `x` with the entries `start`, `start + step`, … along `dim` replaced by those of `source`.
+/// Returns `x` with the entries `start`, `start + step`, … along `dim` replaced by those of `source`.
 pub(crate) fn slice_write(x: &Array, source: &Array, dim: usize, start: usize, step: usize) -> Result<Array> {
     let strides = Shape::from(x.dims()).strides();
     let mut steps = strides.clone();
@@ -20,7 +20,7 @@ pub(crate) fn slice_write(x: &Array, source: &Array, dim: usize, start: usize, s
         let (read, new) = (x.read::<T>()?, source.read::<T>()?);
         let old = axes_to(read.dims, read.strides, &strides);
         let written = axes_to(new.dims, new.strides, &steps);
-        // SAFETY: the first copy writes every element, the second some of them again.
+        // SAFETY: the first copy writes every element.
         unsafe {
             fill_array::<T>(x.dims(), |out| {
                 assign(&old, read.data(), out);
@@ -31,8 +31,8 @@ pub(crate) fn slice_write(x: &Array, source: &Array, dim: usize, start: usize, s
     })
 }
 
-/// `x` with the entries along `dim` that `ids` names replaced by those of `source`, in their order, but for those that are not in
-/// this part. No entry may be named twice.
+/// Returns `x` with the entries at the indices `ids` along `dim` replaced by those of `source`, in order. Skips indices
+/// that belong to another shard. Returns an error if an index appears twice.
 pub(crate) fn index_write(
     x: &Array,
     ids: &Array,
@@ -46,7 +46,7 @@ pub(crate) fn index_write(
     let ids = &read.data()[..ids.numel()];
     let mut seen = HashSet::with_capacity(ids.len());
     if let Some(twice) = ids.iter().find(|&&id| !seen.insert(id)) {
-        let message = format!("the index has {twice} more than once: which of the slices is meant?");
+        let message = format!("index {twice} appears more than once; every index must be unique");
         return Err(Error::argument(OP, message));
     }
     let (outer, size, inner) = split(x.dims(), dim);
@@ -58,14 +58,14 @@ pub(crate) fn index_write(
             copy::write_run(old, out);
             for o in 0..outer {
                 for (i, &id) in ids.iter().enumerate() {
-                    if let Some(at) = part.place::<true>(id, size) {
+                    if let Some(at) = part.local_index::<true>(id, size) {
                         let block = &new[(o * ids.len() + i) * inner..][..inner];
                         copy::write_run(block, &mut out[(o * size + at) * inner..][..inner]);
                     }
                 }
             }
         };
-        // SAFETY: the first copy writes every element, the others some of them again.
+        // SAFETY: the first copy writes every element.
         unsafe { fill_array::<T>(x.dims(), fill) }
     })
 }
@@ -77,7 +77,7 @@ mod tests {
     use crate::host::testing::{ids, small, strided, values};
 
     #[test]
-    fn slices_are_replaced_and_the_rest_stays() {
+    fn slice_write_replaces_only_the_slice() {
         for dtype in DType::ALL {
             for dim in 0..3 {
                 for (start, len, step) in [(0, 5, 1), (1, 2, 2), (4, 1, 3), (2, 0, 1)] {
@@ -110,13 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn named_entries_are_replaced_in_their_order() {
+    fn index_write_replaces_entries_in_order() {
         let x = small(DType::F32, &[2, 4]);
         let source = Array::from_vec(vec![10f32, 11., 20., 21.], &[2, 2]).unwrap();
         let old = values(&x);
         let got = values(&index_write(&x, &ids(&[3, 0], &[2]), &source, 1, Stretch::whole(4)).unwrap());
         assert_eq!(got, [11.0, old[1], old[2], 10.0, 21.0, old[5], old[6], 20.0]);
-        // Of a part that has entries 2 to 6 of 9.
+        // In a shard that holds indices 2..6 of 9.
         let part = Stretch { start: 2, whole: 9 };
         let got = values(&index_write(&x, &ids(&[8, 3], &[2]), &source, 1, part).unwrap());
         assert_eq!(got, [old[0], 11.0, old[2], old[3], old[4], 21.0, old[6], old[7]]);

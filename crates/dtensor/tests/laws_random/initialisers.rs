@@ -235,7 +235,7 @@ fn what_cannot_be_is_refused_and_nothing_is_changed() -> Result<()> {
         (init::normal(0.0, 1.0), &whole, &["normal", "i64", "floating-point"]),
         (init::xavier_uniform(1.0), &whole, &["xavier_uniform", "i64", "floating-point"]),
         (init::kaiming_normal(Fan::In, Nonlinearity::Relu), &whole, &["kaiming_normal", "floating-point"]),
-        (init::constant(0.5), &whole, &["0.5", "not a whole number"]),
+        (init::constant(0.5), &whole, &["0.5", "not an integer"]),
     ] {
         let error = rule.apply(parameter).expect_err("it cannot be").to_string();
         assert!(words.iter().all(|word| error.contains(word)), "{error}");

@@ -9,15 +9,15 @@ use super::{AttentionOptions, Masks, Operand, Sizes};
 use crate::{Array, Float, Num, Real};
 use crate::{Element, Result};
 
-/// What the forward pass gave, and the gradient of its result.
+/// The results of the forward pass, and the gradient of its output.
 pub(super) struct Saved<'a> {
     pub(super) grad: &'a Array,
     pub(super) out: &'a Array,
-    /// Contiguous.
+    /// The log-sum-exp, contiguous.
     pub(super) lse: &'a Array,
 }
 
-/// The operands of one head. Those that products need transposed are here twice.
+/// The operands of one head, some of them transposed as the products need them.
 struct Head<'a, A> {
     q: Mat<A>,
     k: Mat<A>,
@@ -39,7 +39,7 @@ pub(super) fn backward<T: Float<Acc: Element + Default> + Element>(
     let sizes = Sizes::new(q, v);
     let shapes = [q.dims(), k.dims(), v.dims()];
     let heads: usize = q.dims()[..q.dims().len() - 2].iter().product();
-    let numbers = options.numbers();
+    let head_indices = options.head_indices();
     let masks = mask.map(|mask| Masks::<T>::new(mask, q)).transpose()?;
     let (mut q, mut k, mut v) = (Operand::<T>::new(q)?, Operand::<T>::new(k)?, Operand::<T>::new(v)?);
     let (mut grad, mut out) = (Operand::<T>::new(saved.grad)?, Operand::<T>::new(saved.out)?);
@@ -51,7 +51,7 @@ pub(super) fn backward<T: Float<Acc: Element + Default> + Element>(
     let mut wide = per_head.map(|n| vec![zero; if same { 0 } else { n }]);
     let block = QUERIES * KEYS.min(sizes.keys);
     let mut scratch = [vec![zero; block], vec![zero; block]];
-    // A head without queries or keys has no gradient but zero.
+    // Without queries or keys all gradients are zero.
     let count = if sizes.queries * sizes.keys == 0 { 0 } else { heads };
     for head in 0..count {
         let (k_head, v_head) = (k.head(head), v.head(head));
@@ -71,9 +71,9 @@ pub(super) fn backward<T: Float<Acc: Element + Default> + Element>(
             dst[i] =
                 if same { grads[i][head * per_head[i]..].as_mut_ptr().cast() } else { wide[i].as_mut_ptr() };
         }
-        let number = numbers.get(head).copied().unwrap_or(head);
-        // SAFETY: the operands are matrices of these sizes, and the destinations have room and are zero.
-        unsafe { one_head(sizes, number, &operands, mask.as_ref(), options, dst, &mut scratch) };
+        let index = head_indices.get(head).copied().unwrap_or(head);
+        // SAFETY: the operands are matrices of these sizes. The destinations are large enough and zero.
+        unsafe { one_head(sizes, index, &operands, mask.as_ref(), options, dst, &mut scratch) };
         if !same {
             for ((grads, wide), n) in grads.iter_mut().zip(&wide).zip(per_head) {
                 simd::<T, _>(
@@ -91,11 +91,11 @@ pub(super) fn backward<T: Float<Acc: Element + Default> + Element>(
     Ok((Array::from_vec(dq, shapes[0])?, Array::from_vec(dk, shapes[1])?, Array::from_vec(dv, shapes[2])?))
 }
 
-/// One head, number `head` of the whole: its gradients are added to `dq`, `dk` and `dv`.
+/// Computes one head, whose index in the full tensor is `head`. Adds its gradients to `dq`, `dk` and `dv`.
 ///
 /// # Safety
-/// The operands are in memory that may be read; `dq`, `dk`, `dv` are initialised dense matrices of the sizes of `q`,
-/// `k`, `v`, in memory that may be written.
+/// The operands must be readable. `dq`, `dk` and `dv` must be initialised, writable contiguous matrices of the sizes of `q`, `k`
+/// and `v`.
 unsafe fn one_head<T: Float<Acc: Default>>(
     sizes: Sizes,
     head: usize,
@@ -123,11 +123,11 @@ unsafe fn one_head<T: Float<Acc: Default>>(
             let block = Block { query, queries, key, keys: KEYS.min(end - key) };
             // SAFETY: the block is inside the matrices.
             unsafe {
-                block.scores(x.q, x.k_t, width, scale, p);
-                block.scores(x.grad, x.v_t, value_width, one, ds);
+                block.dot_products(x.q, x.k_t, width, scale, p);
+                block.dot_products(x.grad, x.v_t, value_width, one, ds);
                 simd::<T, _>(
                     #[inline(always)]
-                    || differences(block, sizes, head, mask, options, x.lse, &dots, p, ds),
+                    || logit_gradients(block, sizes, head, mask, options, x.lse, &dots, p, ds),
                 );
                 let p = Mat { ptr: p.as_ptr(), rs: block.keys, cs: 1 };
                 let ds = Mat { ptr: ds.as_ptr(), ..p };
@@ -143,11 +143,11 @@ unsafe fn one_head<T: Float<Acc: Default>>(
     }
 }
 
-/// From the scores in `p` and the gradients of the probabilities in `ds`: the probabilities (with dropout) in `p`, and
-/// the gradients of the unscaled scores in `ds`.
+/// Replaces the logits in `p` by the probabilities (with dropout), and the gradients of the probabilities in `ds` by the gradients
+/// of the unscaled logits.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)] // one block's share of everything
-fn differences<T: Float>(
+#[allow(clippy::too_many_arguments)]
+fn logit_gradients<T: Float>(
     block: Block,
     sizes: Sizes,
     head: usize,
@@ -161,12 +161,12 @@ fn differences<T: Float>(
     let scale = <T::Acc as Num>::from_f64(options.scale);
     let rows = p.chunks_exact_mut(block.keys).zip(ds.chunks_exact_mut(block.keys)).take(block.queries);
     for (i, (p, ds)) in rows.enumerate() {
-        let (p, hidden) = block.masked(i, p, mask, options);
+        let (p, hidden) = block.apply_mask(i, p, mask, options);
         hidden.fill(T::Acc::ZERO);
         let (ds, hidden) = ds.split_at_mut(p.len());
         hidden.fill(T::Acc::ZERO);
         let lse = lse[block.query + i];
-        // A query that sees nothing has scores of −∞, whose exponentials are to be 0.
+        // If a query attends to no key, its logits are −∞, and a shift of 0 makes their exponentials 0.
         exponentials(p, if lse == T::Acc::LOWEST { T::Acc::ZERO } else { lse });
         let first = block.index(i, head, sizes, options);
         if options.dropout > 0.0 {
@@ -182,15 +182,15 @@ fn differences<T: Float>(
     }
 }
 
-/// The inner product of the first rows of two matrices.
+/// Computes the dot product of the first rows of two matrices.
 ///
 /// # Safety
-/// The rows, of `width` elements, are in memory that may be read.
+/// The rows, of `width` elements, must be readable.
 #[inline(always)]
 unsafe fn row_dot<A: Real>(a: Mat<A>, b: Mat<A>, width: usize) -> A {
     const LANES: usize = 16;
     let mut lanes = [A::ZERO; LANES];
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller guarantees the same.
     unsafe {
         if a.cs == 1 && b.cs == 1 {
             let (a, b) = (std::slice::from_raw_parts(a.ptr, width), std::slice::from_raw_parts(b.ptr, width));

@@ -1,23 +1,23 @@
-//! The scores and probabilities of one block of queries and keys.
+//! The logits and probabilities of one block of queries and keys.
 
 use super::super::matmul::{Mat, product};
 use super::{AttentionOptions, Sizes};
 use crate::{Float, Num, Real};
 
-/// Queries per block.
+/// The number of queries per block.
 pub(super) const QUERIES: usize = 64;
-/// Keys per block.
+/// The number of keys per block.
 pub(super) const KEYS: usize = 512;
 
-/// Vector lanes that reductions keep apart.
+/// The number of independent accumulators of a reduction.
 const LANES: usize = 32;
 
-/// Elements of a mask.
+/// The elements of a mask.
 #[derive(Clone, Copy)]
 pub(super) enum MaskData<'a, T> {
-    /// Nonzero where a query may attend.
+    /// Nonzero where a query attends to a key.
     Bytes(&'a [u8]),
-    /// Added to the scores.
+    /// Added to the logits.
     Added(&'a [T]),
 }
 
@@ -25,44 +25,44 @@ pub(super) enum MaskData<'a, T> {
 #[derive(Clone, Copy)]
 pub(super) struct Mask<'a, T> {
     pub(super) data: MaskData<'a, T>,
-    /// Where the head begins.
+    /// The offset of the head.
     pub(super) at: usize,
-    /// From a query to the next.
+    /// The stride from one query to the next.
     pub(super) row: usize,
-    /// From a key to the next: 0 or 1.
+    /// The stride from one key to the next: 0 or 1.
     pub(super) column: usize,
 }
 
 impl<T: Float> Mask<'_, T> {
-    /// Masks the scores of a query for the keys from `key` on.
+    /// Masks the logits of a query, for the keys starting at `key`.
     #[inline(always)]
-    fn apply(&self, query: usize, key: usize, scores: &mut [T::Acc]) {
-        if scores.is_empty() {
+    fn apply(&self, query: usize, key: usize, logits: &mut [T::Acc]) {
+        if logits.is_empty() {
             return;
         }
         let at = self.at + query * self.row + key * self.column;
-        let hide = |hidden: bool, score: &mut T::Acc| {
+        let hide = |hidden: bool, logit: &mut T::Acc| {
             if hidden {
-                *score = T::Acc::LOWEST;
+                *logit = T::Acc::LOWEST;
             }
         };
         match (self.data, self.column) {
             (MaskData::Bytes(data), 0) => {
                 let hidden = data[at] == 0;
-                scores.iter_mut().for_each(|score| hide(hidden, score));
+                logits.iter_mut().for_each(|logit| hide(hidden, logit));
             }
             (MaskData::Bytes(data), _) => {
-                for (score, &seen) in scores.iter_mut().zip(&data[at..]) {
-                    *score = if seen == 0 { T::Acc::LOWEST } else { *score };
+                for (logit, &visible) in logits.iter_mut().zip(&data[at..]) {
+                    *logit = if visible == 0 { T::Acc::LOWEST } else { *logit };
                 }
             }
             (MaskData::Added(data), 0) => {
                 let term = data[at].acc();
-                scores.iter_mut().for_each(|score| *score = *score + term);
+                logits.iter_mut().for_each(|logit| *logit = *logit + term);
             }
             (MaskData::Added(data), _) => {
-                for (score, term) in scores.iter_mut().zip(&data[at..]) {
-                    *score = *score + term.acc();
+                for (logit, term) in logits.iter_mut().zip(&data[at..]) {
+                    *logit = *logit + term.acc();
                 }
             }
         }
@@ -72,21 +72,23 @@ impl<T: Float> Mask<'_, T> {
 /// A block of queries and keys.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
-    /// The first query, and how many.
+    /// The first query.
     pub(super) query: usize,
+    /// The number of queries.
     pub(super) queries: usize,
-    /// The first key, and how many.
+    /// The first key.
     pub(super) key: usize,
+    /// The number of keys.
     pub(super) keys: usize,
 }
 
 impl Block {
-    /// `out = scale × left × right` for the block's rows of `left` and columns of `right`, which are `width` wide and
-    /// high. The rows of `out` are as long as the block has keys.
+    /// Computes `out = scale × left × right` for the block's rows of `left` and columns of `right`. `width` is the inner size, and
+    /// a row of `out` has one element for each key of the block.
     ///
     /// # Safety
-    /// The matrices have these rows and columns in memory that may be read, and `out` has room.
-    pub(super) unsafe fn scores<A: Real + Default>(
+    /// The block's rows of `left` and columns of `right` must be readable, and `out` must be large enough.
+    pub(super) unsafe fn dot_products<A: Real + Default>(
         self,
         left: Mat<A>,
         right: Mat<A>,
@@ -95,7 +97,7 @@ impl Block {
         out: &mut [A],
     ) {
         debug_assert!(out.len() >= self.queries * self.keys);
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees the same.
         unsafe {
             product(
                 [self.queries, self.keys, width],
@@ -110,16 +112,16 @@ impl Block {
         }
     }
 
-    /// How many of the block's keys its query number `i` sees.
+    /// Returns how many of the block's keys its query `i` attends to.
     #[inline(always)]
     pub(super) fn seen(self, i: usize, options: &AttentionOptions<'_>) -> usize {
         let before = options.first_query + self.query + i;
         if options.causal { (before + 1).saturating_sub(self.key).min(self.keys) } else { self.keys }
     }
 
-    /// The scores that query number `i` sees, masked.
+    /// Applies the mask to the logits of query `i`. Returns the logits of the keys that it attends to, and the rest of the row.
     #[inline(always)]
-    pub(super) fn masked<'s, T: Float>(
+    pub(super) fn apply_mask<'s, T: Float>(
         self,
         i: usize,
         row: &'s mut [T::Acc],
@@ -133,14 +135,14 @@ impl Block {
         (seen, hidden)
     }
 
-    /// The index, in the matrix of probabilities of all heads of the whole, of the block's first key for its query number `i`.
+    /// Returns the index in the full tensor of attention weights of query `i` and the block's first key.
     #[inline(always)]
     pub(super) fn index(self, i: usize, head: usize, sizes: Sizes, options: &AttentionOptions<'_>) -> u64 {
         ((head * options.all_queries + options.first_query + self.query + i) * sizes.keys + self.key) as u64
     }
 }
 
-/// The largest of some numbers, and NaN or not of those that are NaN.
+/// Returns the largest number. Ignores NaN.
 #[inline(always)]
 pub(super) fn largest<A: Real>(x: &[A]) -> A {
     let mut lanes = [A::LOWEST; LANES];
@@ -153,7 +155,7 @@ pub(super) fn largest<A: Real>(x: &[A]) -> A {
     rest.iter().chain(&lanes).fold(A::LOWEST, |max, &x| if x > max { x } else { max })
 }
 
-/// Replaces each by `e` to the power of its difference from `shift`, and gives the sum.
+/// Replaces each element by `exp(x − shift)` and returns the sum.
 #[inline(always)]
 pub(super) fn exponentials<A: Real>(x: &mut [A], shift: A) -> A {
     let mut lanes = [A::ZERO; LANES];

@@ -10,9 +10,9 @@ use super::{AttentionOptions, Masks, Operand, Sizes};
 use crate::{Array, Float, Num, Real};
 use crate::{Element, Result};
 
-/// What is kept between heads, so as to be allocated once.
+/// Buffers that all heads reuse.
 struct Scratch<A> {
-    scores: Vec<A>,
+    logits: Vec<A>,
     max: [A; QUERIES],
     sum: [A; QUERIES],
 }
@@ -27,12 +27,12 @@ pub(super) fn forward<T: Float<Acc: Element + Default> + Element>(
     let sizes = Sizes::new(q, v);
     let batch = &q.dims()[..q.dims().len() - 2];
     let heads: usize = batch.iter().product();
-    let numbers = options.numbers();
+    let head_indices = options.head_indices();
     let masks = mask.map(|mask| Masks::<T>::new(mask, q)).transpose()?;
     let (mut q, mut k, mut v) = (Operand::<T>::new(q)?, Operand::<T>::new(k)?, Operand::<T>::new(v)?);
     let zero = <T::Acc as Num>::ZERO;
     let mut scratch = Scratch {
-        scores: vec![zero; QUERIES * KEYS.min(sizes.keys)],
+        logits: vec![zero; QUERIES * KEYS.min(sizes.keys)],
         max: [zero; QUERIES],
         sum: [zero; QUERIES],
     };
@@ -44,7 +44,7 @@ pub(super) fn forward<T: Float<Acc: Element + Default> + Element>(
         narrow.resize(per_head, zero);
     }
     let fill = |out: &mut [MaybeUninit<T>]| {
-        // A head without elements has nothing to say; the logarithms start at what nothing sums to.
+        // Without queries there is nothing to compute.
         for head in 0..if sizes.queries == 0 { 0 } else { heads } {
             let (q, k_head, v) = (q.head(head), k.head(head), v.head(head));
             let k = k.transposed(k_head);
@@ -52,9 +52,9 @@ pub(super) fn forward<T: Float<Acc: Element + Default> + Element>(
             let out = &mut out[head * per_head..][..per_head];
             let lse = &mut lse[head * sizes.queries..][..sizes.queries];
             let dst = if same { out.as_mut_ptr().cast() } else { narrow.as_mut_ptr() };
-            let number = numbers.get(head).copied().unwrap_or(head);
-            // SAFETY: the operands are matrices of these sizes; `dst` has room for the head's result.
-            unsafe { one_head(sizes, number, [q, k, v], mask.as_ref(), options, dst, lse, &mut scratch) };
+            let index = head_indices.get(head).copied().unwrap_or(head);
+            // SAFETY: the operands are matrices of these sizes, and `dst` is large enough for the head's output.
+            unsafe { one_head(sizes, index, [q, k, v], mask.as_ref(), options, dst, lse, &mut scratch) };
             if !same {
                 simd::<T, _>(
                     #[inline(always)]
@@ -67,7 +67,7 @@ pub(super) fn forward<T: Float<Acc: Element + Default> + Element>(
             }
         }
     };
-    // SAFETY: `one_head` writes every element of the head's result.
+    // SAFETY: `one_head` writes every element of the head's output.
     let out = unsafe { fill_vec(heads * per_head, fill)? };
     let shape = |tail: &[usize]| -> Vec<usize> { batch.iter().chain(tail).copied().collect() };
     Ok((
@@ -76,12 +76,12 @@ pub(super) fn forward<T: Float<Acc: Element + Default> + Element>(
     ))
 }
 
-/// One head, number `head` of the whole: `out` (`queries` by `value_width`) and `lse` are written whole.
+/// Computes one head, whose index in the full tensor is `head`. Writes all of `out` (`queries` by `value_width`) and `lse`.
 ///
 /// # Safety
-/// `q` (`queries` by `width`), `k` (`width` by `keys`, that is transposed) and `v` (`keys` by `value_width`) are in
-/// memory that may be read, `out` in memory that may be written.
-#[allow(clippy::too_many_arguments)] // one head's share of everything
+/// `q` (`queries` by `width`), the transposed `k` (`width` by `keys`) and `v` (`keys` by `value_width`) must be readable, and
+/// `out` writable.
+#[allow(clippy::too_many_arguments)]
 unsafe fn one_head<T: Float<Acc: Default>>(
     sizes: Sizes,
     head: usize,
@@ -102,22 +102,22 @@ unsafe fn one_head<T: Float<Acc: Default>>(
         let end = options.keys_seen(query + queries, sizes.keys);
         for key in (0..end).step_by(KEYS) {
             let block = Block { query, queries, key, keys: KEYS.min(end - key) };
-            // SAFETY: the block is inside the matrices; from the second on `out` has been written.
+            // SAFETY: the block is inside the matrices. The first block of keys writes `out`, and later ones read it.
             unsafe {
-                block.scores(q, k, sizes.width, scale, &mut scratch.scores);
+                block.dot_products(q, k, sizes.width, scale, &mut scratch.logits);
                 let rows = (key > 0).then_some(out);
                 simd::<T, _>(
                     #[inline(always)]
                     || probabilities(block, sizes, head, mask, options, rows, scratch),
                 );
-                let p = Mat { ptr: scratch.scores.as_ptr(), rs: block.keys, cs: 1 };
+                let p = Mat { ptr: scratch.logits.as_ptr(), rs: block.keys, cs: 1 };
                 let size = [queries, sizes.value_width, block.keys];
                 let stride = sizes.value_width;
                 product(size, out, stride, key > 0, one, p, v.row(key), gemm_common::Parallelism::None);
             }
         }
         let lse = &mut lse[query..query + queries];
-        // SAFETY: the rows are inside the result, and written wherever there was a key.
+        // SAFETY: the rows are inside the output, and were written if there was a key.
         simd::<T, _>(
             #[inline(always)]
             || unsafe { finish(out, sizes.value_width, end > 0, lse, scratch) },
@@ -125,11 +125,11 @@ unsafe fn one_head<T: Float<Acc: Default>>(
     }
 }
 
-/// Turns the block's scores into probabilities up to a factor per query, and carries what is known of that factor on;
-/// `out`, if there is one, is brought to the new factor.
+/// Turns the block's logits into probabilities, up to one factor for each query, and updates the running maxima and sums. Rescales
+/// `out`, if given, to the new maxima.
 ///
 /// # Safety
-/// `out` has a row of `value_width` initialised elements for each query.
+/// `out` must have a row of `value_width` initialised elements for each query.
 #[inline(always)]
 unsafe fn probabilities<T: Float<Acc: Default>>(
     block: Block,
@@ -140,13 +140,13 @@ unsafe fn probabilities<T: Float<Acc: Default>>(
     out: Option<*mut T::Acc>,
     scratch: &mut Scratch<T::Acc>,
 ) {
-    for (i, row) in scratch.scores.chunks_exact_mut(block.keys).take(block.queries).enumerate() {
-        let (seen, hidden) = block.masked(i, row, mask, options);
+    for (i, row) in scratch.logits.chunks_exact_mut(block.keys).take(block.queries).enumerate() {
+        let (seen, hidden) = block.apply_mask(i, row, mask, options);
         hidden.fill(T::Acc::ZERO);
         let before = scratch.max[i];
         let highest = largest(seen);
         let max = if highest > before { highest } else { before };
-        // Where all is −∞ so far, −∞ less 0 is what gives zeros (and lets NaN through).
+        // If all logits are −∞ so far, a shift of 0 gives probabilities of 0, and NaN stays NaN.
         let shift = if max == T::Acc::LOWEST { T::Acc::ZERO } else { max };
         let sum = exponentials(seen, shift);
         if options.dropout > 0.0 {
@@ -157,7 +157,7 @@ unsafe fn probabilities<T: Float<Acc: Default>>(
         scratch.max[i] = max;
         scratch.sum[i] = scratch.sum[i] * factor + sum;
         if let Some(out) = out {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller guarantees the same.
             let out =
                 unsafe { std::slice::from_raw_parts_mut(out.add(i * sizes.value_width), sizes.value_width) };
             for x in out {
@@ -167,10 +167,10 @@ unsafe fn probabilities<T: Float<Acc: Default>>(
     }
 }
 
-/// Divides by the sums.
+/// Divides the output by the sums, and writes the log-sum-exp of each query.
 ///
 /// # Safety
-/// `out` has a row of `width` elements for each of `lse`, initialised if there were keys.
+/// `out` must have a row of `width` elements for each element of `lse`, which are initialised if `any` is true.
 #[inline(always)]
 unsafe fn finish<A: Real>(out: *mut A, width: usize, any: bool, lse: &mut [A], scratch: &Scratch<A>) {
     for (i, lse) in lse.iter_mut().enumerate() {
@@ -178,7 +178,7 @@ unsafe fn finish<A: Real>(out: *mut A, width: usize, any: bool, lse: &mut [A], s
         *lse = if sum == A::ZERO { A::LOWEST } else { max + sum.ln() };
         let factor = A::ONE / sum;
         for j in 0..width {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller guarantees the same.
             unsafe {
                 let x = out.add(i * width + j);
                 x.write(if !any || sum == A::ZERO { A::ZERO } else { *x * factor });

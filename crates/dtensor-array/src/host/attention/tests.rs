@@ -12,13 +12,13 @@ fn sample(dtype: DType, shape: &[usize], seed: u64) -> Array {
     random::draw(normal, dtype, &Window::whole(shape), random::Draw { seed, stream: 0 }).unwrap()
 }
 
-/// 1 with probability 0.7, else 0.
+/// Returns an array of random masks: 1 with probability 0.7, else 0.
 fn flips(shape: &[usize]) -> Array {
     let draw = random::Draw { seed: 4, stream: 0 };
     random::draw(random::Distribution::Bernoulli { p: 0.7 }, DType::U8, &Window::whole(shape), draw).unwrap()
 }
 
-/// A view of shape `[B, H, L, D]` of an array `[B, L, H, D]`.
+/// Returns a view of shape `[B, H, L, D]` of an array `[B, L, H, D]`.
 fn heads(dtype: DType, [b, h, l, d]: [usize; 4], seed: u64) -> Array {
     sample(dtype, &[b, l, h, d], seed).transpose(1, 2).unwrap()
 }
@@ -28,12 +28,12 @@ fn plain(scale: f64) -> AttentionOptions<'static> {
     AttentionOptions { scale, causal: false, dropout: 0.0, draw, heads: None, first_query: 0, all_queries: 0 }
 }
 
-/// With dropout, which goes by the number of queries.
-fn dropping(dropout: f64, all_queries: usize, causal: bool, scale: f64) -> AttentionOptions<'static> {
+/// Returns options with dropout, which needs the total number of queries.
+fn with_dropout(dropout: f64, all_queries: usize, causal: bool, scale: f64) -> AttentionOptions<'static> {
     AttentionOptions { causal, dropout, all_queries, ..plain(scale) }
 }
 
-/// A case, and its answer by definition in double precision.
+/// A test case. `naive` computes its answer in double precision by the definition.
 struct Case<'a> {
     q: &'a Array,
     k: &'a Array,
@@ -55,13 +55,13 @@ impl Case<'_> {
         let [q, k, v, grad] = [self.q, self.k, self.v, grad].map(values);
         let shape: Vec<usize> = batch.iter().chain(&[queries, keys]).copied().collect();
         let mask = self.mask.map(|mask| {
-            let whole = values(&mask.expand(&shape).unwrap());
-            (mask.dtype() == DType::U8, whole)
+            let expanded = values(&mask.expand(&shape).unwrap());
+            (mask.dtype() == DType::U8, expanded)
         });
         let keep: Vec<f64> = if self.options.dropout > 0.0 {
             let p = self.options.dropout;
-            let kept = values(&random::keep_mask(&shape, p, self.options.draw).unwrap());
-            kept.into_iter().map(|kept| kept / (1.0 - p)).collect()
+            let mask = values(&random::keep_mask(&shape, p, self.options.draw).unwrap());
+            mask.into_iter().map(|keep| keep / (1.0 - p)).collect()
         } else {
             vec![1.0; Shape::from(&shape[..]).numel()]
         };
@@ -76,29 +76,29 @@ impl Case<'_> {
             let k_row = |j: usize| &k[(head * keys + j) * width..][..width];
             let v_row = |j: usize| &v[(head * keys + j) * value_width..][..value_width];
             let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-            let scores: Vec<f64> = (0..keys)
+            let logits: Vec<f64> = (0..keys)
                 .map(|j| {
-                    let score = dot(q_row, k_row(j)) * self.options.scale;
+                    let logit = dot(q_row, k_row(j)) * self.options.scale;
                     let hidden = self.options.causal && j > i;
                     match &mask {
                         _ if hidden => f64::NEG_INFINITY,
                         Some((true, mask)) if mask[row * keys + j] == 0.0 => f64::NEG_INFINITY,
-                        Some((false, mask)) => score + mask[row * keys + j],
-                        _ => score,
+                        Some((false, mask)) => logit + mask[row * keys + j],
+                        _ => logit,
                     }
                 })
                 .collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let shift = if max == f64::NEG_INFINITY { 0.0 } else { max };
-            let sum: f64 = scores.iter().map(|s| (s - shift).exp()).sum();
+            let sum: f64 = logits.iter().map(|s| (s - shift).exp()).sum();
             let p: Vec<f64> =
-                scores.iter().map(|s| if sum == 0.0 { 0.0 } else { (s - shift).exp() / sum }).collect();
+                logits.iter().map(|s| if sum == 0.0 { 0.0 } else { (s - shift).exp() / sum }).collect();
             answer.lse.push(if sum == 0.0 { f64::NEG_INFINITY } else { shift + sum.ln() });
-            let kept = |j: usize| keep[row * keys + j];
+            let factor = |j: usize| keep[row * keys + j];
             let out: Vec<f64> =
-                (0..value_width).map(|c| (0..keys).map(|j| p[j] * kept(j) * v_row(j)[c]).sum()).collect();
+                (0..value_width).map(|c| (0..keys).map(|j| p[j] * factor(j) * v_row(j)[c]).sum()).collect();
             let g = &grad[row * value_width..][..value_width];
-            let dp: Vec<f64> = (0..keys).map(|j| dot(g, v_row(j)) * kept(j)).collect();
+            let dp: Vec<f64> = (0..keys).map(|j| dot(g, v_row(j)) * factor(j)).collect();
             let total = dot(&p, &dp);
             for j in 0..keys {
                 let ds = p[j] * (dp[j] - total) * self.options.scale;
@@ -107,7 +107,7 @@ impl Case<'_> {
                     answer.grads[1][(head * keys + j) * width + c] += ds * q;
                 }
                 for (c, &g) in g.iter().enumerate() {
-                    answer.grads[2][(head * keys + j) * value_width + c] += p[j] * kept(j) * g;
+                    answer.grads[2][(head * keys + j) * value_width + c] += p[j] * factor(j) * g;
                 }
             }
             answer.out.extend(out);
@@ -182,7 +182,7 @@ fn lengths() {
 }
 
 #[test]
-fn nothing_to_attend_to() {
+fn no_keys_give_zeros() {
     for dtype in FLOATS {
         for (lq, lk, d, dv) in [(0, 3, 2, 2), (3, 0, 2, 2), (0, 0, 2, 2), (3, 4, 0, 2), (3, 4, 2, 0)] {
             for batch in [&[2][..], &[], &[0], &[2, 0, 1]] {
@@ -205,7 +205,7 @@ fn strided_heads() {
             let options = AttentionOptions { causal, ..plain(0.5) };
             Case { q: &q, k: &k, v: &v, mask: None, options }.check();
         }
-        // Keys that lie transposed, and values that are expanded.
+        // Transposed keys and broadcast values.
         let k = sample(dtype, &[2, 3, 5, 66], 4).transpose(2, 3).unwrap();
         let v = sample(dtype, &[2, 1, 66, 4], 5).expand(&[2, 3, 66, 4]).unwrap();
         Case { q: &q, k: &k, v: &v, mask: None, options: plain(0.5) }.check();
@@ -251,7 +251,7 @@ fn masks() {
 }
 
 #[test]
-fn queries_that_see_nothing() {
+fn fully_masked_queries_give_zeros() {
     let q = sample(DType::F32, &[1, 4, 2], 1);
     let (k, v) = (sample(DType::F32, &[1, 5, 2], 2), sample(DType::F32, &[1, 5, 2], 3));
     let mut seen = vec![1u8; 20];
@@ -278,15 +278,15 @@ fn dropout_is_the_same_in_both_directions() {
             heads(dtype, [2, 2, 521, 3], 3),
         );
         for causal in [false, true] {
-            let options = dropping(0.3, 70, causal, 0.5);
+            let options = with_dropout(0.3, 70, causal, 0.5);
             Case { q: &q, k: &k, v: &v, mask: None, options }.check();
         }
     }
 }
 
 #[test]
-fn a_part_of_the_heads_drops_what_the_whole_does() {
-    let part = |x: &Array, [b, h]: [(usize, usize); 2]| {
+fn sharded_heads_are_bit_identical_to_the_full_result() {
+    let shard = |x: &Array, [b, h]: [(usize, usize); 2]| {
         x.narrow(0, b.0, b.1).and_then(|x| x.narrow(1, h.0, h.1)).unwrap()
     };
     for dtype in FLOATS {
@@ -297,21 +297,22 @@ fn a_part_of_the_heads_drops_what_the_whole_does() {
         );
         let grad = sample(dtype, &[3, 4, 70, 3], 4);
         for causal in [false, true] {
-            let options = dropping(0.3, 70, causal, 0.5);
+            let options = with_dropout(0.3, 70, causal, 0.5);
             let (out, lse) = attention_forward(&q, &k, &v, None, &options).unwrap();
             let (dq, dk, dv) = attention_backward(&grad, &q, &k, &v, None, &out, &lse, &options).unwrap();
-            for cut in
+            for split in
                 [[(0, 3), (2, 2)], [(0, 3), (0, 1)], [(1, 2), (0, 4)], [(2, 1), (1, 3)], [(1, 0), (0, 4)]]
             {
-                let window = Window::new(&[3, 4], cut.map(|(start, len)| Some(start..start + len))).unwrap();
+                let window =
+                    Window::new(&[3, 4], split.map(|(start, len)| Some(start..start + len))).unwrap();
                 let options = AttentionOptions { heads: Some(&window), ..options };
-                let [q, k, v, grad] = [&q, &k, &v, &grad].map(|x| part(x, cut));
+                let [q, k, v, grad] = [&q, &k, &v, &grad].map(|x| shard(x, split));
                 let (my_out, my_lse) = attention_forward(&q, &k, &v, None, &options).unwrap();
                 let (my_dq, my_dk, my_dv) =
                     attention_backward(&grad, &q, &k, &v, None, &my_out, &my_lse, &options).unwrap();
                 let mine = [my_out, my_lse, my_dq, my_dk, my_dv];
-                for (mine, whole) in mine.iter().zip([&out, &lse, &dq, &dk, &dv]) {
-                    assert_eq!(bits(mine), bits(&part(whole, cut)), "{dtype} {cut:?}");
+                for (mine, full) in mine.iter().zip([&out, &lse, &dq, &dk, &dv]) {
+                    assert_eq!(bits(mine), bits(&shard(full, split)), "{dtype} {split:?}");
                 }
             }
         }
@@ -319,14 +320,14 @@ fn a_part_of_the_heads_drops_what_the_whole_does() {
 }
 
 #[test]
-fn a_part_of_the_queries_sees_and_drops_what_it_does_in_the_whole() {
+fn sharded_queries_give_the_full_result() {
     let rows = |x: &Array, dim: usize, (first, n): (usize, usize)| x.narrow(dim, first, n).unwrap();
-    let close = |what: &str, mine: &Array, whole: &[f64]| {
-        for (i, (mine, whole)) in values(mine).iter().zip(whole).enumerate() {
-            assert!((mine - whole).abs() < 1e-12, "{what}[{i}] is {mine}, not {whole}");
+    let close = |what: &str, mine: &Array, full: &[f64]| {
+        for (i, (mine, full)) in values(mine).iter().zip(full).enumerate() {
+            assert!((mine - full).abs() < 1e-12, "{what}[{i}] is {mine}, not {full}");
         }
     };
-    // Parts that begin inside a block, at its end and behind all queries; fewer queries than keys and more.
+    // Shards that begin inside a block, at its end and after all queries; fewer queries than keys, and more.
     for (lq, lk) in [(150, 150), (150, 70), (70, 600)] {
         let (q, k, v) = (
             heads(DType::F64, [2, 2, lq, 4], 1),
@@ -335,20 +336,20 @@ fn a_part_of_the_queries_sees_and_drops_what_it_does_in_the_whole() {
         );
         let (grad, mask) = (sample(DType::F64, &[2, 2, lq, 3], 4), sample(DType::F64, &[lq, lk], 5));
         for causal in [false, true] {
-            let options = dropping(0.3, lq, causal, 0.5);
+            let options = with_dropout(0.3, lq, causal, 0.5);
             let (out, lse) = attention_forward(&q, &k, &v, Some(&mask), &options).unwrap();
             let (dq, dk, dv) =
                 attention_backward(&grad, &q, &k, &v, Some(&mask), &out, &lse, &options).unwrap();
             let mut sums = [vec![0.0; values(&dk).len()], vec![0.0; values(&dv).len()]];
-            for cut in [(0, 1), (1, 36), (37, 27), (64, lq - 64), (lq, 0)] {
-                let options = AttentionOptions { first_query: cut.0, ..options };
-                let ([q, grad], mask) = ([&q, &grad].map(|x| rows(x, 2, cut)), rows(&mask, 0, cut));
+            for split in [(0, 1), (1, 36), (37, 27), (64, lq - 64), (lq, 0)] {
+                let options = AttentionOptions { first_query: split.0, ..options };
+                let ([q, grad], mask) = ([&q, &grad].map(|x| rows(x, 2, split)), rows(&mask, 0, split));
                 let (my_out, my_lse) = attention_forward(&q, &k, &v, Some(&mask), &options).unwrap();
                 let (my_dq, my_dk, my_dv) =
                     attention_backward(&grad, &q, &k, &v, Some(&mask), &my_out, &my_lse, &options).unwrap();
-                close("out", &my_out, &values(&rows(&out, 2, cut)));
-                close("lse", &my_lse, &values(&rows(&lse, 2, cut)));
-                close("dq", &my_dq, &values(&rows(&dq, 2, cut)));
+                close("out", &my_out, &values(&rows(&out, 2, split)));
+                close("lse", &my_lse, &values(&rows(&lse, 2, split)));
+                close("dq", &my_dq, &values(&rows(&dq, 2, split)));
                 for (sum, mine) in sums.iter_mut().zip([my_dk, my_dv]) {
                     sum.iter_mut().zip(values(&mine)).for_each(|(sum, mine)| *sum += mine);
                 }
@@ -360,11 +361,11 @@ fn a_part_of_the_queries_sees_and_drops_what_it_does_in_the_whole() {
 }
 
 #[test]
-fn gradients_are_the_slopes() {
+fn gradients_match_finite_differences() {
     let (q, k, v) =
         (sample(DType::F64, &[5, 3], 1), sample(DType::F64, &[6, 3], 2), sample(DType::F64, &[6, 2], 3));
     let grad = sample(DType::F64, &[5, 2], 4);
-    let options = dropping(0.2, 5, true, 0.7);
+    let options = with_dropout(0.2, 5, true, 0.7);
     let value = |x: [&Array; 3]| -> f64 {
         let (out, _) = attention_forward(x[0], x[1], x[2], None, &options).unwrap();
         values(&out).iter().zip(values(&grad)).map(|(a, b)| a * b).sum()
@@ -387,7 +388,7 @@ fn gradients_are_the_slopes() {
 }
 
 #[test]
-fn not_a_number_and_large_scores() {
+fn nan_propagates_and_large_logits_do_not_overflow() {
     fn check<T: Float + Element>() {
         let of = |x: f64| T::from_acc(<T::Acc as Num>::from_f64(x));
         let nan = Array::from_vec(vec![of(f64::NAN), of(1.0)], &[2, 1]).unwrap();
@@ -399,7 +400,7 @@ fn not_a_number_and_large_scores() {
         assert!(values(&out).iter().all(|x| x.is_nan()));
         let (out, _) = attention_forward(&ones, &ones, &nan, None, &plain(1.0)).unwrap();
         assert!(values(&out).iter().all(|x| x.is_nan()));
-        // Scores whose exponentials overflow.
+        // Logits whose exponentials overflow.
         let big = Array::from_vec(vec![of(30.0), of(20.0)], &[2, 1]).unwrap();
         let v = Array::from_vec(vec![of(3.0), of(4.0)], &[2, 1]).unwrap();
         let (out, _) = attention_forward(&big, &big, &v, None, &plain(1.0)).unwrap();

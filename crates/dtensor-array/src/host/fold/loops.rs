@@ -1,4 +1,4 @@
-//! The two loops of a fold, and the order of their additions.
+//! The two loops of a fold, which determine the order of the additions.
 
 use std::mem::MaybeUninit;
 
@@ -6,17 +6,17 @@ use super::super::layout::{Axis, Walk};
 use super::super::wide::Source;
 use super::{Fold, Plan};
 
-/// Terms of one level of a cascade before they are passed to the next.
+/// The number of terms that one level of a cascade sums before it passes them to the next.
 const RADIX: usize = 16;
-/// Levels of a cascade. The last takes any number of terms.
+/// The number of levels of a cascade. The last one sums any number of terms.
 const LEVELS: usize = 6;
-/// Elements of a row folded by independent lanes before the cascade sees them.
+/// The number of elements of a row that independent lanes fold into one term of the cascade.
 const BLOCK: usize = 4096;
-/// Columns accumulated together: two levels of `f32` fit in the first cache.
+/// The number of columns accumulated together: two levels of `f32` accumulators fit in the L1 cache.
 const COLUMNS: usize = 2048;
-/// Rows that are merged before they meet the accumulators.
+/// The number of rows that are merged before they are added to the accumulators.
 const GROUP: usize = 8;
-/// Rows narrower than this are taken several at a time.
+/// Rows narrower than this are processed several at a time.
 const NARROW: usize = 64;
 
 /// A running fold whose rounding error grows with the logarithm of the number of terms.
@@ -54,7 +54,7 @@ impl<F: Fold> Cascade<F> {
     }
 }
 
-/// Folds what lies innermost: one result per row.
+/// Folds the innermost axis: one result for each row.
 #[inline(always)]
 pub(super) fn rows<F: Fold>(
     f: F,
@@ -64,8 +64,8 @@ pub(super) fn rows<F: Fold>(
     out: &mut [MaybeUninit<F::Out>],
 ) {
     let run = plan.run;
-    // The innermost kept axis is a plain loop: where rows are short there are very many of them.
-    let (many, outer) = split_last(&plan.kept);
+    // The innermost of the outer axes is a plain loop, because there may be very many short rows.
+    let (many, outer) = split_last(&plan.outer);
     let mut index = 0;
     let mut buffer = buffer(data, run.min(BLOCK));
     for [start] in Walk::new(outer) {
@@ -76,7 +76,7 @@ pub(super) fn rows<F: Fold>(
                 block(f, data.run(at, run, &mut buffer), ctx)
             } else {
                 let mut cascade = Cascade::new(f);
-                let (mut lanes, mut ends, mut fed) = (no_lanes(f), [f.identity(); LANES], 0);
+                let (mut lanes, mut ends, mut fed) = (empty_lanes(f), [f.identity(); LANES], 0);
                 for [offset] in Walk::new(&plan.folded) {
                     for first in (0..run).step_by(BLOCK) {
                         let part = data.run(at + offset + first, (run - first).min(BLOCK), &mut buffer);
@@ -88,7 +88,7 @@ pub(super) fn rows<F: Fold>(
                         if fed >= BLOCK {
                             merge_into(f, &mut lanes[0], &ends);
                             cascade.push(merge_lanes(f, lanes));
-                            (lanes, ends, fed) = (no_lanes(f), [f.identity(); LANES], 0);
+                            (lanes, ends, fed) = (empty_lanes(f), [f.identity(); LANES], 0);
                         }
                     }
                 }
@@ -102,13 +102,13 @@ pub(super) fn rows<F: Fold>(
     }
 }
 
-/// Room for `len` elements, if they have to be widened.
+/// Allocates a buffer for `len` elements, if they have to be widened.
 #[inline(always)]
 fn buffer<A: Copy + Default>(data: Source<A>, len: usize) -> Vec<A> {
     if data.is_narrow() { vec![A::default(); len] } else { Vec::new() }
 }
 
-/// The innermost axis, and the others. No axis is an axis of one.
+/// Returns the innermost axis and the others. If there is none, returns an axis of size 1.
 #[inline(always)]
 fn split_last(axes: &[Axis<1>]) -> (Axis<1>, &[Axis<1>]) {
     match axes.split_last() {
@@ -117,23 +117,23 @@ fn split_last(axes: &[Axis<1>]) -> (Axis<1>, &[Axis<1>]) {
     }
 }
 
-/// The width of the lanes in which rows are folded.
+/// The number of lanes in each of the four accumulators of a row.
 const LANES: usize = 16;
 
-/// Independent running folds: enough of them that no addition waits for the one before.
+/// Independent accumulators: enough of them that no addition waits for the previous one.
 type Lanes<A> = [[A; LANES]; 4];
 
 #[inline(always)]
-fn no_lanes<F: Fold>(f: F) -> Lanes<F::Acc> {
+fn empty_lanes<F: Fold>(f: F) -> Lanes<F::Acc> {
     [[f.identity(); LANES]; 4]
 }
 
-/// Folds a few thousand elements.
+/// Folds at most a few thousand elements.
 #[inline(always)]
 fn block<F: Fold>(f: F, xs: &[F::In], ctx: F::Ctx) -> F::Acc {
     let (mut acc, mut rest) = (f.identity(), xs);
     if xs.len() >= LANES {
-        let mut lanes = no_lanes(f);
+        let mut lanes = empty_lanes(f);
         rest = feed(f, &mut lanes, xs, ctx);
         acc = merge_lanes(f, lanes);
     }
@@ -143,8 +143,8 @@ fn block<F: Fold>(f: F, xs: &[F::In], ctx: F::Ctx) -> F::Acc {
     acc
 }
 
-/// Folds all but the last few elements into the lanes, and gives back those. The lanes are used at fixed places
-/// only, so that they can stay in registers.
+/// Folds elements into the lanes and returns the last few, which do not fill all lanes. The lanes are indexed only by
+/// constants, so that the compiler keeps them in registers.
 #[inline(always)]
 fn feed<'a, F: Fold>(f: F, lanes: &mut Lanes<F::Acc>, xs: &'a [F::In], ctx: F::Ctx) -> &'a [F::In] {
     let [mut a, mut b, mut c, mut d] = *lanes;
@@ -186,7 +186,7 @@ fn merge_lanes<F: Fold>(f: F, [mut a, b, c, d]: Lanes<F::Acc>) -> F::Acc {
     for i in 0..LANES {
         a[i] = f.merge(f.merge(a[i], b[i]), f.merge(c[i], d[i]));
     }
-    // A wall for the compiler: it would rather pair up lanes for this tree than keep them in wide registers.
+    // Without this barrier the compiler rearranges the lanes for this tree, and no longer keeps them in wide registers.
     let mut a = std::hint::black_box(a);
     for i in 0..8 {
         a[i] = f.merge(a[i], a[i + 8]);
@@ -197,7 +197,7 @@ fn merge_lanes<F: Fold>(f: F, [mut a, b, c, d]: Lanes<F::Acc>) -> F::Acc {
     f.merge(f.merge(a[0], a[2]), f.merge(a[1], a[3]))
 }
 
-/// Keeps what lies innermost: one result per column.
+/// Folds all axes but the innermost: one result for each column.
 #[inline(always)]
 pub(super) fn columns<F: Fold>(
     f: F,
@@ -208,7 +208,7 @@ pub(super) fn columns<F: Fold>(
 ) {
     let (inner, outer) = split_last(&plan.folded);
     let run = plan.run;
-    // Rows that are narrow and end to end are taken `fan` at a time, as one wide row.
+    // Narrow contiguous rows are processed `fan` at a time, as one wide row.
     let fan = if outer.is_empty() && run < NARROW && inner.strides == [run] { NARROW / run } else { 1 };
     let fan = if inner.size >= 4 * fan { fan } else { 1 };
     let wide = Axis { size: inner.size / fan, strides: [inner.strides[0] * fan] };
@@ -218,7 +218,7 @@ pub(super) fn columns<F: Fold>(
     let mut acc = vec![f.identity(); width * levels];
     let mut repeated = Vec::new();
     let mut buffer = buffer(data, width * GROUP);
-    for (index, [at]) in Walk::new(&plan.kept).enumerate() {
+    for (index, [at]) in Walk::new(&plan.outer).enumerate() {
         for first in (0..run).step_by(COLUMNS) {
             let w = (run - first).min(COLUMNS);
             let place = index * run + first;
@@ -249,7 +249,7 @@ pub(super) fn columns<F: Fold>(
     }
 }
 
-/// Folds rows as wide as `ctx` into the first that many elements of `acc`, which holds the cascade's levels.
+/// Folds rows into the first `ctx.len()` elements of `acc`, which has that many accumulators for each level of the cascade.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 fn accumulate<F: Fold>(
@@ -312,7 +312,7 @@ fn add_row<F: Fold>(f: F, acc: &mut [F::Acc], row: &[F::In], ctx: &[F::Ctx]) {
     }
 }
 
-/// Adds [`GROUP`] rows: the accumulators are loaded and stored once for all of them.
+/// Adds [`GROUP`] rows, and loads and stores the accumulators only once.
 #[inline(always)]
 fn add_group<F: Fold>(f: F, acc: &mut [F::Acc], data: &[F::In], stride: usize, ctx: &[F::Ctx]) {
     let w = acc.len();

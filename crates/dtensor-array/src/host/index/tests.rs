@@ -1,11 +1,11 @@
-//! Tests of indexing against loops over coordinates.
+//! Tests that compare the index kernels with loops over coordinates.
 
 use super::super::testing::{FLOATS, assert_close, ids, local, noise, strided, tolerance, values};
 use super::*;
 use crate::DType;
 
-/// Whole numbers, which every dtype holds exactly.
-fn whole(n: usize, seed: u64) -> Vec<f64> {
+/// Returns integers that every dtype holds exactly.
+fn integers(n: usize, seed: u64) -> Vec<f64> {
     noise(n, seed).iter().map(|x| ((x + 2.0) * 30.0).floor()).collect()
 }
 
@@ -20,7 +20,7 @@ fn out_of_bounds<V: std::fmt::Debug>(result: Result<V>, bad: i64) {
     }
 }
 
-/// The coordinates of every element of a shape, row by row.
+/// Returns the coordinates of every element of a shape, in row-major order.
 fn coordinates(shape: &[usize]) -> Vec<Vec<usize>> {
     shape.iter().fold(vec![vec![]], |all, &size| {
         all.iter().flat_map(|at| (0..size).map(move |i| [&at[..], &[i]].concat())).collect()
@@ -47,7 +47,7 @@ fn select_and_its_adjoint() {
             let n: usize = shape.iter().product();
             let m: usize = ids_shape.iter().product();
             let size = shape[dim];
-            let (xs, at) = (whole(n, 1), some_ids(m, size, 2));
+            let (xs, at) = (integers(n, 1), some_ids(m, size, 2));
             let out_shape = [&shape[..dim], &ids_shape, &shape[dim + 1..]].concat();
             let (_, _, inner) = split(&shape, dim);
             let outer: usize = shape[..dim].iter().product();
@@ -87,11 +87,11 @@ fn select_and_its_adjoint() {
 }
 
 #[test]
-fn narrowed_rows_are_selected_in_place() {
-    let x = local(DType::F32, &whole(40, 1), &[8, 5]);
+fn rows_of_a_narrowed_array_are_selected() {
+    let x = local(DType::F32, &integers(40, 1), &[8, 5]);
     let view = x.narrow(0, 2, 4).and_then(|t| t.narrow(1, 1, 3)).unwrap();
     let got = index_select("index_select", &view, 0, &ids(&[3, 0], &[2]), Stretch::whole(4)).unwrap();
-    let all = whole(40, 1);
+    let all = integers(40, 1);
     assert_eq!(values(&got), [&all[26..29], &all[11..14]].concat());
 }
 
@@ -122,7 +122,7 @@ fn gather_and_scatter() {
         ] {
             let n: usize = shape.iter().product();
             let m: usize = ids_shape.iter().product();
-            let xs = whole(n, 1);
+            let xs = integers(n, 1);
             let at = some_ids(m, shape[dim], 2);
             let places: Vec<usize> = coordinates(&ids_shape)
                 .into_iter()
@@ -164,19 +164,19 @@ fn gather_and_scatter() {
 
 #[test]
 fn bad_indices_are_errors() {
-    let x = local(DType::F32, &whole(6, 1), &[2, 3]);
-    // A part, the empty one too, knows what is in the whole.
+    let x = local(DType::F32, &integers(6, 1), &[2, 3]);
+    // A shard, even an empty one, checks indices against the full dim.
     for (start, len) in [(0, 3), (1, 2), (2, 1), (3, 0), (0, 0)] {
         let part = Stretch { start, whole: 3 };
-        let mine = x.narrow(1, start, len).unwrap();
+        let shard = x.narrow(1, start, len).unwrap();
         for bad in [-1, 3, i64::MAX, i64::MIN] {
             let id = ids(&[0, bad], &[2]);
-            out_of_bounds(index_select("index_select", &mine, 1, &id, part), bad);
+            out_of_bounds(index_select("index_select", &shard, 1, &id, part), bad);
             let dy = x.narrow(1, 0, 2).unwrap();
             out_of_bounds(index_add(&id, &dy, 1, len, None, part), bad);
             let id = ids(&[0, bad], &[2, 1]);
-            out_of_bounds(gather(&mine, 1, &id, part), bad);
-            out_of_bounds(scatter_add(&mine, 1, &id, &x, part), bad);
+            out_of_bounds(gather(&shard, 1, &id, part), bad);
+            out_of_bounds(scatter_add(&shard, 1, &id, &x, part), bad);
         }
     }
     out_of_bounds(
@@ -185,8 +185,8 @@ fn bad_indices_are_errors() {
     );
 }
 
-/// Cuts of a dim: uneven, short and empty parts; as (start, length).
-fn cuts(size: usize) -> Vec<Vec<(usize, usize)>> {
+/// Returns ways to shard a dim, with uneven, short and empty shards, as (start, length).
+fn splits(size: usize) -> Vec<Vec<(usize, usize)>> {
     let at = |ends: &[usize]| {
         let starts = [&[0][..], ends].concat();
         starts.iter().zip(ends).map(|(&start, &end)| (start, end - start)).collect()
@@ -198,7 +198,7 @@ fn narrow(x: &Array, dim: usize, start: usize, len: usize) -> Array {
     x.narrow(dim, start, len).unwrap()
 }
 
-/// The sum of arrays of one shape.
+/// Sums arrays of one shape.
 fn total(parts: &[Array]) -> Vec<f64> {
     let mut sum = vec![0.0; parts[0].numel()];
     for part in parts {
@@ -207,17 +207,17 @@ fn total(parts: &[Array]) -> Vec<f64> {
     sum
 }
 
-/// Checks that the parts along `dim` are those of the whole.
+/// Asserts that these are the shards of an array along `dim`.
 #[track_caller]
-fn assert_parts(parts: &[Array], cut: &[(usize, usize)], dim: usize, of: &Array) {
-    for (part, &(start, len)) in parts.iter().zip(cut) {
+fn assert_shards(shards: &[Array], split: &[(usize, usize)], dim: usize, of: &Array) {
+    for (shard, &(start, len)) in shards.iter().zip(split) {
         let want = narrow(of, dim, start, len);
-        assert_eq!((part.dims(), values(part)), (want.dims(), values(&want)), "{start} {len} {of:?}");
+        assert_eq!((shard.dims(), values(shard)), (want.dims(), values(&want)), "{start} {len} {of:?}");
     }
 }
 
 #[test]
-fn parts_of_the_indexed_dim_make_up_the_whole() {
+fn shards_of_the_indexed_dim_give_the_full_result() {
     for dtype in DType::ALL {
         for (shape, dim, rows, picks) in [
             (vec![7], 0, vec![5], vec![9]),
@@ -228,31 +228,32 @@ fn parts_of_the_indexed_dim_make_up_the_whole() {
             (vec![7, 0], 0, vec![2], vec![3, 0]),
         ] {
             let size = shape[dim];
-            let x = local(dtype, &whole(shape.iter().product(), 1), &shape);
+            let x = local(dtype, &integers(shape.iter().product(), 1), &shape);
             let id = ids(&some_ids(rows.iter().product(), size, 2), &rows);
             let pick = ids(&some_ids(picks.iter().product(), size, 3), &picks);
-            let src = local(dtype, &whole(picks.iter().product(), 4), &picks);
+            let src = local(dtype, &integers(picks.iter().product(), 4), &picks);
             let all = Stretch::whole(size);
             let selected = index_select("index_select", &x, dim, &id, all).unwrap();
             let gathered = gather(&x, dim, &pick, all).unwrap();
-            for (cut, x) in cuts(size).iter().flat_map(|cut| [(cut, x.clone()), (cut, strided(&x))]) {
+            for (split, x) in splits(size).iter().flat_map(|split| [(split, x.clone()), (split, strided(&x))])
+            {
                 let each = |f: &dyn Fn(&Array, usize, Stretch) -> Result<Array>| -> Vec<Array> {
                     let part = |&(start, len)| {
                         f(&narrow(&x, dim, start, len), len, Stretch { start, whole: size }).unwrap()
                     };
-                    cut.iter().map(part).collect()
+                    split.iter().map(part).collect()
                 };
                 let parts = each(&|x, _, part| index_select("index_select", x, dim, &id, part));
                 assert_eq!((parts[0].dims(), total(&parts)), (selected.dims(), values(&selected)));
                 let parts = each(&|x, _, part| gather(x, dim, &pick, part));
                 assert_eq!((parts[0].dims(), total(&parts)), (gathered.dims(), values(&gathered)));
                 let parts = each(&|x, _, part| scatter_add(x, dim, &pick, &src, part));
-                assert_parts(&parts, cut, dim, &scatter_add(&x, dim, &pick, &src, all).unwrap());
+                assert_shards(&parts, split, dim, &scatter_add(&x, dim, &pick, &src, all).unwrap());
                 for padding in [None, Some(4), Some(-1), Some(7)] {
                     let parts = each(&|_, len, part| index_add(&id, &selected, dim, len, padding, part));
-                    assert_parts(
+                    assert_shards(
                         &parts,
-                        cut,
+                        split,
                         dim,
                         &index_add(&id, &selected, dim, size, padding, all).unwrap(),
                     );
@@ -269,7 +270,7 @@ fn slices_and_their_adjoint() {
             [(vec![11], 0), (vec![11, 3], 0), (vec![3, 11], 1), (vec![2, 11, 12], 1), (vec![0, 11], 1)]
         {
             let n: usize = shape.iter().product();
-            let xs = whole(n, 1);
+            let xs = integers(n, 1);
             let x = local(dtype, &xs, &shape);
             let inner: usize = shape[dim + 1..].iter().product();
             for (start, len, step) in [(0, 11, 1), (2, 3, 1), (0, 6, 2), (1, 4, 3), (10, 1, 5), (11, 0, 2)] {

@@ -1,10 +1,9 @@
-//! Cross-entropy where no array holds all classes: what each part adds to the losses, and the losses of what all have added.
+//! Cross-entropy over sharded classes: the terms of each shard, and the losses from the summed terms.
 
 use super::*;
 
-/// What an array knows of each position beyond its largest logit and its sum of exponentials, `[k,
-/// positions]`: the target's logit relative to the largest one (0 if the array does not hold it) and, with
-/// smoothing, the sum of such logits times their class weights. To be summed over all parts.
+/// Computes the other terms of a cross-entropy over sharded classes, for one shard. The terms of all shards must be
+/// summed for [`cross_entropy_losses`].
 pub(crate) fn cross_entropy_picked(logits: &Array, maxima: &Array, goal: &Goal<'_>) -> Result<Array> {
     with_float!("cross_entropy", logits.dtype(), T => picked::<T>(logits, maxima, goal))
 }
@@ -23,7 +22,7 @@ fn picked<T: Float<Acc: Element> + Element>(
     let n = targets.len();
     Loss::with::<T, _>(&targets, classes, goal, |loss| {
         let of = |(position, target): (usize, &Option<usize>)| {
-            let Some(at) = target.and_then(|class| loss.place(class)) else { return T::Acc::ZERO };
+            let Some(at) = target.and_then(|class| loss.local_index(class)) else { return T::Acc::ZERO };
             let (o, i) = (position / inner, position % inner);
             data[(o * classes + at) * inner + i].acc() - maxima[position]
         };
@@ -33,7 +32,7 @@ fn picked<T: Float<Acc: Element> + Element>(
             let weighted = &mut out[n..];
             simd::<T, _>(
                 #[inline(always)]
-                || weigh(data, weight, &maxima, (outer, inner), weighted),
+                || sum_weighted(data, weight, &maxima, (outer, inner), weighted),
             );
         }
         let rows = if loss.smooth.is_some() { 2 } else { 1 };
@@ -41,9 +40,9 @@ fn picked<T: Float<Acc: Element> + Element>(
     })
 }
 
-/// The sum of each position's logits relative to its largest one, times the class weights.
+/// Sums, for each position, the differences of the logits from the largest one times the class weights.
 #[inline(always)]
-fn weigh<T: Float>(
+fn sum_weighted<T: Float>(
     data: &[T],
     weight: &[T::Acc],
     maxima: &[T::Acc],
@@ -85,8 +84,8 @@ fn weigh<T: Float>(
     );
 }
 
-/// The losses and the target weights, of `dtype` `like`, from the sums of exponentials and from what all parts have picked.
-/// Positions that are ignored are forgotten in all of the four: losses, weights, largest logits, sums.
+/// Computes the cross-entropy from values that are reduced over all shards: the largest logits, the sums of exponentials,
+/// and the summed terms of [`cross_entropy_picked`].
 pub(crate) fn cross_entropy_losses(
     like: &Array,
     [maxima, totals, picked]: [&Array; 3],
@@ -105,7 +104,7 @@ fn losses<T: Float<Acc: Element> + Element>(
     let n = targets.len();
     let (mut maxima, mut totals) = (maxima.copy_to_host::<T::Acc>()?, totals.copy_to_host::<T::Acc>()?);
     let picked = picked.copy_to_host::<T::Acc>()?;
-    // No class belongs to anybody here.
+    // This step needs no logits, so the number of local classes is 0.
     Loss::with::<T, _>(&targets, 0, goal, |loss| {
         let of = |(position, target): (usize, &Option<usize>)| {
             let Some(class) = *target else {

@@ -1,4 +1,4 @@
-//! Tests of the losses against the formulas in doubles.
+//! Tests that compare the losses with their formulas in double precision.
 
 use super::super::testing::{FLOATS, assert_close, ids, local, noise, strided, tolerance, values};
 use super::*;
@@ -6,17 +6,17 @@ use crate::DType;
 
 const IGNORE: i64 = -100;
 
-/// Against all of so many classes.
+/// Creates the targets of a loss whose array holds all classes.
 fn goal<'a>(target: &'a Array, weight: Option<&'a Array>, classes: usize, label_smoothing: f64) -> Goal<'a> {
     Goal { target, weight, first: 0, classes, ignore_index: IGNORE, label_smoothing }
 }
 
-/// Targets for `n` positions: every fifth one ignored.
+/// Returns targets for `n` positions. Every fifth one is ignored.
 fn some_targets(n: usize, classes: usize) -> Vec<i64> {
     (0..n).map(|i| if i % 5 == 3 { IGNORE } else { ((i * 7 + 1) % classes) as i64 }).collect()
 }
 
-/// Losses, weights and the gradient of the logits with the gradient `scale` of each loss.
+/// Computes losses, weights and the gradient of the logits by the formula. `scale` is the gradient of each loss.
 fn naive(
     x: &[f64],
     (outer, classes, inner): (usize, usize, usize),
@@ -36,7 +36,7 @@ fn naive(
         let max = (0..classes).map(|c| x[at(c)]).fold(f64::NEG_INFINITY, f64::max);
         let lse = max + (0..classes).map(|c| (x[at(c)] - max).exp()).sum::<f64>().ln();
         weights[p] = weight[t];
-        // The weight that each class's log-probability has in the loss.
+        // The weight of the log-probability of each class in the loss.
         let share = |c: usize| {
             smoothing / classes as f64 * weight[c] + if c == t { (1.0 - smoothing) * weight[t] } else { 0.0 }
         };
@@ -63,7 +63,7 @@ fn cases() -> Vec<Vec<usize>> {
 }
 
 #[test]
-fn fused_loss_agrees_with_doubles() {
+fn fused_loss_agrees_with_the_formula() {
     for dtype in FLOATS {
         for shape in cases() {
             let dims = sizes(&shape);
@@ -91,8 +91,8 @@ fn fused_loss_agrees_with_doubles() {
                         let got = cross_entropy_backward(&x, [&max, &sum], &scale, &goal).unwrap();
                         assert_close(&got, &grad, tol);
                         assert_eq!(got.dims(), &shape[..]);
-                        for cut in [0, 1, classes / 2, classes] {
-                            let (all, back) = in_parts(&x, cut.min(classes), &scale, &goal);
+                        for split in [0, 1, classes / 2, classes] {
+                            let (all, back) = sharded(&x, split.min(classes), &scale, &goal);
                             assert_close(&all[0], &losses, tol);
                             assert_close(&all[1], &weights, 0.0);
                             assert_close(&all[2], &values(&max), 0.0);
@@ -106,15 +106,16 @@ fn fused_loss_agrees_with_doubles() {
     }
 }
 
-/// The loss and the gradient with the classes before `cut` and those from there on in two arrays.
-fn in_parts(x: &Array, cut: usize, scale: &Array, goal: &Goal<'_>) -> ([Array; 4], Array) {
+/// Computes loss and gradient with two shards of the classes: those before `split`, and the rest.
+fn sharded(x: &Array, split: usize, scale: &Array, goal: &Goal<'_>) -> ([Array; 4], Array) {
     use super::super::reduce::{Reduce, reduce};
     use super::super::{cat::cat, softmax};
-    let cuts = [(0, cut), (cut, goal.classes - cut)]
+    let shards = [(0, split), (split, goal.classes - split)]
         .map(|(first, n)| (x.narrow(1, first, n).unwrap(), Goal { first, ..*goal }));
     let all = |f: Reduce, of: &dyn Fn(&Array, &Goal<'_>) -> Result<Array>| {
-        let each =
-            cuts.each_ref().map(|(x, goal)| of(x, goal).and_then(|y| y.contiguous()?.unsqueeze(0)).unwrap());
+        let each = shards
+            .each_ref()
+            .map(|(x, goal)| of(x, goal).and_then(|y| y.contiguous()?.unsqueeze(0)).unwrap());
         reduce(f, &cat(&each.each_ref()[..], 0).unwrap(), &[0], false).unwrap()
     };
     let max = all(Reduce::Max, &|x, _| softmax::maxima(x, 1));
@@ -124,13 +125,13 @@ fn in_parts(x: &Array, cut: usize, scale: &Array, goal: &Goal<'_>) -> ([Array; 4
     let back = |(x, goal): &(Array, Goal<'_>)| {
         cross_entropy_backward(x, [&losses[2], &losses[3]], scale, goal).unwrap()
     };
-    let back = cuts.each_ref().map(back);
+    let back = shards.each_ref().map(back);
     let back = cat(&back.each_ref()[..], 1).unwrap();
     (losses, back)
 }
 
 #[test]
-fn likelihood_picks_the_target() {
+fn nll_selects_the_target() {
     for dtype in FLOATS {
         for shape in cases() {
             let (outer, classes, inner) = sizes(&shape);
@@ -183,19 +184,19 @@ fn bad_targets_are_errors() {
         is_bad(cross_entropy_backward(&x, [&scale, &scale], &scale, &goal).unwrap_err());
         is_bad(cross_entropy_picked(&x, &scale, &goal).unwrap_err());
     }
-    // An ignored index need not be a class, and may be one.
+    // `ignore_index` may also be a valid class.
     let target = ids(&[1, 1], &[2, 1]);
     let goal = Goal { ignore_index: 1, ..goal(&target, None, 3, 0.0) };
     assert_eq!(values(&nll_forward(&x, &goal).unwrap().0), [0.0, 0.0]);
 }
 
 #[test]
-fn infinities_and_nan_are_as_ieee_says() {
+fn infinities_and_nan_follow_ieee() {
     let (inf, nan) = (f64::INFINITY, f64::NAN);
-    // A masked class; a masked target; a NaN; nothing but masks; a NaN that is ignored.
+    // A masked class; a masked target; a NaN; only masked classes; a NaN at an ignored position.
     let x = [-inf, 0.0, 0.0, -inf, 0.0, nan, -inf, -inf, nan, nan];
     let targets = [1, 1, 0, 0, IGNORE];
-    let turn = |v: &[f64]| (0..10).map(|i| v[i % 5 * 2 + i / 5]).collect::<Vec<f64>>();
+    let transpose = |v: &[f64]| (0..10).map(|i| v[i % 5 * 2 + i / 5]).collect::<Vec<f64>>();
     let (losses, grad) = ([0.0, inf, nan, nan, 0.0], [0.0, 0.0, 1.0, -1.0, nan, nan, nan, nan, 0.0, 0.0]);
     let scale = local(DType::F32, &[1.0; 5], &[5]);
     let target = ids(&targets, &[5, 1]);
@@ -205,14 +206,14 @@ fn infinities_and_nan_are_as_ieee_says() {
         let [got, _, max, sum] = cross_entropy_forward(x, &goal).unwrap();
         assert_close(&got, &losses, 0.0);
         assert_close(&cross_entropy_backward(x, [&max, &sum], &scale, &goal).unwrap(), grad, 0.0);
-        let (got, back) = in_parts(x, 1, &scale, &goal);
+        let (got, back) = sharded(x, 1, &scale, &goal);
         assert_close(&got[0], &losses, 0.0);
         assert_close(&back, grad, 0.0);
     };
     check(&rows, &target, &grad);
-    let columns = local(DType::F32, &turn(&x), &[1, 2, 5]);
+    let columns = local(DType::F32, &transpose(&x), &[1, 2, 5]);
     let target = ids(&targets, &[1, 5]);
-    check(&columns, &target, &turn(&grad));
+    check(&columns, &target, &transpose(&grad));
 }
 
 #[test]

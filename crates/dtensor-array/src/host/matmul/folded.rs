@@ -1,4 +1,4 @@
-//! One product of all the rows of two arrays.
+//! The product `aᵀ · b` of all rows of two arrays, as in the gradient of a linear layer's weight.
 
 use std::mem::MaybeUninit;
 
@@ -7,36 +7,37 @@ use crate::host::fill_array;
 use crate::{Array, Num, Real};
 use crate::{DType, Element, Result};
 
-/// `Σ aᵀ · b` over all dims but the last: of `[..., m]` and `[..., n]`, whose other dims are the same, `[m, n]`.
+/// Computes `aᵀ · b`, summed over all leading dims: `[..., m]` and `[..., n]` give `[m, n]`. The leading dims must be the
+/// same.
 pub(crate) fn folded(a: &Array, b: &Array) -> Result<Array> {
     match a.dtype() {
-        DType::F32 if by_parts(a, b) => summed::<f32>(a, b),
-        DType::F64 if by_parts(a, b) => summed::<f64>(a, b),
-        _ => matmul(&rows(a)?.transpose(0, 1)?, &rows(b)?, None),
+        DType::F32 if avoids_copies(a, b) => sum_of_products::<f32>(a, b),
+        DType::F64 if avoids_copies(a, b) => sum_of_products::<f64>(a, b),
+        _ => matmul(&flatten_rows(a)?.transpose(0, 1)?, &flatten_rows(b)?, None),
     }
 }
 
-/// All dims but the last as one.
-fn rows(x: &Array) -> Result<Array> {
+/// Merges all dims except the last into one.
+fn flatten_rows(x: &Array) -> Result<Array> {
     let width = x.dims()[x.dims().len() - 1];
     let rows = x.dims()[..x.dims().len() - 1].iter().product();
     x.reshape(&[rows, width])
 }
 
-/// Whether operands that are no matrices are read where they lie, in several products that are added up: a pass over the
-/// result for each, where else what lies apart would be copied.
-fn by_parts(a: &Array, b: &Array) -> bool {
-    let rank = a.dims().len();
-    if rank < 3 || a.numel() == 0 || b.numel() == 0 || (a.is_contiguous() && b.is_contiguous()) {
+/// Returns true if [`sum_of_products`] is cheaper than one product. It takes one more pass over the result for each matrix, but
+/// one product must first copy operands that are not contiguous.
+fn avoids_copies(a: &Array, b: &Array) -> bool {
+    let ndim = a.dims().len();
+    if ndim < 3 || a.numel() == 0 || b.numel() == 0 || (a.is_contiguous() && b.is_contiguous()) {
         return false;
     }
-    let (k, m, n) = (a.dims()[rank - 2], a.dims()[rank - 1], b.dims()[rank - 1]);
+    let (k, m, n) = (a.dims()[ndim - 2], a.dims()[ndim - 1], b.dims()[ndim - 1]);
     let copied = |x: &Array, width: usize| if x.is_contiguous() { 0 } else { k * width };
     m * n <= copied(a, m) + copied(b, n)
 }
 
-/// The sum of one product for each index of the dims before the last two.
-fn summed<T: Element<Acc = T> + Real>(a: &Array, b: &Array) -> Result<Array> {
+/// Computes one product for each index of the dims before the last two, and sums them in place.
+fn sum_of_products<T: Element<Acc = T> + Real>(a: &Array, b: &Array) -> Result<Array> {
     let last = a.dims().len() - 1;
     let (k, m, n) = (a.dims()[last - 1], a.dims()[last], b.dims()[last]);
     let (a_strides, b_strides) = (a.strides(), b.strides());
@@ -55,12 +56,12 @@ fn summed<T: Element<Acc = T> + Real>(a: &Array, b: &Array) -> Result<Array> {
         plan.each(|a_at, b_at, _| {
             let a = Mat { ptr: a, rs: plan.a.0, cs: plan.a.1 }.at(a_at);
             let b = Mat { ptr: b, rs: plan.b.0, cs: plan.b.1 }.at(b_at);
-            // SAFETY: the plan's strides are those of the arrays being read, and the first product sets every element of the
-            // result, which is `m` by `n`.
+            // SAFETY: the plan has the strides of the arrays being read, and the first product writes every element of the
+            // `m` by `n` result.
             unsafe { product(plan.mnk, out, n, accumulate, <T as Num>::ONE, a, b, parallelism) };
             accumulate = true;
         });
     };
-    // SAFETY: neither array is empty, so there is a product, and the first one writes all of the result.
+    // SAFETY: neither array is empty, so there is at least one product, and the first one writes every element.
     unsafe { fill_array(&plan.shape, fill) }
 }

@@ -1,51 +1,52 @@
-//! One matrix product, in the way that is fastest for its size and strides.
+//! One matrix product, computed in the fastest way for its size and strides.
 
 use gemm_common::Parallelism;
 
 use super::super::simd;
 use crate::{Num, Real};
 
-/// Up to this many multiplications, calling gemm takes longer than doing them.
+/// Up to this many multiplications, a simple loop is faster than the call of gemm.
 const TINY: usize = 2048;
-/// Elements of a scratch array.
+/// The number of elements of a scratch array.
 const SCRATCH: usize = 1 << 20;
 
-/// A matrix in memory: where it starts, and its strides in elements.
+/// A matrix in memory: a pointer and strides in elements.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mat<T> {
     /// The first element.
     pub(crate) ptr: *const T,
-    /// From a row to the next.
+    /// The row stride.
     pub(crate) rs: usize,
-    /// From a column to the next.
+    /// The column stride.
     pub(crate) cs: usize,
 }
 
 impl<T: Copy> Mat<T> {
-    /// The matrix that starts `elements` further on.
+    /// Returns the matrix that starts `elements` elements later.
     #[inline(always)]
     pub(crate) fn at(self, elements: usize) -> Self {
         Mat { ptr: self.ptr.wrapping_add(elements), ..self }
     }
 
-    /// Rows from `row` on.
+    /// Returns the matrix without the rows before `row`.
     #[inline(always)]
     pub(crate) fn row(self, row: usize) -> Self {
         self.at(row * self.rs)
     }
 
-    /// The transpose.
+    /// Returns the transpose.
     #[inline(always)]
     pub(crate) fn t(self) -> Self {
         Mat { ptr: self.ptr, rs: self.cs, cs: self.rs }
     }
 }
 
-/// `dst = scale × a × b`, or `dst +=` that if `accumulate`. `dst` is `m` by `n`, its rows `dst_rs` apart.
+/// Computes `dst = scale × a × b`, or `dst += scale × a × b` if `accumulate` is true. `dst` is `m` by `n`, with row stride
+/// `dst_rs` and column stride 1.
 ///
 /// # Safety
-/// `T` is `f32` or `f64`. The elements of `a` (`m` by `k`), of `b` (`k` by `n`) and of `dst` are in memory that may be
-/// read, those of `dst` written too; `dst` overlaps neither operand, and is initialised if `accumulate`.
+/// `T` must be `f32` or `f64`. The elements of `a` (`m` by `k`) and `b` (`k` by `n`) must be readable, those of `dst` writable.
+/// `dst` must not overlap the operands, and must be initialised if `accumulate` is true.
 #[allow(clippy::too_many_arguments)] // the BLAS signature
 pub(crate) unsafe fn product<T: Real + Default>(
     [m, n, k]: [usize; 3],
@@ -57,18 +58,18 @@ pub(crate) unsafe fn product<T: Real + Default>(
     b: Mat<T>,
     parallelism: Parallelism,
 ) {
-    // SAFETY: the caller's promise holds for the parts that the calls below are given, and for scratch they own.
+    // SAFETY: the caller's guarantees hold for the blocks passed to the calls below, and the scratch arrays have the right sizes.
     unsafe {
         if m * n * k <= TINY && b.cs == 1 {
             return tiny([m, n, k], dst, dst_rs, accumulate, scale, a, b);
         }
-        // gemm wants the right operand's rows dense. It rearranges others slowly, so it is given what it wants.
+        // gemm is fast only if the rows of the right operand are contiguous, so larger operands are transposed for it.
         if b.cs == 1 || n * k < 16384 || m == 1 || n == 1 {
             return call_gemm([m, n, k], (dst, dst_rs, 1), accumulate, scale, a, b, parallelism);
         }
         if m * (n + k) < n * k {
-            // Cheapest: the transposed product, whose right operand is `a`, then the transpose of the result. Rows
-            // of zeros are added for the sake of whole vectors, and their products dropped.
+            // Cheapest is the transposed product, whose right operand is `a`, and then the transpose of the result. `a` is
+            // padded with zeros to complete vectors, and the padding is not copied to the result.
             let rows = m.next_multiple_of(16);
             let mut scratch = Vec::new();
             let a = if a.rs == 1 && rows == m { a } else { transpose(a, [m, k], rows, &mut scratch).t() };
@@ -96,7 +97,7 @@ pub(crate) unsafe fn product<T: Real + Default>(
     }
 }
 
-/// [`product`] by gemm, to a destination with any strides (of the rows, of the columns).
+/// Computes [`product`] by gemm, with any row and column strides of the destination.
 ///
 /// # Safety
 /// As for [`product`].
@@ -110,9 +111,9 @@ unsafe fn call_gemm<T: Num>(
     b: Mat<T>,
     parallelism: Parallelism,
 ) {
-    // gemm writes columns. To write rows is to write the columns of the transposed product.
+    // gemm writes columns. To write rows, compute the transposed product.
     if dst_cs < dst_rs {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller guarantees the same.
         return unsafe {
             call_gemm([n, m, k], (dst, dst_cs, dst_rs), accumulate, scale, b.t(), a.t(), parallelism)
         };
@@ -143,7 +144,7 @@ unsafe fn call_gemm<T: Num>(
             )
         };
     }
-    // SAFETY: passed on to the caller; `T` is one of these two types.
+    // SAFETY: the caller guarantees the same, and `T` is one of these two types.
     unsafe {
         if size_of::<T>() == size_of::<f32>() {
             call!(gemm_f32::gemm::f32::get_gemm_fn(), f32);
@@ -153,7 +154,7 @@ unsafe fn call_gemm<T: Num>(
     }
 }
 
-/// [`product`] where calling gemm would take longer than the product does; the rows of `b` are dense.
+/// Computes a small [`product`] without gemm. The column stride of `b` must be 1.
 ///
 /// # Safety
 /// As for [`product`].
@@ -176,7 +177,7 @@ unsafe fn tiny<T: Real + Default>(
         b: Mat<T>,
     ) {
         let mut sums = [T::default(); N];
-        // SAFETY: `product`'s caller has made room for `N` columns here.
+        // SAFETY: the caller of `product` guarantees that `N` columns are in bounds here.
         unsafe {
             for inner in 0..k {
                 let x = *a.ptr.add(inner * a.cs);
@@ -216,10 +217,10 @@ unsafe fn tiny<T: Real + Default>(
     )
 }
 
-/// The transpose of a matrix of some size in `scratch`, its rows dense and filled up with zeros to `width`.
+/// Writes the transpose of a matrix to `scratch` and returns it. Its rows are contiguous and padded with zeros to `width`.
 ///
 /// # Safety
-/// The elements of `x` are in memory that may be read.
+/// The elements of `x` must be readable.
 pub(crate) unsafe fn transpose<T: Real + Default>(
     x: Mat<T>,
     size: [usize; 2],
@@ -232,15 +233,15 @@ pub(crate) unsafe fn transpose<T: Real + Default>(
         scratch.resize(width * size[1], T::default());
     }
     let dst = scratch.as_mut_ptr();
-    // SAFETY: the scratch has room; the rest is passed on to the caller.
+    // SAFETY: the scratch array is large enough, and the caller guarantees the rest.
     unsafe { transpose_with(x, size, dst, width, |dst, x| dst.write(x)) };
     Mat { ptr: dst, rs: width, cs: 1 }
 }
 
-/// Calls `set` with each place of a `cols` by `rows` matrix and the element of `x` that belongs there.
+/// Calls `set` with a pointer to each element of the `cols` by `rows` matrix `dst`, and the element of `x` that belongs there.
 ///
 /// # Safety
-/// The elements of `x` (`rows` by `cols`) are in memory that may be read; those of `dst`, of `set`'s liking.
+/// The elements of `x` (`rows` by `cols`) must be readable, and those of `dst` valid for what `set` does with them.
 unsafe fn transpose_with<T: Real + Default>(
     x: Mat<T>,
     [rows, cols]: [usize; 2],
@@ -259,8 +260,8 @@ unsafe fn transpose_with<T: Real + Default>(
                     // SAFETY: the tile is inside both matrices.
                     unsafe {
                         if x.cs == 1 && rows - row >= TILE && cols - col >= TILE {
-                            // Through a dense tile, so that memory is touched in whole lines only: the strides of
-                            // matrices are often powers of two, whose lines push one another out of the cache.
+                            // Goes through a contiguous tile, so that memory is accessed only in complete cache lines. Row
+                            // strides are often powers of two, and such lines evict each other.
                             let mut tile = [[T::default(); TILE]; TILE];
                             for (i, row) in tile.iter_mut().enumerate() {
                                 *row = x.row(i).ptr.cast::<[T; TILE]>().read();

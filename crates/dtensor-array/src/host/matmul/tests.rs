@@ -8,7 +8,7 @@ use crate::host::testing::values;
 use crate::window::Window;
 use crate::{Float, with_num_threads};
 
-/// Some numbers; small whole ones for the integers, so that every dtype holds them.
+/// Creates an array of random numbers: between −1 and 1, or small integers for integer dtypes.
 fn sample(dtype: DType, shape: &[usize], seed: u64) -> Array {
     let distribution = match dtype {
         DType::I64 => Distribution::Integers { low: -9, high: 10 },
@@ -17,7 +17,7 @@ fn sample(dtype: DType, shape: &[usize], seed: u64) -> Array {
     random::draw(distribution, dtype, &Window::whole(shape), Draw { seed, stream: 0 }).unwrap()
 }
 
-/// `a × b + bias` in double precision, by definition.
+/// Computes `a × b + bias` in double precision by the definition.
 fn naive(a: &Array, b: &Array, bias: Option<&Array>) -> (Vec<usize>, Vec<f64>) {
     let batch = |x: &Array| Shape::from(&x.dims()[..x.dims().len() - 2]);
     let batch = batch(a).broadcast("matmul", &batch(b)).unwrap();
@@ -60,7 +60,7 @@ fn check(a: &Array, b: &Array, bias: Option<&Array>) {
         _ => 1e-2,
     };
     for (i, (x, y)) in values(&out).into_iter().zip(expected).enumerate() {
-        // Inputs are below 1 and sums are rounded to the type once.
+        // Inputs are below 1, and sums are rounded to the type once.
         let unit = if a.dtype() == DType::F64 { 1e-16 } else { 1e-7 };
         let within = epsilon * (y.abs() + 1.0) + if epsilon == 0.0 { 0.0 } else { unit * k };
         assert!(
@@ -75,11 +75,11 @@ fn check(a: &Array, b: &Array, bias: Option<&Array>) {
     }
 }
 
-/// Of a batch with any strides, as one product or as many: the sum of those of its matrices.
+/// `folded` of a batch with any strides equals one product of all its rows, whether it is computed as one product or several.
 #[test]
-fn rows_of_a_whole_batch() {
+fn folded_is_the_product_of_all_rows() {
     for dtype in DTYPES {
-        // Few rows each and many, none, one dim and four; each operand dense, and with its last two dims turned.
+        // Few rows and many, no rows, one dim to four. Each operand is contiguous, or has its last two dims transposed.
         for (lead, m, n) in [
             (&[3, 2][..], 9, 7),
             (&[3, 40], 5, 4),
@@ -94,8 +94,8 @@ fn rows_of_a_whole_batch() {
                 let shape: Vec<usize> = lead.iter().copied().chain([width]).collect();
                 let dense = sample(dtype, &shape, seed);
                 let Some(last) = shape.len().checked_sub(2) else { return vec![dense] };
-                let turned = dense.transpose(last, last + 1).unwrap().contiguous().unwrap();
-                vec![dense, turned.transpose(last, last + 1).unwrap()]
+                let transposed = dense.transpose(last, last + 1).unwrap().contiguous().unwrap();
+                vec![dense, transposed.transpose(last, last + 1).unwrap()]
             };
             let rows = |x: &Array, width: usize| {
                 x.contiguous().unwrap().reshape(&[lead.iter().product(), width]).unwrap()
@@ -115,7 +115,7 @@ fn rows_of_a_whole_batch() {
                 }
             }
         }
-        // Elements that are the same for the whole batch.
+        // An operand that is broadcast over the batch.
         let (one, b) = (sample(dtype, &[1, 20, 3], 3), sample(dtype, &[4, 20, 2], 4));
         let a = one.expand(&[4, 20, 3]).unwrap();
         let (got, want) = (folded(&a, &b).unwrap(), folded(&a.contiguous().unwrap(), &b).unwrap());
@@ -163,21 +163,21 @@ fn sizes_and_orientations() {
 #[test]
 fn strided_operands() {
     for dtype in DTYPES {
-        // Heads of attention: [B, S, H, D] seen as [B, H, S, D].
+        // Attention heads: [B, S, H, D] viewed as [B, H, S, D].
         let q = sample(dtype, &[2, 7, 3, 5], 1).transpose(1, 2).unwrap();
         let k = sample(dtype, &[2, 9, 3, 5], 2).transpose(1, 2).unwrap();
         check(&q, &k.transpose(2, 3).unwrap(), None);
         let p = sample(dtype, &[2, 3, 7, 9], 3);
         check(&p, &k, None);
-        // Windows with an offset.
+        // Narrowed views with an offset.
         let a = sample(dtype, &[8, 9], 4).narrow(0, 2, 5).and_then(|x| x.narrow(1, 3, 6)).unwrap();
         let b = sample(dtype, &[9, 8], 5).narrow(0, 1, 6).and_then(|x| x.narrow(1, 4, 3)).unwrap();
         check(&a, &b, None);
-        // Columns far apart.
+        // A column stride larger than 1.
         let far = sample(dtype, &[5, 6, 4], 6).narrow(2, 1, 1).and_then(|x| x.squeeze(2)).unwrap();
         check(&far, &b, None);
         check(&b.transpose(0, 1).unwrap(), &far.transpose(0, 1).unwrap(), None);
-        // Expanded rows, columns and batches.
+        // Broadcast rows, columns and batches.
         let row = sample(dtype, &[1, 6], 7).expand(&[5, 6]).unwrap();
         check(&row, &b, None);
         let col = sample(dtype, &[6, 1], 8).expand(&[6, 4]).unwrap();
@@ -204,7 +204,7 @@ fn batches() {
         ] {
             check(&sample(dtype, a, 1), &sample(dtype, b, 2), None);
         }
-        // Rows that merge though they are apart; rows that do not merge.
+        // Batches whose rows merge although they are not contiguous, and batches whose rows do not merge.
         let a = sample(dtype, &[4, 3, 8], 3).narrow(2, 1, 5).unwrap();
         check(&a, &sample(dtype, &[5, 2], 4), None);
         let a = sample(dtype, &[4, 6, 5], 3).narrow(1, 1, 3).unwrap();
@@ -225,14 +225,14 @@ fn biases() {
             check(&a, &b, Some(&sample(dtype, shape, 3)));
         }
         check(&a, &b, Some(&sample(dtype, &[6, 4], 4).transpose(0, 1).unwrap()));
-        // More rows than are widened at a time, with a bias that differs between them.
+        // More rows than are widened at a time, with a different bias for each row.
         let a = sample(dtype, &[1030, 2], 5);
         check(&a, &sample(dtype, &[2, 3], 6), Some(&sample(dtype, &[1030, 1], 7)));
     }
 }
 
 #[test]
-fn empty() {
+fn empty_operands() {
     for dtype in DTYPES {
         for (a, b) in [
             (&[0, 3][..], &[3, 2][..]),
@@ -252,11 +252,11 @@ fn empty() {
 }
 
 #[test]
-fn not_a_number_passes_through() {
+fn nan_propagates() {
     fn check<T: Float + Element>() {
         let nan = T::from_acc(T::Acc::from_f64(f64::NAN));
         for size in [1, 4, 40] {
-            // A zero times NaN, and times infinity.
+            // Zero times NaN, and zero times infinity.
             let zeros = Array::from_vec(vec![T::default(); size * size], &[size, size]).unwrap();
             for bad in [nan, T::from_acc(T::Acc::HIGHEST)] {
                 let mut data = vec![T::default(); size * size];
@@ -277,7 +277,7 @@ fn not_a_number_passes_through() {
 
 #[test]
 fn half_precision_is_rounded_once() {
-    // 4096 products of 1 × 1 would stop at 2048 in f16 and at 256 in bf16.
+    // A sum of 4096 ones would stop at 2048 in f16 and at 256 in bf16.
     for dtype in [DType::F16, DType::BF16] {
         let ones = |shape: &[usize]| copy::full(dtype, shape, 1.0).unwrap();
         let out = matmul(&ones(&[3, 4096]), &ones(&[4096, 5]), None).unwrap();
@@ -286,7 +286,7 @@ fn half_precision_is_rounded_once() {
 }
 
 #[test]
-fn integers_wrap_and_bytes_are_refused() {
+fn integers_wrap_and_bytes_are_errors() {
     let big = Array::from_vec(vec![i64::MAX, 3], &[1, 2]).unwrap();
     let out = matmul(&big, &Array::from_vec(vec![2i64, 5], &[2, 1]).unwrap(), None).unwrap();
     assert_eq!(out.copy_to_host::<i64>().unwrap(), [13]);

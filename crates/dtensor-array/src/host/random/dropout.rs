@@ -1,32 +1,31 @@
-//! Dropout: elements times 0 or a number, by their index.
+//! Dropout: each element is multiplied by 0 or by a scale, depending on its index.
 
 use std::mem::MaybeUninit;
 
 use super::distribution::check_probability;
 #[cfg(test)]
-use super::part;
+use super::fill_window;
+use super::integers::{Choice, threshold};
 use super::philox::Draw;
-use super::whole::{Choice, threshold};
 use super::{each_run, fill_array, simd};
 use crate::window::Window;
 use crate::{Array, Float, Num, Real, with_float};
 use crate::{Element, Result};
 
-/// For tests: 0 where [`dropout`] with the same arguments drops an element, else 1; of dtype `U8`.
+/// Returns the mask of [`dropout`] with the same arguments, for tests: 0 for a dropped element, else 1, of dtype `U8`.
 #[cfg(test)]
 pub(crate) fn keep_mask(shape: &[usize], p: f64, draw: Draw) -> Result<Array> {
     check_probability("dropout", p)?;
     let source = Choice { draw, threshold: threshold(p), less: 0u8, not: 1 };
-    part(&source, &Window::whole(shape))
+    fill_window(&source, &Window::whole(shape))
 }
 
-/// The factor of an element that dropout keeps.
+/// Returns the scale of the elements that are not dropped.
 pub(crate) fn keep_scale(p: f64) -> f64 {
     if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 }
 }
 
-/// `x` with each element dropped (times 0) with probability `p` and else divided by `1 − p`. The choice depends on
-/// the index that the element has in the whole of which `window` shows `x`, and not on the dtype.
+/// Applies dropout: multiplies each element by 0 with probability `p`, and divides it by `1 − p` otherwise.
 pub(crate) fn dropout(x: &Array, window: &Window, p: f64, draw: Draw) -> Result<Array> {
     check_probability("dropout", p)?;
     let x = x.contiguous()?;
@@ -37,8 +36,8 @@ fn dropout_of<T: Float + Element>(x: &Array, window: &Window, p: f64, draw: Draw
     let read = x.read::<T>()?;
     assert_eq!(read.dims, &window.shape()[..]);
     let x = &read.data()[..x.numel()];
-    let kept = T::Acc::from_f64(keep_scale(p));
-    let source = Choice { draw, threshold: threshold(p), less: T::Acc::ZERO, not: kept };
+    let scale = T::Acc::from_f64(keep_scale(p));
+    let source = Choice { draw, threshold: threshold(p), less: T::Acc::ZERO, not: scale };
     // SAFETY: the runs cover every element.
     unsafe {
         fill_array(window.shape(), |out: &mut [MaybeUninit<T>]| {
@@ -46,16 +45,16 @@ fn dropout_of<T: Float + Element>(x: &Array, window: &Window, p: f64, draw: Draw
                 let (x, out) = (&x[at..at + n], &mut out[at..at + n]);
                 simd::<T, _>(
                     #[inline(always)]
-                    || dropped(&source, first as u64, x, out),
+                    || write_dropout(&source, first as u64, x, out),
                 );
             });
         })
     }
 }
 
-/// Writes elements `first` to `first + x.len()` of an array times the factors of a source.
+/// Writes the elements `x`, whose first index is `first`, times the factors of a source.
 #[inline(always)]
-fn dropped<T: Float>(source: &Choice<T::Acc>, first: u64, x: &[T], out: &mut [MaybeUninit<T>]) {
+fn write_dropout<T: Float>(source: &Choice<T::Acc>, first: u64, x: &[T], out: &mut [MaybeUninit<T>]) {
     each_run(
         source,
         first,
@@ -70,8 +69,7 @@ fn dropped<T: Float>(source: &Choice<T::Acc>, first: u64, x: &[T], out: &mut [Ma
     );
 }
 
-/// Multiplies elements `first` to `first + values.len()` of an array by what dropout multiplies them by. Inside
-/// [`simd`] only.
+/// Applies dropout in place to elements whose first index is `first`. Call it only inside [`simd`].
 #[inline(always)]
 pub(crate) fn dropout_run<A: Real>(draw: Draw, p: f64, first: u64, values: &mut [A]) {
     let source = Choice { draw, threshold: threshold(p), less: A::ZERO, not: A::from_f64(keep_scale(p)) };

@@ -1,17 +1,17 @@
-//! The generator: Philox 4×32-10 of Salmon, Moraes, Dror and Shaw ("Parallel random numbers: as easy as 1, 2, 3").
+//! The generator: Philox 4×32-10 by Salmon, Moraes, Dror and Shaw ("Parallel random numbers: as easy as 1, 2, 3").
 
-/// Blocks computed side by side, one per vector lane.
+/// The number of blocks computed together, one in each vector lane.
 const LANES: usize = 16;
-/// Elements produced at a time.
+/// The number of elements generated at a time.
 pub(super) const CHUNK: usize = 64;
-/// Elements produced where only a few are wanted.
+/// The number of elements generated at a time if only a few are needed.
 pub(super) const FEW: usize = 4;
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// The name of one draw: all of its elements follow from it and their indices.
+/// The identity of one random draw. It and the index of an element determine the element.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Draw {
     /// The key.
@@ -20,7 +20,7 @@ pub struct Draw {
     pub stream: u64,
 }
 
-/// One block of Philox 4×32-10.
+/// Computes one block of Philox 4×32-10.
 #[inline(always)]
 pub(super) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let [mut c0, mut c1, mut c2, mut c3] = counter;
@@ -36,15 +36,15 @@ pub(super) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 }
 
 impl Draw {
-    /// The `n`-th of its words of 64 bits.
+    /// Returns the `n`-th 64-bit word.
     pub fn word(self, n: u64) -> u64 {
         self.pairs(n / 2)[(n % 2) as usize]
     }
 
-    /// The words of blocks `first` to `first + LANES`, two by two: the first and second, the third and fourth.
+    /// Returns the words of the blocks `first..first + LANES` in pairs: first the pairs of words 0 and 1, then of words 2 and 3.
     #[inline(always)]
     fn blocks(self, first: u64) -> [[u64; LANES]; 2] {
-        // Lanes are 64 bits wide with the upper half ignored, which is how vector units multiply 32-bit words.
+        // Lanes are 64 bits wide and their upper halves are ignored, because vector units multiply 32-bit words this way.
         const LOW: u64 = u32::MAX as u64;
         let [mut c0, mut c1] = [[0; LANES]; 2];
         for lane in 0..LANES {
@@ -73,7 +73,7 @@ impl Draw {
         [c0, c2]
     }
 
-    /// The words of blocks `block` to `block + LANES` in order, two by two.
+    /// Returns the words of the blocks `block..block + LANES`, in order and in pairs.
     #[inline(always)]
     pub(super) fn pairs(self, block: u64) -> [u64; CHUNK / 2] {
         let [a, b] = self.blocks(block);
@@ -85,7 +85,7 @@ impl Draw {
         out
     }
 
-    /// Two words, as one of 64 bits, for each of the `CHUNK` elements from block `block` on.
+    /// Returns one 64-bit word for each of `CHUNK` elements, starting at `block`.
     #[inline(always)]
     pub(super) fn wide_words(self, block: u64) -> [u64; CHUNK] {
         let mut out = [0; CHUNK];
@@ -96,35 +96,35 @@ impl Draw {
         out
     }
 
-    /// The words of one block.
+    /// Returns the words of one block.
     #[inline(always)]
     pub(super) fn few_words(self, block: u64) -> [u32; FEW] {
         let counter = [block as u32, (block >> 32) as u32, self.stream as u32, (self.stream >> 32) as u32];
         philox(counter, [self.seed as u32, (self.seed >> 32) as u32])
     }
 
-    /// The words of one block, two by two.
+    /// Returns the words of one block in pairs.
     #[inline(always)]
     pub(super) fn few_pairs(self, block: u64) -> [u64; FEW / 2] {
         let words = self.few_words(block).map(u64::from);
         [words[0] | words[1] << 32, words[2] | words[3] << 32]
     }
 
-    /// Two words, as one of 64 bits, for each of the `FEW` elements from block `block` on.
+    /// Returns one 64-bit word for each of `FEW` elements, starting at `block`.
     #[inline(always)]
     pub(super) fn few_wide_words(self, block: u64) -> [u64; FEW] {
         let ([a, b], [c, d]) = (self.few_pairs(block), self.few_pairs(block.wrapping_add(1)));
         [a, b, c, d]
     }
 
-    /// One 32-bit word for each of the `CHUNK` elements from block `block` on.
+    /// Returns one 32-bit word for each of `CHUNK` elements, starting at `block`.
     #[inline(always)]
     pub(super) fn words(self, block: u64) -> [u32; CHUNK] {
         let mut words = self.pairs(block);
         if cfg!(target_endian = "big") {
             words = words.map(|word| word.rotate_left(32));
         }
-        // SAFETY: both are plain words of the same size together; the lower halves come first.
+        // SAFETY: both arrays are plain integers and have the same size. The lower halves come first.
         unsafe { std::mem::transmute(words) }
     }
 }
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn lanes_are_blocks() {
         let draw = Draw { seed: 0x0123_4567_89ab_cdef, stream: 0xfedc_ba98_7654_3210 };
-        // Across the place where the counter's low word overflows.
+        // These blocks cross the overflow of the counter's low word.
         let first = u64::from(u32::MAX) - 5;
         let [a, b] = draw.blocks(first);
         for lane in 0..LANES {

@@ -1,15 +1,15 @@
 use half::{bf16, f16};
 
 use super::super::testing::{FLOATS, bits, local, noise, pick, strided, windows};
+use super::floats::{Sample, neighbour, normal_source, uniform_source};
+use super::integers::{Choice, threshold};
 use super::philox::philox;
-use super::real::{Sample, neighbour, normal_source, uniform_source};
 use super::truncated::{bounds, truncated_source};
-use super::whole::{Choice, threshold};
 use super::*;
 use crate::DType;
 use crate::{Elem, Float, Num};
 
-/// Any draw.
+/// An arbitrary draw.
 const DRAW: Draw = Draw { seed: 3, stream: 4 };
 
 fn checked(
@@ -39,10 +39,10 @@ fn bernoulli(dtype: DType, window: &Window, seed: u64, stream: u64, p: f64) -> R
     checked(Distribution::Bernoulli { p }, dtype, window, seed, stream)
 }
 
-/// How many standard deviations off is too far: what is random passes with a probability of all but one in a million.
+/// The number of standard deviations that a test tolerates. A correct generator fails with a probability of about one in a million.
 const SIGMAS: f64 = 5.0;
 
-/// How far rounding to a dtype takes a number, at most, in relation to it.
+/// Returns the largest relative rounding error of a dtype.
 fn rounding(dtype: DType) -> f64 {
     match dtype {
         DType::BF16 => 2f64.powi(-8),
@@ -52,7 +52,7 @@ fn rounding(dtype: DType) -> f64 {
     }
 }
 
-/// That the mean of numbers is one of numbers with this mean and variance, each moved by at most `moved` on the average.
+/// Asserts that the mean of numbers agrees with a distribution of this mean and variance. `moved` is the average rounding error.
 #[track_caller]
 fn expect_mean(
     numbers: impl ExactSizeIterator<Item = f64>,
@@ -67,7 +67,7 @@ fn expect_mean(
     assert!((got - mean).abs() <= limit, "{what}: mean {got}, not within {limit} of {mean}");
 }
 
-/// That so many of `n` are what each is with probability `p`.
+/// Asserts that a count of successes among `n` trials agrees with the probability `p`.
 #[track_caller]
 fn expect_count(count: usize, n: usize, p: f64, what: &str) {
     let of = (0..n).map(|i| f64::from(u8::from(i < count)));
@@ -80,7 +80,7 @@ fn run<T: Elem>(n: usize, fill: impl FnOnce(&mut [MaybeUninit<T>])) -> Vec<T> {
 }
 
 #[test]
-fn an_element_depends_on_its_index_alone() {
+fn an_element_depends_only_on_its_index() {
     fn check<T: Float<Acc: Sample>>() {
         let draw = Draw { seed: 7, stream: 3 };
         let uniform = uniform_source::<T>(draw, -1.0, 2.0).unwrap();
@@ -108,14 +108,14 @@ fn an_element_depends_on_its_index_alone() {
 }
 
 #[test]
-fn a_part_has_the_bits_of_the_whole() {
+fn a_shard_is_bit_identical_to_the_full_array() {
     for (case, (window, indices)) in windows().into_iter().enumerate() {
         let (seed, stream) = (case as u64, 3);
         let check = |what: &str, draw: &dyn Fn(&Window) -> Result<Array>| {
-            let part = draw(&window).unwrap();
-            let whole = draw(&Window::whole(window.whole_shape())).unwrap();
-            assert_eq!(part.dims(), &window.shape()[..]);
-            assert_eq!(bits(&part), pick(&bits(&whole), &indices), "{what} {} {window:?}", part.dtype());
+            let shard = draw(&window).unwrap();
+            let full = draw(&Window::whole(window.whole_shape())).unwrap();
+            assert_eq!(shard.dims(), &window.shape()[..]);
+            assert_eq!(bits(&shard), pick(&bits(&full), &indices), "{what} {} {window:?}", shard.dtype());
         };
         for dtype in FLOATS {
             check("uniform", &|window| uniform(dtype, window, seed, stream, -1.0, 2.0));
@@ -125,19 +125,19 @@ fn a_part_has_the_bits_of_the_whole() {
             let n = window.whole_shape().numel();
             let values = noise(n, seed);
             let x = local(dtype, &values, window.whole_shape());
-            let part_of_x = local(dtype, &pick(&values, &indices), window.shape());
-            let whole = dropout(&x, &Window::whole(x.dims()), 0.4, Draw { seed, stream }).unwrap();
-            for part_of_x in [strided(&part_of_x), part_of_x] {
-                let part = dropout(&part_of_x, &window, 0.4, Draw { seed, stream }).unwrap();
-                assert_eq!(bits(&part), pick(&bits(&whole), &indices), "dropout {dtype} {window:?}");
+            let x_shard = local(dtype, &pick(&values, &indices), window.shape());
+            let full = dropout(&x, &Window::whole(x.dims()), 0.4, Draw { seed, stream }).unwrap();
+            for x_shard in [strided(&x_shard), x_shard] {
+                let shard = dropout(&x_shard, &window, 0.4, Draw { seed, stream }).unwrap();
+                assert_eq!(bits(&shard), pick(&bits(&full), &indices), "dropout {dtype} {window:?}");
             }
             let values: Vec<f64> = values.iter().map(|x| x.abs() / 2.0).collect();
             let p = local(dtype, &values, window.whole_shape());
-            let part_of_p = local(dtype, &pick(&values, &indices), window.shape());
-            let whole = bernoulli_each(&p, &Window::whole(p.dims()), Draw { seed, stream }).unwrap();
-            for part_of_p in [strided(&part_of_p), part_of_p] {
-                let part = bernoulli_each(&part_of_p, &window, Draw { seed, stream }).unwrap();
-                assert_eq!(bits(&part), pick(&bits(&whole), &indices), "bernoulli_each {dtype} {window:?}");
+            let p_shard = local(dtype, &pick(&values, &indices), window.shape());
+            let full = bernoulli_each(&p, &Window::whole(p.dims()), Draw { seed, stream }).unwrap();
+            for p_shard in [strided(&p_shard), p_shard] {
+                let shard = bernoulli_each(&p_shard, &window, Draw { seed, stream }).unwrap();
+                assert_eq!(bits(&shard), pick(&bits(&full), &indices), "bernoulli_each {dtype} {window:?}");
             }
         }
         for dtype in DType::ALL {
@@ -151,8 +151,8 @@ fn a_part_has_the_bits_of_the_whole() {
 }
 
 #[test]
-fn a_part_far_into_a_whole() {
-    // Beyond what 32 bits count, where blocks are counted in both words.
+fn indices_may_exceed_32_bits() {
+    // Block numbers that cross 32 bits, so that they need both counter words.
     let n = 1usize << 40;
     let far = |range: std::ops::Range<usize>| Window::new(&[n], [[0..0, range]]).unwrap();
     let draw =
@@ -169,7 +169,7 @@ fn a_part_far_into_a_whole() {
 fn uniform_numbers() {
     let x =
         uniform(DType::F32, &Window::whole(&[5, 7]), 1, 2, 0.0, 1.0).unwrap().copy_to_host::<f32>().unwrap();
-    // Element 34 by itself.
+    // Element 34, computed directly.
     let words = philox([8, 0, 2, 0], [1, 0]);
     assert_eq!(x[34], (words[2] >> 8) as f32 / 16777216.0);
     let x =
@@ -188,10 +188,10 @@ fn uniform_numbers() {
         assert!(x.iter().all(|&x| low <= x && x < high), "{} {low} {high}", <T as Element>::DTYPE);
         let (width, what) = (high - low, format!("{} {low} {high}", <T as Element>::DTYPE));
         let mean = 0.5 * (low + high);
-        // Rounding, and that what is rounded to the upper end goes one step down.
+        // Allows for rounding, and for the step down of numbers that round to the upper end.
         let moved = 3.0 * rounding(<T as Element>::DTYPE) * low.abs().max(high.abs());
         expect_mean(x.iter().copied(), mean, width.powi(2) / 12.0, moved, &what);
-        // The variance of (x − mean)² is that of the fourth moment, width⁴ / 80, less the square of width² / 12.
+        // The variance of (x − mean)² is the fourth moment, width⁴ / 80, minus the square of width² / 12.
         let squares = x.iter().map(|x| (x - mean).powi(2));
         expect_mean(squares, width.powi(2) / 12.0, width.powi(4) / 180.0, moved * width, &what);
     }
@@ -212,7 +212,7 @@ fn uniform_numbers() {
 }
 
 #[test]
-fn neighbours() {
+fn neighbours_are_the_adjacent_values() {
     assert_eq!(neighbour::<f32>(1.0, false), f64::from(1.0f32.next_down()));
     assert_eq!(neighbour::<f32>(0.0, false), f64::from(0.0f32.next_down()));
     assert_eq!(neighbour::<f32>(-3.0, true), f64::from((-3.0f32).next_up()));
@@ -232,14 +232,14 @@ fn normal_numbers() {
         let z: Vec<f64> = x.into_iter().map(|x| (x.acc().to_f64() - 3.0) / 2.0).collect();
         assert!(z.iter().all(|z| z.is_finite()));
         let what = <T as Element>::DTYPE.to_string();
-        // How far each has been rounded, and how far on the average what is computed of it is then.
+        // The rounding error of each number, and the average error of a function of it with this slope.
         let rounded = |z: f64| rounding(<T as Element>::DTYPE) * (3.0 + 2.0 * z).abs() / 2.0;
         let moved = |slope: &dyn Fn(f64) -> f64| {
             z.iter().map(|&z| rounded(z) * slope(z).abs()).sum::<f64>() / n as f64
         };
-        // The moments of a normal number, and their variances: differences of such of twice the order.
+        // The moments of the normal distribution, and the variances of the powers.
         for (k, expected, variance) in [(1, 0.0, 1.0), (2, 1.0, 2.0), (3, 0.0, 15.0), (4, 3.0, 96.0)] {
-            // Twice, for what is not straight.
+            // Doubled, because powers are not linear.
             let moved = 2.0 * moved(&|z| f64::from(k) * z.powi(k - 1));
             expect_mean(
                 z.iter().map(|z| z.powi(k)),
@@ -249,10 +249,10 @@ fn normal_numbers() {
                 &format!("{what} moment {k}"),
             );
         }
-        // Neighbours, which share a block, are independent.
+        // Neighbours come from one block and must be independent.
         let pairs = z.chunks(2).map(|p| p[0] * p[1]);
         expect_mean(pairs, 0.0, 1.0, 4.0 * moved(&|z| z), &what);
-        // Two standard deviations off is at values that all dtypes have; what is a little beyond may be rounded to them.
+        // All dtypes hold the values two standard deviations from the mean. Numbers slightly beyond may round to them.
         let p = libm::erfc(2f64.sqrt());
         let density = 2.0 * (-2f64).exp() / std::f64::consts::TAU.sqrt();
         let beyond = z.iter().map(|z| f64::from(u8::from(z.abs() > 2.0)));
@@ -270,7 +270,7 @@ fn normal_numbers() {
 }
 
 #[test]
-fn whole_numbers() {
+fn random_integers() {
     let x = integers(&Window::whole(&[60_000]), 1, 1, -2, 4).unwrap().copy_to_host::<i64>().unwrap();
     for value in -2..4 {
         let count = x.iter().filter(|&&x| x == value).count();
@@ -288,7 +288,7 @@ fn whole_numbers() {
 }
 
 #[test]
-fn dropping() {
+fn dropout_agrees_with_its_mask() {
     let n = 10_007;
     let x: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
     let local = Array::from_vec(x.clone(), &[n]).unwrap();
@@ -330,7 +330,7 @@ fn dropping() {
             .iter()
             .all(|y| y.is_nan())
     );
-    // A view is drawn by the indices of its own elements.
+    // In a view, the index of an element is its index in the view.
     let view = Array::from_vec(vec![1f64; 6], &[3, 2]).unwrap().transpose(0, 1).unwrap();
     let y = dropout(&view, &Window::whole(view.dims()), 0.5, DRAW).unwrap().copy_to_host::<f64>().unwrap();
     let mask = keep_mask(&[2, 3], 0.5, DRAW).unwrap().copy_to_host::<u8>().unwrap();
@@ -338,7 +338,7 @@ fn dropping() {
 }
 
 #[test]
-fn coins() {
+fn bernoulli_numbers() {
     for dtype in DType::ALL {
         assert_eq!(bernoulli(dtype, &Window::whole(&[3, 0]), 0, 0, 0.5).unwrap().dtype(), dtype);
     }
@@ -358,25 +358,25 @@ fn coins() {
 
 #[test]
 fn probabilities_are_exact_to_32_bits() {
-    // One in a hundred million is 42.9 words of all, and what lacks as much to 1 is all but as many.
+    // A probability of 1e-8 is 42.9 of the 2³² words, and 1 − 1e-8 is all but as many.
     for (p, words) in [(0.0, 0u64), (1e-8, 43), (1e-7, 429), (0.25, 1 << 30), (1.0 - 1e-8, (1 << 32) - 43)] {
         for word in [0, 42, 43, 428, 429, (1 << 30) - 1, 1 << 30, u32::MAX - 43, u32::MAX - 42, u32::MAX] {
-            assert_eq!(threshold(p).takes(word), u64::from(word) < words, "{p} {word}");
+            assert_eq!(threshold(p).contains(word), u64::from(word) < words, "{p} {word}");
         }
     }
-    assert!(threshold(1.0).takes(0) && threshold(1.0).takes(u32::MAX));
-    // Multiples of 2⁻²⁴ go by the upper bits alone.
+    assert!(threshold(1.0).contains(0) && threshold(1.0).contains(u32::MAX));
+    // For multiples of 2⁻²⁴ only the upper bits matter.
     for upper in [0u32, 1, 77, 1 << 23, (1 << 24) - 1] {
         let threshold = threshold(f64::from(upper) / f64::from(1 << 24));
         for word in [0, 255, 256, (77 << 8) - 1, 77 << 8, 1 << 31, u32::MAX - 256, u32::MAX - 255] {
-            assert_eq!(threshold.takes(word), word >> 8 < upper, "{upper} {word}");
+            assert_eq!(threshold.contains(word), word >> 8 < upper, "{upper} {word}");
         }
     }
 }
 
 #[test]
-fn coins_of_their_own() {
-    // One probability everywhere is what a draw with that probability makes.
+fn bernoulli_with_a_probability_per_element() {
+    // Equal probabilities give the same bits as a draw with that probability.
     for p in [0.0, 1e-9, 0.25, 0.3, 0.999, 1.0] {
         for dtype in FLOATS {
             let each = local(dtype, &[p; 999], &[999]);
@@ -393,11 +393,11 @@ fn coins_of_their_own() {
 }
 
 #[test]
-fn whole_numbers_of_any_dtype() {
-    let whole = Window::whole(&[500]);
-    let wide = integers(&whole, 7, 8, 3, 200).unwrap().copy_to_host::<i64>().unwrap();
+fn random_integers_of_any_dtype() {
+    let full = Window::whole(&[500]);
+    let wide = integers(&full, 7, 8, 3, 200).unwrap().copy_to_host::<i64>().unwrap();
     for dtype in DType::ALL {
-        let got = checked(Distribution::Integers { low: 3, high: 200 }, dtype, &whole, 7, 8).unwrap();
+        let got = checked(Distribution::Integers { low: 3, high: 200 }, dtype, &full, 7, 8).unwrap();
         let wide: Vec<f64> = wide.iter().map(|&x| x as f64).collect();
         assert_eq!(super::super::testing::values(&got), wide);
     }
@@ -420,16 +420,16 @@ fn whole_numbers_of_any_dtype() {
 }
 
 #[test]
-fn bounds_of_a_dtype() {
-    // Beyond what half precision holds.
+fn bounds_must_contain_a_value_of_the_dtype() {
+    // Bounds outside the range of the dtype.
     assert!(uniform(DType::F16, &Window::whole(&[1]), 0, 0, -1e5, 0.0).is_err());
     assert!(uniform(DType::F32, &Window::whole(&[1]), 0, 0, -3e38, 3e38).is_err());
     assert!(uniform(DType::F16, &Window::whole(&[9]), 0, 0, -65504.0, 65504.0).is_ok());
-    // Between two values of the dtype, or beyond the last one.
+    // Bounds between two values of the dtype, or beyond the last one.
     assert!(uniform(DType::BF16, &Window::whole(&[1]), 0, 0, 1.0001, 1.0002).is_err());
     assert!(uniform(DType::F16, &Window::whole(&[1]), 0, 0, 65510.0, 65515.0).is_err());
     assert!(uniform(DType::F64, &Window::whole(&[1]), 0, 0, 1.0001, 1.0002).is_ok());
-    // What is the same is what it is nearest to.
+    // Equal bounds give the nearest value.
     let same = uniform(DType::BF16, &Window::whole(&[2]), 0, 0, 1.0001, 1.0001).unwrap();
     assert_eq!(super::super::testing::values(&same), [1.0, 1.0]);
     assert_eq!(bounds::<f16>(1e5, f64::INFINITY), None);
@@ -463,7 +463,7 @@ fn truncated_normal_numbers() {
             (0.0, 1.0, 0.1, 0.11),
         ] {
             let x = between(dtype, mean, std, low, high);
-            // Against the distribution function of what is between the bounds, at its middle.
+            // The CDF of the truncated distribution must be ½ at the median.
             let q = |x: f64| 0.5 * libm::erfc((x - mean) / std / 2f64.sqrt());
             let middle = {
                 let mut x = x.clone();
@@ -471,19 +471,18 @@ fn truncated_normal_numbers() {
                 x[x.len() / 2]
             };
             let share = (q(low) - q(middle)) / (q(low) - q(high));
-            // The spread of the middle of n uniform numbers is 1 / 2√n; and a step of the dtype may be wide.
+            // The standard deviation of the median of n uniform numbers is 1 / 2√n. Steps of the dtype add to the limit.
             let step = rounding(dtype) * 2.0 * middle.abs();
             let coarse = (q(middle - step) - q(middle + step)) / (q(low) - q(high));
             let limit = SIGMAS / (2.0 * 40_000f64.sqrt()) + coarse;
             assert!((share - 0.5).abs() < limit, "{dtype} {mean} {std} {low} {high}: {share}");
         }
-        // Nothing to choose from: the nearest to the mean.
+        // If only one number is possible, it is the one nearest to the mean.
         assert_eq!(between(dtype, 0.0, 1.0, 0.5, 0.5), vec![0.5; 40_000]);
         assert_eq!(between(dtype, 0.0, 0.0, -1.0, 1.0), vec![0.0; 40_000]);
         assert_eq!(between(dtype, 0.0, 0.0, 1.0, 2.0), vec![1.0; 40_000]);
-        // So far out, z is 1 / (Mills' ratio) on the average, 50 + 1 / (50 + 2 / (50 + …)), and its spread
-        // less than 1 / 50; between bounds that are near to each other in relation to the spread, all is
-        // even.
+        // So far out, the mean of z is 1 / (Mills' ratio) = 50 + 1 / (50 + 2 / (50 + …)), and its standard deviation is less
+        // than 1 / 50.
         let (mean, spread, moved) = (50.0 + 1.0 / 50.04, 1.0 / 50.0, 51.0 * rounding(dtype));
         for sign in [1.0, -1.0] {
             let x = between(
@@ -495,20 +494,21 @@ fn truncated_normal_numbers() {
             );
             expect_mean(x.iter().map(|x| x * sign), mean, spread * spread, moved + 1e-6, "far out");
         }
+        // If the bounds are close compared to the standard deviation, the distribution is uniform.
         for std in [1e6, 1e16, 1e300] {
             let x = between(dtype, 0.0, std, 0.0, 1.0);
             expect_mean(x.iter().copied(), 0.5, 1.0 / 12.0, rounding(dtype), "narrow");
             let squares = x.iter().map(|x| (x - 0.5).powi(2));
             expect_mean(squares, 1.0 / 12.0, 1.0 / 180.0, rounding(dtype), "narrow");
         }
-        // Further out than a number can say, at the bound.
+        // If the distance from the mean overflows, the result is the bound.
         assert_eq!(between(dtype, 0.0, 1e-310, 1.0, 2.0), vec![1.0; 40_000]);
     }
-    // Steps are fine in double precision.
+    // In double precision all numbers are distinct.
     let x = between(DType::F64, 0.0, 1e9, 0.0, 1.0);
     let distinct: std::collections::HashSet<u64> = x.iter().map(|x| x.to_bits()).collect();
     assert_eq!(distinct.len(), x.len());
-    // Half precision does not have all that is between.
+    // Half precision has no value between some bounds.
     let narrow = Distribution::Truncated { mean: 0.0, std: 1.0, low: 1.0001, high: 1.0002 };
     assert!(narrow.check("test", DType::BF16).is_err() && narrow.check("test", DType::F32).is_ok());
     let far = Distribution::Truncated { mean: 0.0, std: 1.0, low: 1e5, high: 1e6 };

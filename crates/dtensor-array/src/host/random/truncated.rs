@@ -1,46 +1,47 @@
-//! Normally distributed numbers between two bounds.
+//! The truncated normal distribution.
 //!
-//! Each is made of one uniform number by the inverse of the distribution function, in double precision. Where
-//! that function is too flat or too steep between the bounds for its values to tell numbers apart, the way
-//! from a bound is what is computed.
+//! Each number is computed from one uniform number by the inverse of the cumulative distribution function (CDF), in double
+//! precision. If the CDF changes too little or too much between the bounds for that, the distance from one bound is computed
+//! instead.
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
 use super::Source;
+use super::floats::{Sample, at_least, nearest, neighbour};
 use super::philox::{CHUNK, Draw, FEW};
-use super::real::{Sample, at_least, nearest, neighbour};
 use crate::{Float, Num};
 
-/// Normal numbers between bounds.
+/// A source of truncated normal numbers.
 pub(super) struct Truncated {
     draw: Draw,
     form: Form,
-    /// The least and the greatest value of the type that is drawn.
+    /// The smallest value of the element type between the bounds.
     low: f64,
+    /// The largest value of the element type between the bounds.
     high: f64,
 }
 
-/// How a number is made of a share of those between the bounds. Lengths are in standard deviations; `step` is
-/// one, away from the bound that is nearer to the mean.
+/// The method that computes a number from a uniform one. Lengths are in standard deviations. `bound` is the bound nearer to the
+/// mean, and `step` is one standard deviation, signed, away from it towards the other bound.
 enum Form {
-    /// There is only one.
+    /// All numbers are this one.
     One(f64),
-    /// By how likely a number is to be less than the lower bound, more than the upper one, and between them;
-    /// from whichever end of the distribution is nearer, so that both tails are exact.
+    /// Inverts the CDF from the nearer end, so that both tails are accurate. The probabilities are those of a number below the
+    /// lower bound, above the upper bound, and between them.
     Quantile { mean: f64, std: f64, below: f64, above: f64, between: f64 },
-    /// So narrow that the logarithm of the density is as good as straight, and falls with this slope.
+    /// The bounds are so close that the logarithm of the density is nearly linear, and falls with this slope.
     Narrow { bound: f64, step: f64, slope: f64, width: f64 },
-    /// So far out that probabilities are tiny, beginning at `from`: by Mills' ratio there, and the logarithm
-    /// of the share of all from there on that is beyond the other bound.
+    /// The bounds are so far out that probabilities are tiny. `from` is the distance of `bound` from the mean, `ratio` is Mills'
+    /// ratio there, and `beyond` is the logarithm of the share of the tail that is beyond the other bound.
     Tail { bound: f64, step: f64, from: f64, ratio: f64, beyond: f64 },
 }
 
-/// Up to this width, the logarithm of the density is nowhere further than width² / 8, about 1e-9, from straight.
+/// Up to this width, the logarithm of the density differs from a line by at most width² / 8, about 1e-9.
 const NARROW: f64 = 1e-4;
-/// Where a tail begins.
+/// From this distance on, bounds are treated as a tail.
 const FAR: f64 = 10.0;
 
-/// The least and the greatest value of `T` from `low` to `high`, if there is one. Infinity is none.
+/// Returns the smallest and the largest finite value of `T` from `low` to `high`, or `None` if there is none.
 pub(super) fn bounds<T: Float>(low: f64, high: f64) -> Option<(f64, f64)> {
     let (least, most) = (at_least::<T>(low), nearest::<T>(high));
     let least = if least == f64::NEG_INFINITY { neighbour::<T>(least, true) } else { least };
@@ -48,7 +49,7 @@ pub(super) fn bounds<T: Float>(low: f64, high: f64) -> Option<(f64, f64)> {
     (low <= least && least <= most && most <= high).then_some((least, most))
 }
 
-/// The source for `T`; the bounds must have a value of `T` between them.
+/// Creates the source for `T`. Returns `None` if there is no value of `T` between the bounds.
 pub(super) fn truncated_source<T: Float>(
     draw: Draw,
     mean: f64,
@@ -99,17 +100,17 @@ impl Form {
             let beyond = (mills(far) / ratio).ln() - width * (near + 0.5 * width);
             return Form::Tail { bound, step, from: near, ratio, beyond };
         }
-        let (below, above) = (under(from), under(-to));
-        // As a difference of the smaller two of the numbers that could be subtracted.
+        let (below, above) = (normal_cdf(from), normal_cdf(-to));
+        // Subtracts the smaller probabilities, so that the difference keeps its precision.
         let between = match () {
-            _ if from > 0.0 => under(-from) - above,
-            _ if to < 0.0 => under(to) - below,
+            _ if from > 0.0 => normal_cdf(-from) - above,
+            _ if to < 0.0 => normal_cdf(to) - below,
             _ => 1.0 - below - above,
         };
         Form::Quantile { mean, std, below, above, between }
     }
 
-    /// The number under which a share `u` of those between the bounds lies.
+    /// Returns the `u`-quantile of the truncated distribution.
     fn number(&self, u: f64) -> f64 {
         match *self {
             Form::One(x) => x,
@@ -121,52 +122,52 @@ impl Form {
             Form::Narrow { bound, step, slope, width } => {
                 let (u, rest) = if step < 0.0 { (1.0 - u, u) } else { (u, 1.0 - u) };
                 let fall = slope * width;
-                // What falls by nothing is even.
-                let way = if fall > f64::EPSILON { -left(u, rest, -fall) / slope } else { u * width };
-                bound + step * way
+                // If the density does not fall, the distribution is uniform.
+                let distance = if fall > f64::EPSILON { -log_mix(u, rest, -fall) / slope } else { u * width };
+                bound + step * distance
             }
             Form::Tail { bound, step, from, ratio, beyond } => {
                 let (u, rest) = if step < 0.0 { (1.0 - u, u) } else { (u, 1.0 - u) };
-                // The logarithm of how many of those from the bound on are further out still.
-                let further = left(u, rest, beyond);
-                // As if it fell like the density, then by Newton's method on the logarithm, which is nearly straight.
-                let mut way = -2.0 * further / (from + from.hypot((-2.0 * further).sqrt()));
+                // The logarithm of the share of the tail that is beyond the result.
+                let further = log_mix(u, rest, beyond);
+                // The first guess assumes that the share falls like the density. Newton's method then improves it on the
+                // logarithm, which is nearly linear.
+                let mut distance = -2.0 * further / (from + from.hypot((-2.0 * further).sqrt()));
                 for _ in 0..3 {
-                    let here = mills(from + way);
-                    let off = (here / ratio).ln() - way * (from + 0.5 * way) - further;
-                    way += off * here;
+                    let here = mills(from + distance);
+                    let error = (here / ratio).ln() - distance * (from + 0.5 * distance) - further;
+                    distance += error * here;
                 }
-                bound + step * way
+                bound + step * distance
             }
         }
     }
 }
 
-/// The logarithm of what is left of 1 on a share `u` of the way, of which there is a `rest`, down to another
-/// number, whose logarithm is given: exact near both ends.
-fn left(u: f64, rest: f64, log: f64) -> f64 {
+/// Computes `ln(rest + u · e^log)`, where `rest` is `1 − u`. Accurate for `u` near 0 and near 1.
+fn log_mix(u: f64, rest: f64, log: f64) -> f64 {
     let change = u * log.exp_m1();
     if change > -0.5 { change.ln_1p() } else { (rest + u * log.exp()).ln() }
 }
 
-/// Mills' ratio: how likely a standard normal number is to be more than `z`, over the density at `z`. By
-/// Laplace's continued fraction, to the last digits for `z` from [`FAR`] on.
+/// Computes Mills' ratio: the probability that a standard normal number is above `z`, divided by the density at `z`. Uses
+/// Laplace's continued fraction, which is accurate to the last digits for `z` from [`FAR`].
 fn mills(z: f64) -> f64 {
     1.0 / (1..=16).rev().fold(z, |rest, n| z + f64::from(n) / rest)
 }
 
-/// How likely a standard normal number is to be less than `z`.
-fn under(z: f64) -> f64 {
+/// Computes the CDF of the standard normal distribution.
+fn normal_cdf(z: f64) -> f64 {
     0.5 * libm::erfc(-z * FRAC_1_SQRT_2)
 }
 
-/// A polynomial, its coefficients from the highest power down.
+/// Computes a polynomial. The coefficients start with that of the highest power.
 fn poly<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
     coefficients.into_iter().fold(0.0, |sum, c| sum.mul_add(x, c))
 }
 
-/// The number that a standard normal number is less than with probability `p`, to about 16 digits: Wichura's algorithm AS 241
-/// ("The percentage points of the normal distribution", 1988), for `p` up to a half and a little beyond.
+/// Computes the `p`-quantile of the standard normal distribution to about 16 digits, for `p` up to about 0.9. This is Wichura's
+/// algorithm AS 241 ("The percentage points of the normal distribution", 1988).
 fn quantile(p: f64) -> f64 {
     let q = p - 0.5;
     if q.abs() <= 0.425 {
@@ -268,35 +269,35 @@ fn quantile(p: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Where both can be computed, Mills' ratio is what the distribution function says.
+    /// Mills' ratio agrees with the CDF where both can be computed.
     #[test]
     fn mills_ratios() {
         for z in [FAR, 10.5, 12.0, 17.0, 25.0, 37.0] {
             let density = (-0.5 * z * z).exp() / std::f64::consts::TAU.sqrt();
-            let expected = under(-z) / density;
+            let expected = normal_cdf(-z) / density;
             assert!((mills(z) / expected - 1.0).abs() < 1e-12, "{z}: {} instead of {expected}", mills(z));
         }
-        // Further out, by the first terms of the asymptotic series.
+        // Further out it agrees with the first terms of the asymptotic series.
         for z in [1e4f64, 1e8, 1e200] {
             assert!((mills(z) * z - (1.0 - 1.0 / z / z)).abs() < 1e-15, "{z}");
         }
         assert_eq!(mills(f64::INFINITY), 0.0);
     }
 
-    /// Every way to make a number, where two of them can: the same up to what the coarser one can tell apart.
+    /// Where two forms apply, they agree up to the precision of the less accurate one.
     #[test]
     fn forms_agree() {
         for (low, high) in [(10.0, 10.5), (10.0, 12.0), (10.0, 10.001), (20.0, f64::INFINITY), (-14.0, -11.0)]
         {
             let tail = Form::of(0.0, 1.0, low, high);
             assert!(matches!(tail, Form::Tail { .. }));
-            let (below, above) = (under(low), under(-high));
-            let between = if low > 0.0 { under(-low) - above } else { under(high) - below };
+            let (below, above) = (normal_cdf(low), normal_cdf(-high));
+            let between = if low > 0.0 { normal_cdf(-low) - above } else { normal_cdf(high) - below };
             let quantile = Form::Quantile { mean: 0.0, std: 1.0, below, above, between };
             for u in [1e-12, 1e-5, 0.1, 0.25, 0.5, 0.9, 1.0 - 1e-9] {
                 let (a, b) = (tail.number(u), quantile.number(u));
-                // Probabilities are good to some 1e-14 of themselves (erfc loses z² of its last digits),
-                // numbers by Mills' ratio times that.
+                // Probabilities have a relative error of about 1e-14, because erfc loses z² units in the last place. The
+                // error of a number is Mills' ratio times that.
                 let limit = 1e-12;
                 assert!((a - b).abs() < limit, "{low} {high} {u}: {a} {b}");
             }
@@ -307,37 +308,38 @@ mod tests {
         {
             let narrow = Form::of(0.0, 1.0, low, high);
             assert!(matches!(narrow, Form::Narrow { .. }));
-            let (below, above) = (under(low), under(-high));
-            let between = if low > 0.0 { under(-low) - above } else { under(high) - below };
+            let (below, above) = (normal_cdf(low), normal_cdf(-high));
+            let between = if low > 0.0 { normal_cdf(-low) - above } else { normal_cdf(high) - below };
             let quantile = Form::Quantile { mean: 0.0, std: 1.0, below, above, between };
             for u in [1e-5, 0.1, 0.25, 0.5, 0.9, 0.999] {
                 let (a, b) = (narrow.number(u), quantile.number(u));
-                // The density is off by 1e-9 of itself; the other form by some 1e-16 of the probability over the density.
+                // The density has a relative error of 1e-9. The other form has an error of about 1e-16 of the probability,
+                // divided by the density.
                 assert!((a - b).abs() < 2e-9 * NARROW + 1e-14, "{low} {high} {u}: {a} {b}");
             }
         }
     }
 
-    /// The quantile is where the distribution function, which is exact to the last digits, has the value asked for.
+    /// The CDF of a quantile is the probability. The CDF is accurate to the last digits.
     #[test]
-    fn quantiles_are_where_the_distribution_function_says() {
+    fn quantiles_invert_the_cdf() {
         let mut p = 0.5f64;
         let mut worst = 0.0f64;
         while p > 1e-300 {
             for p in [p, p * 0.83, p * 0.71] {
                 let z = quantile(p);
-                // One step of Newton's method, relative to the slope: how far off the quantile is.
+                // One step of Newton's method gives the error of the quantile.
                 let slope = (-0.5 * z * z).exp() / std::f64::consts::TAU.sqrt();
-                let off = (under(z) - p) / slope;
-                worst = worst.max(off.abs() / z.abs().max(1.0));
+                let error = (normal_cdf(z) - p) / slope;
+                worst = worst.max(error.abs() / z.abs().max(1.0));
             }
             p *= 0.9;
         }
-        // The distribution function itself is good to some 1e-16 of z · p / slope, which is about 1.
+        // The CDF itself has an error of about 1e-16 · z · p / slope, where z · p / slope is about 1.
         assert!(worst < 1e-14, "{worst}");
         assert_eq!(quantile(0.0), f64::NEG_INFINITY);
         assert_eq!(quantile(0.5), 0.0);
-        // Digits from tables.
+        // Values from tables.
         for (p, z) in [
             (0.025, -1.959_963_984_540_054),
             (0.001, -3.090_232_306_167_813_5),

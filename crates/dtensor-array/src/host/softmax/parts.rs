@@ -1,6 +1,7 @@
-//! Softmax where no array holds all of the dim: what each part adds, and each part's results from what all have added. What is
-//! summed is kept in the dtype of the arithmetic, with size 1 in the place of the dim. Half precision is widened before and
-//! rounded after, so that these loops are compiled for two types only.
+//! Softmax over a sharded dim: the maxima and sums of each shard, and the shard of the result from those of the full rows.
+//!
+//! Maxima and sums are in the accumulation dtype, with size 1 in place of the dim. Half precision is widened before and rounded
+//! after, so that these loops are compiled for only two types.
 
 use std::cell::RefCell;
 
@@ -8,21 +9,21 @@ use super::super::cast::cast;
 use super::*;
 use crate::with_types;
 
-/// `x` in the dtype of the arithmetic.
-fn widened(x: &Array) -> Result<Array> {
+/// Converts `x` to the accumulation dtype.
+fn widen(x: &Array) -> Result<Array> {
     cast(x, with_float!("softmax", x.dtype(), T => Ok(<<T as Elem>::Acc as Element>::DTYPE))?)
 }
 
-/// Runs `body` with `T` standing for the type of an array that has been [`widened`].
+/// Runs `body` with `$T` defined as the type of an array that [`widen`] has returned.
 macro_rules! with_wide {
     ($x:expr, $T:ident => $body:expr) => {
         with_types!($x.dtype(), $T => $body, [F32: f32, F64: f64]
-            dtype => unreachable!("{dtype} was widened"))
+            dtype => unreachable!("{dtype} is not an accumulation dtype"))
     };
 }
 
-/// The dims of one number per row.
-fn of_rows(dims: &[usize], dim: usize) -> Vec<usize> {
+/// Returns the dims of an array with one number per row.
+fn row_dims(dims: &[usize], dim: usize) -> Vec<usize> {
     let mut dims = dims.to_vec();
     if let Some(size) = dims.get_mut(dim) {
         *size = 1;
@@ -30,10 +31,10 @@ fn of_rows(dims: &[usize], dim: usize) -> Vec<usize> {
     dims
 }
 
-/// A number for each row of `[outer, size, inner]`: one after the other where rows lie so, else a block of columns at a time.
-/// Inside [`simd`] only.
+/// Computes one number for each row of `[outer, size, inner]` along the middle dim: row by row if rows are contiguous, else for a
+/// block of columns at a time. Call it only inside [`simd`].
 #[inline(always)]
-fn each_row<A: Num>(
+fn one_per_row<A: Num>(
     (outer, size, inner): (usize, usize, usize),
     mut row: impl FnMut(usize) -> A,
     mut block: impl FnMut(Columns) -> [A; COLUMNS],
@@ -58,22 +59,23 @@ fn each_row<A: Num>(
     out
 }
 
-/// The largest element of each row; −∞ where there is none.
+/// Finds the largest element of each row along `dim`; −∞ if the row is empty. The dim has size 1 in the result, which is
+/// in the accumulation dtype.
 pub(crate) fn maxima(x: &Array, dim: usize) -> Result<Array> {
-    let x = &widened(x)?;
+    let x = &widen(x)?;
     with_wide!(x, T => maxima_of::<T>(x, dim))
 }
 
 fn maxima_of<T: Float<Acc: Element> + Element>(x: &Array, dim: usize) -> Result<Array> {
     let sizes @ (_, size, _) = split(x.dims(), dim);
-    let shape = of_rows(x.dims(), dim);
+    let shape = row_dims(x.dims(), dim);
     let x = x.contiguous()?;
     let read = x.read::<T>()?;
     let data = &read.data()[..x.numel()];
     let out = simd::<T, _>(
         #[inline(always)]
         || {
-            each_row(
+            one_per_row(
                 sizes,
                 #[inline(always)]
                 |row| max_of(&data[row * size..][..size]),
@@ -85,9 +87,9 @@ fn maxima_of<T: Float<Acc: Element> + Element>(x: &Array, dim: usize) -> Result<
     Array::from_vec(out, &shape)
 }
 
-/// The sum over each row of the exponentials of what elements are above its `maxima`.
+/// Sums `exp(x − maxima)` over each row along `dim`.
 pub(crate) fn exp_sums(x: &Array, maxima: &Array, dim: usize) -> Result<Array> {
-    let x = &widened(x)?;
+    let x = &widen(x)?;
     with_wide!(x, T => exp_sums_of::<T>(x, maxima, dim))
 }
 
@@ -101,7 +103,7 @@ fn exp_sums_of<T: Float<Acc: Element> + Element>(x: &Array, maxima: &Array, dim:
     let out = simd::<T, _>(
         #[inline(always)]
         || {
-            each_row(
+            one_per_row(
                 sizes,
                 #[inline(always)]
                 |row| exp_row(&data[row * size..][..size], max[row], &mut exps.borrow_mut()),
@@ -113,9 +115,10 @@ fn exp_sums_of<T: Float<Acc: Element> + Element>(x: &Array, maxima: &Array, dim:
     Array::from_vec(out, maxima.dims())
 }
 
-/// The part of [`softmax`], or of its logarithm, that belongs to `x`.
+/// Computes this shard of [`softmax`], or of [`log_softmax`] if `log` is true, from the maxima and sums of exponentials
+/// of the full rows.
 pub(crate) fn normalised(x: &Array, maxima: &Array, sums: &Array, dim: usize, log: bool) -> Result<Array> {
-    let wide = &widened(x)?;
+    let wide = &widen(x)?;
     cast(&with_wide!(wide, T => normalised_of::<T>(wide, maxima, sums, dim, log))?, x.dtype())
 }
 
@@ -129,7 +132,7 @@ fn normalised_of<T: Float<Acc: Element> + Element>(
     let (max, sum) = (maxima.copy_to_host::<T::Acc>()?, sums.copy_to_host::<T::Acc>()?);
     if log {
         let logs: Vec<T::Acc> = sum.into_iter().map(Real::ln).collect();
-        return finished::<T>(
+        return map_with_rows::<T>(
             x,
             x,
             &max,
@@ -140,7 +143,7 @@ fn normalised_of<T: Float<Acc: Element> + Element>(
         );
     }
     let scales: Vec<T::Acc> = sum.into_iter().map(|sum| T::Acc::ONE / sum).collect();
-    finished::<T>(
+    map_with_rows::<T>(
         x,
         x,
         &max,
@@ -151,9 +154,9 @@ fn normalised_of<T: Float<Acc: Element> + Element>(
     )
 }
 
-/// What the gradient needs summed over each row.
+/// Sums the terms of the gradient over each row along `dim`: `y · dy`, or `dy` if `log` is true.
 pub(crate) fn backward_sums(y: &Array, dy: &Array, dim: usize, log: bool) -> Result<Array> {
-    let (y, dy) = (&widened(y)?, &widened(dy)?);
+    let (y, dy) = (&widen(y)?, &widen(dy)?);
     with_wide!(y, T => {
         if log { backward_totals::<T, true>(y, dy, dim) } else { backward_totals::<T, false>(y, dy, dim) }
     })
@@ -165,14 +168,14 @@ fn backward_totals<T: Float<Acc: Element> + Element, const LOG: bool>(
     dim: usize,
 ) -> Result<Array> {
     let sizes @ (_, size, _) = split(y.dims(), dim);
-    let shape = of_rows(y.dims(), dim);
+    let shape = row_dims(y.dims(), dim);
     let (y, dy) = (y.contiguous()?, dy.contiguous()?);
     let (y_read, dy_read) = (y.read::<T>()?, dy.read::<T>()?);
     let (y_data, dy_data) = (&y_read.data()[..y.numel()], &dy_read.data()[..y.numel()]);
     let out = simd::<T, _>(
         #[inline(always)]
         || {
-            each_row(
+            one_per_row(
                 sizes,
                 #[inline(always)]
                 |row| {
@@ -187,10 +190,10 @@ fn backward_totals<T: Float<Acc: Element> + Element, const LOG: bool>(
     Array::from_vec(out, &shape)
 }
 
-/// The part of the gradient that belongs to `y` and `dy`.
+/// Computes this shard of the gradient, from the [`backward_sums`] of the full rows.
 pub(crate) fn backward_with(y: &Array, dy: &Array, sums: &Array, dim: usize, log: bool) -> Result<Array> {
     let dtype = y.dtype();
-    let (y, dy) = (&widened(y)?, &widened(dy)?);
+    let (y, dy) = (&widen(y)?, &widen(dy)?);
     let dx = with_wide!(y, T => {
         if log { backward_of::<T, true>(y, dy, sums, dim) } else { backward_of::<T, false>(y, dy, sums, dim) }
     })?;
@@ -204,7 +207,7 @@ fn backward_of<T: Float<Acc: Element> + Element, const LOG: bool>(
     dim: usize,
 ) -> Result<Array> {
     let sums = sums.copy_to_host::<T::Acc>()?;
-    finished::<T>(
+    map_with_rows::<T>(
         y,
         dy,
         &sums,
@@ -215,8 +218,8 @@ fn backward_of<T: Float<Acc: Element> + Element, const LOG: bool>(
     )
 }
 
-/// `f` of the elements of two arrays and of two numbers of their row.
-fn finished<T: Float + Element>(
+/// Applies `f` to the elements of two arrays and to two numbers of their row.
+fn map_with_rows<T: Float + Element>(
     x: &Array,
     y: &Array,
     a: &[T::Acc],

@@ -1,4 +1,4 @@
-//! Random whole numbers and choices between two values.
+//! Random integers, and random choices between two values.
 
 use std::mem::MaybeUninit;
 
@@ -8,11 +8,11 @@ use crate::window::Window;
 use crate::{Array, Float, Num, with_float};
 use crate::{Element, Error, Result};
 
-/// Whole numbers, as `make` makes elements of them.
+/// A source of random integers. `make` converts them to elements.
 pub(super) struct Integers<F> {
     pub(super) draw: Draw,
     pub(super) low: i64,
-    /// How many values there are.
+    /// The number of values.
     pub(super) range: u64,
     pub(super) make: F,
 }
@@ -32,13 +32,13 @@ impl<T: Copy + Default, F: Fn(i64) -> T> Source<T> for Integers<F> {
 impl<T, F: Fn(i64) -> T> Integers<F> {
     #[inline(always)]
     fn number(&self, word: u64) -> T {
-        // The upper half of the product with the range: off from even by one part in 2⁶⁴ / range.
+        // The upper half of the product with the range. The bias is one part in 2⁶⁴ / range.
         let above = (u128::from(word) * u128::from(self.range)) >> 64;
         (self.make)(self.low.wrapping_add(above as i64))
     }
 }
 
-/// `less` where the element's word is under a probability, else `not`.
+/// A source of `less` if the element's word is below the threshold, else `not`.
 pub(super) struct Choice<T> {
     pub(super) draw: Draw,
     pub(super) threshold: Threshold,
@@ -61,14 +61,14 @@ impl<T: Copy> Source<T> for Choice<T> {
 impl<T: Copy> Choice<T> {
     #[inline(always)]
     fn choice(&self, word: u32) -> T {
-        if self.threshold.takes(word) { self.less } else { self.not }
+        if self.threshold.contains(word) { self.less } else { self.not }
     }
 }
 
-/// Words as numbers from 0 to 1: how many of them there are.
+/// The number of 32-bit words.
 const WORDS: f64 = (1u64 << 32) as f64;
 
-/// Which words stand for numbers under a probability: the first so many, or all.
+/// The words that count as a success: those below `under`, or all.
 #[derive(Clone, Copy)]
 pub(super) struct Threshold {
     under: u32,
@@ -77,18 +77,18 @@ pub(super) struct Threshold {
 
 impl Threshold {
     #[inline(always)]
-    pub(super) fn takes(self, word: u32) -> bool {
+    pub(super) fn contains(self, word: u32) -> bool {
         (word < self.under) | self.all
     }
 }
 
-/// As large a part of all words as `p` says, to the nearest.
+/// Returns the threshold for a probability, rounded to a multiple of 2⁻³².
 pub(super) fn threshold(p: f64) -> Threshold {
     let words = (p * WORDS).round() as u64;
     Threshold { under: words as u32, all: words >> 32 > 0 }
 }
 
-/// Each element's word.
+/// A source of one 32-bit word for each element.
 struct Words(Draw);
 
 impl Source<u32> for Words {
@@ -103,19 +103,19 @@ impl Source<u32> for Words {
     }
 }
 
-/// 1 with the probability that the element of `p` says, else 0: what a draw with one probability makes of it. Elements go
-/// by the index that they have in the whole of which `window` shows `p`.
+/// Draws 1 with the probability in `p`, else 0, for each element. An element is the same as in a draw of
+/// [`Distribution::Bernoulli`] with its probability.
 pub(crate) fn bernoulli_each(p: &Array, window: &Window, draw: Draw) -> Result<Array> {
     let p = p.contiguous()?;
-    with_float!("bernoulli", p.dtype(), T => chosen::<T>(&p, window, draw))
+    with_float!("bernoulli", p.dtype(), T => bernoulli_of::<T>(&p, window, draw))
 }
 
-fn chosen<T: Float + Element>(p: &Array, window: &Window, draw: Draw) -> Result<Array> {
+fn bernoulli_of<T: Float + Element>(p: &Array, window: &Window, draw: Draw) -> Result<Array> {
     let read = p.read::<T>()?;
     assert_eq!(read.dims, &window.shape()[..]);
     let p = &read.data()[..p.numel()];
     if let Some(p) = p.iter().map(|p| p.acc().to_f64()).find(|p| !(0.0..=1.0).contains(p)) {
-        let message = format!("every probability must be between 0 and 1, but there is {p}");
+        let message = format!("every probability must be between 0 and 1, but got {p}");
         return Err(Error::argument("bernoulli", message));
     }
     let (one, zero) = (T::from_acc(Num::ONE), T::from_acc(Num::ZERO));
@@ -135,8 +135,7 @@ fn chosen<T: Float + Element>(p: &Array, window: &Window, draw: Draw) -> Result<
                             |at, words| {
                                 let (p, out) = (&p[at..at + words.len()], &mut out[at..at + words.len()]);
                                 for ((out, &p), &word) in out.iter_mut().zip(p).zip(words) {
-                                    // A whole number is under the nearest one of another just if half a step more is not
-                                    // above the other. All is exact.
+                                    // `word < round(x)` holds if and only if `word + 0.5 <= x`. All operations are exact.
                                     let less = f64::from(word) + 0.5 <= p.acc().to_f64() * WORDS;
                                     out.write(if less { one } else { zero });
                                 }

@@ -1,10 +1,10 @@
-//! Real random numbers: uniform and normal.
+//! Uniform and normal random floating-point numbers.
 
 use super::Source;
 use super::philox::{CHUNK, Draw, FEW};
 use crate::{Float, Num, Real};
 
-/// A type that random real numbers are made in.
+/// A type that random floating-point numbers are computed in.
 pub(crate) trait Sample: Real {
     #[doc(hidden)]
     const PER_BLOCK: u64;
@@ -16,7 +16,7 @@ pub(crate) trait Sample: Real {
     fn normals(draw: Draw, block: u64) -> [Self; CHUNK];
     #[doc(hidden)]
     fn few_normals(draw: Draw, block: u64) -> [Self; FEW];
-    /// Uniform numbers that are neither 0 nor 1, in double precision: they and what they lack to 1 are exact.
+    /// Returns uniform numbers strictly between 0 and 1, in double precision. Both `u` and `1 − u` are exact.
     #[doc(hidden)]
     fn inner_uniforms(draw: Draw, block: u64) -> [f64; CHUNK];
     #[doc(hidden)]
@@ -49,14 +49,14 @@ fn inner_double(word: u64) -> f64 {
     ((word >> 12) as f64 + 0.5) * TWO_POW_M52
 }
 
-/// Two normal numbers of each pair of words (Box and Muller).
+/// Computes two normal numbers from each pair of words (Box–Muller transform).
 #[inline(always)]
 fn normal_singles<const PAIRS: usize, const N: usize>(pairs: [u64; PAIRS]) -> [f32; N] {
     let mut out = [0.0; N];
     let (mut radius, mut angle) = ([0.0; PAIRS], [0.0; PAIRS]);
     for (i, &pair) in pairs.iter().enumerate() {
-        // All 32 bits, for the sake of the tail, and half a step up: the logarithm is finite. Near 1 the sum
-        // rounds to 1, whose logarithm is 0.
+        // All 32 bits are used, so that the tail is long, and half a step is added, so that the logarithm is finite. Near 1
+        // the sum rounds to 1, whose logarithm is 0.
         let u = pair as u32 as f32 * TWO_POW_M32 + 0.5 * TWO_POW_M32;
         radius[i] = Real::sqrt(-2.0 * Real::ln(u));
         angle[i] = (pair >> 40) as u32 as f32 * (TWO_POW_M24 * std::f32::consts::TAU);
@@ -68,7 +68,7 @@ fn normal_singles<const PAIRS: usize, const N: usize>(pairs: [u64; PAIRS]) -> [f
     out
 }
 
-/// Two normal numbers of every two words.
+/// Computes two normal numbers from every two words.
 #[inline(always)]
 fn normal_doubles<const N: usize>(words: [u64; N]) -> [f64; N] {
     let mut out = [0.0; N];
@@ -150,7 +150,7 @@ impl Sample for f64 {
     }
 }
 
-/// Uniform numbers in `[low, high]`, all values of `T`.
+/// A source of uniform numbers, clamped to `[low, high]`.
 pub(super) struct Uniform<A> {
     draw: Draw,
     offset: A,
@@ -180,7 +180,7 @@ impl<A: Sample> Uniform<A> {
     }
 }
 
-/// Normally distributed numbers.
+/// A source of normal numbers.
 pub(super) struct Normal<A> {
     draw: Draw,
     mean: A,
@@ -199,7 +199,7 @@ impl<T: Float<Acc: Sample>> Source<T> for Normal<T::Acc> {
     }
 }
 
-/// The greatest finite value of `T`.
+/// Returns the largest finite value of `T`.
 fn greatest<T: Float>() -> f64 {
     (0..1024).rev().fold(0.0, |sum, exponent| {
         let more = sum + 2f64.powi(exponent);
@@ -207,12 +207,13 @@ fn greatest<T: Float>() -> f64 {
     })
 }
 
-/// The value of `T` after `x` (`up`) or before it; of an infinity, the finite one beside it.
+/// Returns the next value of `T` above `x` if `up` is true, else the next below. For an infinity, returns the finite value next
+/// to it.
 pub(super) fn neighbour<T: Float>(x: f64, up: bool) -> f64 {
     if x.is_infinite() {
         return greatest::<T>().copysign(x);
     }
-    // The least step that does not round back finds it whatever the type's precision.
+    // Doubles the step until the sum no longer rounds back to `x`. This works for any precision of `T`.
     let mut step = (x.abs() * (f64::EPSILON / 2.0)).max(f64::from_bits(1));
     loop {
         let y = T::from_acc(T::Acc::from_f64(if up { x + step } else { x - step })).acc().to_f64();
@@ -223,19 +224,19 @@ pub(super) fn neighbour<T: Float>(x: f64, up: bool) -> f64 {
     }
 }
 
-/// The nearest value of `T`.
+/// Rounds to the nearest value of `T`.
 pub(super) fn nearest<T: Float>(x: f64) -> f64 {
     T::from_acc(T::Acc::from_f64(x)).acc().to_f64()
 }
 
-/// The least value of `T` from a number on.
+/// Returns the smallest value of `T` that is at least `x`.
 pub(super) fn at_least<T: Float>(x: f64) -> f64 {
     let y = nearest::<T>(x);
     if y < x { neighbour::<T>(y, true) } else { y }
 }
 
-/// The least and the greatest value of `T` in `[low, high)`, if there is one; where the two are the same, the
-/// value nearest to them.
+/// Returns the smallest and the largest value of `T` in `[low, high)`, or `None` if there is none. If `low` equals `high`, both
+/// are the nearest value.
 pub(super) fn uniform_bounds<T: Float>(low: f64, high: f64) -> Option<(f64, f64)> {
     let (least, most) = (at_least::<T>(low), nearest::<T>(high));
     if low == high {
@@ -245,7 +246,7 @@ pub(super) fn uniform_bounds<T: Float>(low: f64, high: f64) -> Option<(f64, f64)
     (least <= most && least.is_finite() && most.is_finite()).then_some((least, most))
 }
 
-/// Uniform numbers in `[low, high)`, which must have a value of `T` in it.
+/// Creates the source of uniform numbers in `[low, high)`. Returns `None` if the range contains no value of `T`.
 pub(super) fn uniform_source<T: Float<Acc: Sample>>(
     draw: Draw,
     low: f64,
@@ -256,7 +257,7 @@ pub(super) fn uniform_source<T: Float<Acc: Sample>>(
     Some(Uniform { draw, offset: acc(low), width: acc(high - low), low: acc(least), high: acc(most) })
 }
 
-/// Normally distributed numbers of this mean and standard deviation.
+/// Creates the source of normal numbers.
 pub(super) fn normal_source<T: Float<Acc: Sample>>(draw: Draw, mean: f64, std: f64) -> Normal<T::Acc> {
     Normal { draw, mean: T::Acc::from_f64(mean), std: T::Acc::from_f64(std) }
 }
