@@ -11,7 +11,7 @@ use super::step::{Next, Step, Stepped};
 use crate::Arrays;
 use crate::ReduceOp;
 use crate::call::{Call, Collective};
-use crate::transport::only;
+use crate::transport::single;
 use crate::{Error, Result};
 use dtensor_array::kernels::{cat::cat, parallel::reduce_alone};
 use dtensor_array::{Array, Device, HostCopy};
@@ -246,7 +246,7 @@ fn broadcast(seat: &Arc<Seat>, call: &Call, x: Array, src: usize) -> Stepped {
     let parent = member(place - highest(place));
     let receives = vec![(parent, call.meta.clone())];
     transfer(seat, call, Vec::new(), receives, move |seat, values| {
-        let value = only("broadcast", values)?;
+        let value = single("broadcast", values)?;
         hand_down(seat, value.copy_to_host_memory()?, value)
     })
 }

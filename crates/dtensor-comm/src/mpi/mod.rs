@@ -27,7 +27,7 @@ use self::letter::Letter;
 use self::raw::Comm;
 use self::seat::Seat;
 
-use crate::call::{Call, Collective, nothing};
+use crate::call::{Call, Collective, empty_meta};
 use crate::drawn::Drawn;
 use crate::fault::{Cause, Departure};
 use crate::transport::{Channel, Joining, Key, Transport, deadline};
@@ -181,7 +181,7 @@ impl Process {
             collective: Collective::Join,
             group: joining.name.clone(),
             sequence: joining.key.number,
-            meta: nothing(),
+            meta: empty_meta(),
             bundle: None,
             grad: false,
             drawn: Drawn::default(),

@@ -12,9 +12,9 @@ use super::letter::{read, write};
 use super::raw::{Comm, Request, Room, Span};
 use super::step::{Next, Step, Stepped, Trouble};
 use crate::Arrays;
-use crate::call::{Call, Collective, nothing};
+use crate::call::{Call, Collective, empty_meta};
 use crate::fault::Cause;
-use crate::transport::{Channel, Flight, Key};
+use crate::transport::{Channel, InFlight, Key};
 use crate::{Error, Result};
 use dtensor_array::Array;
 use dtensor_array::Meta;
@@ -78,7 +78,7 @@ impl Drop for Seat {
 }
 
 impl Channel for Seat {
-    fn start(self: Arc<Self>, call: Call, values: Arrays, timeout: Duration) -> Result<Box<dyn Flight>> {
+    fn start(self: Arc<Self>, call: Call, values: Arrays, timeout: Duration) -> Result<Box<dyn InFlight>> {
         self.control.ring.note(&call);
         self.control.poll().map_err(|error| self.trouble(&call, error.into()))?;
         if let Some(cause) = self.control.failed(&self.key) {
@@ -126,7 +126,7 @@ impl Channel for Seat {
         src: usize,
         number: u32,
         timeout: Duration,
-    ) -> Result<Box<dyn Flight>> {
+    ) -> Result<Box<dyn InFlight>> {
         self.control.ring.note(&call);
         if let Some(cause) = self.control.failed(&self.key) {
             return Err(self.fault(&call, cause, true));
@@ -143,7 +143,7 @@ impl Channel for Seat {
             },
             move |seat, header| {
                 let Descriptor { call, piece } = read(&header)?;
-                let room = Room::new(&piece.unwrap_or_else(nothing))?;
+                let room = Room::new(&piece.unwrap_or_else(empty_meta))?;
                 let post = |room: &mut Room, requests: &mut Vec<Request>| {
                     let tag = tag(call.sequence, Kind::Value);
                     for part in room.span.messages() {
@@ -232,7 +232,7 @@ struct Passage {
 }
 
 impl Passage {
-    fn book(seat: Arc<Seat>, call: Call, next: Stepped, timeout: Duration) -> Box<dyn Flight> {
+    fn book(seat: Arc<Seat>, call: Call, next: Stepped, timeout: Duration) -> Box<dyn InFlight> {
         let mut voyage = Voyage { next: Some(next), seat: seat.clone(), moved: None };
         let over = voyage.advance();
         let voyage = Arc::new(Mutex::new(voyage));
@@ -273,7 +273,7 @@ impl Passage {
     }
 }
 
-impl Flight for Passage {
+impl InFlight for Passage {
     fn poll(&mut self) -> bool {
         // Whoever only polls must hear of failures too; they are told when it is waited for.
         self.voyage.lock().advance() || self.hopeless().is_some()

@@ -21,7 +21,7 @@ use crate::Arrays;
 use crate::call::Call;
 use crate::fault::{Cause, Departure};
 use crate::ring::Ring;
-use crate::transport::{Channel, Flight, Joining, Key, Transport, deadline};
+use crate::transport::{Channel, InFlight, Joining, Key, Transport, deadline};
 use crate::{Error, Result};
 use dtensor_array::Array;
 
@@ -194,7 +194,7 @@ impl Seat {
 }
 
 impl Channel for Seat {
-    fn start(self: Arc<Self>, call: Call, mut values: Arrays, timeout: Duration) -> Result<Box<dyn Flight>> {
+    fn start(self: Arc<Self>, call: Call, mut values: Arrays, timeout: Duration) -> Result<Box<dyn InFlight>> {
         self.note(&call);
         if call.collective.reduces()
             && let Some(x) = values.first_mut()
@@ -222,7 +222,7 @@ impl Channel for Seat {
         src: usize,
         tag: u32,
         timeout: Duration,
-    ) -> Result<Box<dyn Flight>> {
+    ) -> Result<Box<dyn InFlight>> {
         self.note(&call);
         let ticket = self.table.mail.ask(Address { from: src, to: self.me, tag });
         Ok(Box::new(Letter { ticket, call, seat: self, timeout, since: None }))
@@ -250,7 +250,7 @@ fn time_is_up(since: &mut Option<Instant>, timeout: Duration) -> Instant {
     since.checked_add(timeout).unwrap_or_else(|| deadline(timeout))
 }
 
-impl Flight for Meet {
+impl InFlight for Meet {
     fn poll(&mut self) -> bool {
         let hub = &self.seat.table.hub;
         // Whoever only polls must hear of it too when the time is up; it is told when it waits.
@@ -291,7 +291,7 @@ struct Letter {
     since: Option<Instant>,
 }
 
-impl Flight for Letter {
+impl InFlight for Letter {
     fn poll(&mut self) -> bool {
         self.seat.table.mail.ready(self.ticket) || Instant::now() > time_is_up(&mut self.since, self.timeout)
     }

@@ -206,7 +206,7 @@ fn barriers_hold_everybody_and_objects_reach_everybody() {
         assert_eq!(group.all_gather_object(&())?.len(), n);
         refused(
             group.broadcast_object(Some(&1).filter(|_| me != 0), 0),
-            &["broadcast_object", "rank 0 must give"],
+            &["broadcast_object", "rank 0 must pass"],
         );
         refused(group.broadcast_object::<u8>(None, 4), &["broadcast_object", "rank 4 is not in the group"]);
         // What was refused has not been sent: the group goes on.
