@@ -176,9 +176,9 @@ impl Collective {
                 Err(Error::argument(name, format!("rank {rank} is not in the group, which has {n}")))
             }
             // MPI limits how many tags there are. The limit is the same for all kinds of world.
-            Collective::Send { tag, .. } | Collective::Recv { tag, .. } if *tag >= 1 << 24 => {
-                Err(Error::argument(name, format!("tag {tag} is too large: the largest is {}", (1 << 24) - 1)))
-            }
+            Collective::Send { tag, .. } | Collective::Recv { tag, .. } if *tag >= 1 << 24 => Err(
+                Error::argument(name, format!("tag {tag} is too large: the largest is {}", (1 << 24) - 1)),
+            ),
             Collective::Permute { to } => {
                 let mut seen = vec![false; n];
                 let fits =

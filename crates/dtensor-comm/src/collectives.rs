@@ -525,7 +525,12 @@ impl Group {
     }
 
     /// Resolves a dim of `x`, which may be negative. Returns an error if it is out of range or `x` is a scalar.
-    pub(super) fn resolve_dim<V: Value>(&self, op: &'static str, x: &V, dim: impl Into<Dim>) -> Result<usize> {
+    pub(super) fn resolve_dim<V: Value>(
+        &self,
+        op: &'static str,
+        x: &V,
+        dim: impl Into<Dim>,
+    ) -> Result<usize> {
         let rank = x.meta().shape.rank();
         if rank == 0 {
             return Err(Error::argument(op, "a scalar (0-d) has no dim to split or concatenate"));

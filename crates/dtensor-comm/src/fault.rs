@@ -122,7 +122,10 @@ impl fmt::Display for Fault {
             if one.1.drawn.differs_only_in_digest(&other.1.drawn) {
                 write!(f, ", but an earlier draw differed")?;
             }
-            write!(f, "; all ranks must draw the same, from the same state (`manual_seed`, `synchronize_rng`)")?;
+            write!(
+                f,
+                "; all ranks must draw the same, from the same state (`manual_seed`, `synchronize_rng`)"
+            )?;
         }
         if !self.recent.is_empty() {
             write!(f, "\nlast collectives of rank {rank}, newest first:")?;

@@ -78,7 +78,6 @@ impl Group {
 }
 
 fn deserialize<T: DeserializeOwned>(op: &'static str, rank: usize, bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        Error::argument(op, format!("rank {rank} sent an object of another type: {error}"))
-    })
+    serde_json::from_slice(bytes)
+        .map_err(|error| Error::argument(op, format!("rank {rank} sent an object of another type: {error}")))
 }

@@ -11,7 +11,7 @@ use crate::Arrays;
 use crate::call::{Call, Collective};
 use crate::fault::Departure;
 use crate::ring::Ring;
-use crate::transport::{Channel, InFlight, Joining, Finished, Transport};
+use crate::transport::{Channel, Finished, InFlight, Joining, Transport};
 use dtensor_array::Device;
 
 use crate::{Error, Result};

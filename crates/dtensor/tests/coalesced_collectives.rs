@@ -147,10 +147,7 @@ fn other_shapes_on_another_rank_are_found() {
     };
     spmd_outcomes(2, body, |_, outcome| {
         let message = outcome.unwrap_err().to_string();
-        assert!(
-            message.contains("bundle of 20: [2, 3], [2, 3],") && message.contains(", … (#"),
-            "{message}"
-        );
+        assert!(message.contains("bundle of 20: [2, 3], [2, 3],") && message.contains(", … (#"), "{message}");
     });
 }
 

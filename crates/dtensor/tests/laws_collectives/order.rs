@@ -214,9 +214,9 @@ fn barriers_hold_everybody_and_objects_reach_everybody() {
         assert_eq!(words, vec!["word"; n]);
         // Another type than was sent is an error, with the rank that sent it.
         if me == 0 {
-            refused(group.all_gather_object(&7u8), &["all_gather_object", "what rank 1 sent"]);
+            refused(group.all_gather_object(&7u8), &["all_gather_object", "rank 1 sent"]);
         } else {
-            refused(group.all_gather_object(&"seven".to_string()), &["what rank 0 sent"]);
+            refused(group.all_gather_object(&"seven".to_string()), &["rank 0 sent"]);
         }
         group.barrier()
     });
