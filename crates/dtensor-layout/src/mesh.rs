@@ -126,7 +126,7 @@ impl Mesh {
         let Grid { shape, rank, cost, .. } = &*self.0;
         let all: MeshDims = dims.iter().flatten().copied().collect();
         let sizes = dims.iter().map(|dims| dims.iter().map(|&dim| shape[dim]).product()).collect();
-        Mesh::of(self.line(&all), sizes, names, *rank, cost.taken(dims))
+        Mesh::of(self.line(&all), sizes, names, *rank, cost.submesh(dims))
     }
 
     /// Returns the mesh with one dim split into several dims of the given sizes.
@@ -136,7 +136,7 @@ impl Mesh {
         let mut shape = shape.clone();
         shape.remove(dim);
         shape.insert_many(dim, sizes.iter().copied());
-        Mesh::of(ranks.clone(), shape, names, *rank, cost.split(dim, sizes.len()))
+        Mesh::of(ranks.clone(), shape, names, *rank, cost.unflatten(dim, sizes.len()))
     }
 
     /// Returns the ranks along the given dims, in row-major order. Along the other dims they share this rank's coordinates, or
