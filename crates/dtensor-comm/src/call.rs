@@ -1,6 +1,6 @@
-//! What a collective is asked to do, and the descriptor by which ranks find out whether they mean the same.
+//! [`Collective`]: a collective and its arguments. [`Call`]: the descriptor of one that ranks compare.
 //!
-//! Pure: nothing here communicates.
+//! Nothing in this module communicates.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -21,95 +21,95 @@ use dtensor_array::{DType, Meta, Shape};
 /// One number per rank of a group.
 pub type PerRank = SmallVec<[usize; 4]>;
 
-/// A collective with everything that must be the same on all ranks, or fit together.
+/// A collective and its arguments. They must match on all ranks.
 ///
-/// Ranks are positions in the group.
+/// Ranks are numbered by their position in the group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Collective {
-    /// Every rank gets the reduction of all.
+    /// Reduces the values of all ranks and returns the result on every rank.
     AllReduce {
-        /// How.
+        /// The reduction.
         op: ReduceOp,
     },
-    /// Every rank gets all parts, one after the other along `dim`.
+    /// Concatenates the values of all ranks along `dim` and returns the result on every rank.
     AllGather {
-        /// The dim along which they are put together.
+        /// The dim to concatenate along.
         dim: usize,
-        /// The size of each rank's part along it.
+        /// The size of each rank's value along `dim`.
         sizes: PerRank,
     },
-    /// Every rank gets its part of the reduction of all.
+    /// Reduces the values of all ranks and returns one slice of the result on each rank.
     ReduceScatter {
-        /// How.
+        /// The reduction.
         op: ReduceOp,
-        /// The dim that is cut.
+        /// The dim to split.
         dim: usize,
-        /// The size of each rank's part along it.
+        /// The size of each rank's slice along `dim`.
         sizes: PerRank,
     },
-    /// Every rank cuts its value and gets one part from each.
+    /// Splits each rank's value, sends one slice to every rank, and concatenates the received slices.
     AllToAll {
-        /// The dim that is cut.
+        /// The dim to split.
         split_dim: usize,
-        /// The size of what goes to each rank.
+        /// The size, along `split_dim`, of the slice sent to each rank.
         send: PerRank,
-        /// The dim along which what comes is put together.
+        /// The dim to concatenate along.
         cat_dim: usize,
-        /// The size, along `cat_dim`, of what comes from each rank.
+        /// The size, along `cat_dim`, of the slice received from each rank.
         receive: PerRank,
     },
-    /// Every rank gets the value of one.
+    /// Returns the value of rank `src` on every rank.
     Broadcast {
-        /// Whose.
+        /// The rank that sends.
         src: usize,
     },
-    /// One rank hands a value to each.
+    /// Sends one value from rank `src` to each rank.
     Scatter {
-        /// Which.
+        /// The rank that sends.
         src: usize,
     },
-    /// One rank gets the values of all.
+    /// Returns the values of all ranks on rank `dst`.
     Gather {
-        /// Which.
+        /// The rank that receives.
         dst: usize,
     },
-    /// One rank gets the reduction of all.
+    /// Reduces the values of all ranks and returns the result on rank `dst`.
     Reduce {
-        /// How.
+        /// The reduction.
         op: ReduceOp,
-        /// Which.
+        /// The rank that receives.
         dst: usize,
     },
-    /// Every rank hands its value to another.
+    /// Sends each rank's value to another rank.
     Permute {
-        /// To whom each rank's goes.
+        /// The destination of each rank's value.
         to: PerRank,
     },
-    /// Every rank gets the values of all, whatever their shapes.
+    /// Returns the values of all ranks on every rank. The values may have different shapes.
     Exchange,
-    /// Nobody goes on before all have come.
+    /// Waits until all ranks have arrived.
     Barrier,
-    /// A group is made.
+    /// Creates a group.
     Join,
-    /// A value handed to one rank.
+    /// Sends a value to one rank.
     Send {
-        /// To whom.
+        /// The rank that receives.
         dst: usize,
-        /// Which of several messages between the two.
+        /// Tells apart the messages between the two ranks.
         tag: u32,
     },
-    /// A value taken from one rank.
+    /// Receives a value from one rank.
     Recv {
-        /// From whom.
+        /// The rank that sends.
         src: usize,
-        /// Which of several messages between the two.
+        /// Tells apart the messages between the two ranks.
         tag: u32,
     },
 }
 
 impl Collective {
-    /// The name in messages and counts.
+    /// Returns the name of the collective, as it appears in errors and counts.
     pub fn name(&self) -> &'static str {
         match self {
             Collective::AllReduce { .. } => "all_reduce",
@@ -129,12 +129,12 @@ impl Collective {
         }
     }
 
-    /// Whether it computes with the values it moves.
+    /// Returns true if the collective reduces values.
     pub(crate) fn reduces(&self) -> bool {
         self.reduce_op().is_some()
     }
 
-    /// How it computes with them.
+    /// Returns the reduction, if the collective reduces values.
     pub fn reduce_op(&self) -> Option<ReduceOp> {
         match *self {
             Collective::AllReduce { op }
@@ -144,7 +144,7 @@ impl Collective {
         }
     }
 
-    /// Checks the arguments of one rank against its value, in a group of `n`.
+    /// Checks the arguments of one rank against its value `x`, in a group of `n` ranks.
     pub(crate) fn check(&self, x: &Meta, n: usize) -> Result<()> {
         let name = self.name();
         if self.reduce_op() == Some(ReduceOp::Avg) && x.dtype.is_int() {
@@ -156,14 +156,14 @@ impl Collective {
         }
         match self {
             Collective::AllGather { dim, sizes } => {
-                part_sizes(name, "sizes", sizes, n)?;
-                in_range(name, *dim, x)
+                check_sizes(name, "sizes", sizes, n)?;
+                check_dim(name, *dim, x)
             }
-            Collective::ReduceScatter { dim, sizes, .. } => cut(name, x, *dim, sizes, n),
+            Collective::ReduceScatter { dim, sizes, .. } => check_split(name, x, *dim, sizes, n),
             Collective::AllToAll { split_dim, send, cat_dim, receive } => {
-                cut(name, x, *split_dim, send, n)?;
-                part_sizes(name, "receive", receive, n)?;
-                in_range(name, *cat_dim, x)
+                check_split(name, x, *split_dim, send, n)?;
+                check_sizes(name, "receive", receive, n)?;
+                check_dim(name, *cat_dim, x)
             }
             Collective::Broadcast { src: rank }
             | Collective::Scatter { src: rank }
@@ -175,10 +175,10 @@ impl Collective {
             {
                 Err(Error::argument(name, format!("rank {rank} is not in the group, which has {n}")))
             }
-            // So many can be told apart in every kind of world.
-            Collective::Send { tag, .. } | Collective::Recv { tag, .. } if *tag >= 1 << 24 => {
-                Err(Error::argument(name, format!("tag {tag} is too large: there are {}", 1 << 24)))
-            }
+            // MPI limits how many tags there are. The limit is the same for all kinds of world.
+            Collective::Send { tag, .. } | Collective::Recv { tag, .. } if *tag >= 1 << 24 => Err(
+                Error::argument(name, format!("tag {tag} is too large: the largest is {}", (1 << 24) - 1)),
+            ),
             Collective::Permute { to } => {
                 let mut seen = vec![false; n];
                 let fits =
@@ -193,7 +193,7 @@ impl Collective {
         }
     }
 
-    /// The shape that rank `me` gets for `x`, where it gets one value.
+    /// Returns the shape of the result on rank `me`, for an input of shape `x`. Meaningful for collectives that return one value.
     pub fn shape(&self, x: &Shape, me: usize) -> Shape {
         match self {
             Collective::AllGather { dim, sizes } => x.with_dim(*dim, sizes.iter().sum()),
@@ -205,7 +205,7 @@ impl Collective {
         }
     }
 
-    /// Whether two ranks, at these positions of the group and with these values, mean the same.
+    /// Returns true if the calls of two ranks match: `self` by member `me` on the value `mine`, and `theirs` by member `they`.
     fn agrees(&self, me: usize, mine: &Meta, they: usize, theirs: (&Collective, &Meta)) -> bool {
         let (other, theirs) = theirs;
         match (self, other) {
@@ -221,25 +221,24 @@ impl Collective {
                 Collective::AllToAll { split_dim: s, cat_dim: c, send, receive },
                 Collective::AllToAll { split_dim: s2, cat_dim: c2, send: send2, receive: receive2 },
             ) => {
-                // What one hands the other is what the other expects, in both directions.
-                let handed = |from: &Meta, size: usize| from.shape.with_dim(*s, size);
-                let fits = |piece: Shape, size: usize| piece[*c] == size;
-                // What a rank gets from all is alike but along the dim on which it is put together.
+                // The slice that one rank sends is the slice that the other expects, in both directions.
+                let slice = |from: &Meta, size: usize| from.shape.with_dim(*s, size);
+                let fits = |slice: Shape, size: usize| slice[*c] == size;
+                // The slices that one rank receives have the same shape, except along the dim they are concatenated on.
                 let alike = |to: usize| {
-                    handed(mine, send[to]).with_dim(*c, 0) == handed(theirs, send2[to]).with_dim(*c, 0)
+                    slice(mine, send[to]).with_dim(*c, 0) == slice(theirs, send2[to]).with_dim(*c, 0)
                 };
                 (s, c) == (s2, c2)
                     && mine.dtype == theirs.dtype
                     && mine.shape.len() == theirs.shape.len()
-                    && fits(handed(mine, send[they]), receive2[me])
-                    && fits(handed(theirs, send2[me]), receive[they])
+                    && fits(slice(mine, send[they]), receive2[me])
+                    && fits(slice(theirs, send2[me]), receive[they])
                     && alike(me)
                     && alike(they)
             }
             (Collective::Scatter { .. } | Collective::Gather { .. } | Collective::Exchange, _) => {
                 self == other
             }
-
             _ => self == other && mine.dtype == theirs.dtype && mine.shape == theirs.shape,
         }
     }
@@ -253,9 +252,9 @@ impl fmt::Display for Collective {
             Collective::AllGather { dim, sizes } => write!(f, "(dim {dim}{})", Uneven(sizes)),
             Collective::ReduceScatter { op, dim, sizes } => write!(f, "({op}, dim {dim}{})", Uneven(sizes)),
             Collective::AllToAll { split_dim, send, cat_dim, receive } => {
-                write!(f, "(dim {split_dim} cut in {send:?}, put together along {cat_dim}")?;
+                write!(f, "(dim {split_dim} split into {send:?}, concatenated along dim {cat_dim}")?;
                 if receive != send {
-                    write!(f, " of {receive:?}")?;
+                    write!(f, " from {receive:?}")?;
                 }
                 f.write_str(")")
             }
@@ -270,7 +269,7 @@ impl fmt::Display for Collective {
     }
 }
 
-/// Sizes that are not all the same. Equal ones follow from the shape.
+/// Displays sizes only if they are uneven: even sizes follow from the shape.
 struct Uneven<'a>(&'a [usize]);
 
 impl fmt::Display for Uneven<'_> {
@@ -282,27 +281,27 @@ impl fmt::Display for Uneven<'_> {
     }
 }
 
-fn in_range(op: &'static str, dim: usize, x: &Meta) -> Result<()> {
+fn check_dim(op: &'static str, dim: usize, x: &Meta) -> Result<()> {
     if dim < x.shape.len() {
         return Ok(());
     }
     Err(Error::DimOutOfRange { op, dim: dim as isize, rank: x.shape.len() })
 }
 
-fn part_sizes(op: &'static str, what: &str, sizes: &[usize], n: usize) -> Result<()> {
+fn check_sizes(op: &'static str, what: &str, sizes: &[usize], n: usize) -> Result<()> {
     let message = if sizes.len() != n {
         format!("{what} {sizes:?} must have one size for each of the {n} ranks of the group")
     } else if sizes.iter().try_fold(0usize, |sum, &size| sum.checked_add(size)).is_none() {
-        format!("{what} {sizes:?} add up to more than a tensor can have")
+        format!("{what} {sizes:?}: their sum is larger than a tensor can be")
     } else {
         return Ok(());
     };
     Err(Error::argument(op, message))
 }
 
-fn cut(op: &'static str, x: &Meta, dim: usize, sizes: &[usize], n: usize) -> Result<()> {
-    in_range(op, dim, x)?;
-    part_sizes(op, "sizes", sizes, n)?;
+fn check_split(op: &'static str, x: &Meta, dim: usize, sizes: &[usize], n: usize) -> Result<()> {
+    check_dim(op, dim, x)?;
+    check_sizes(op, "sizes", sizes, n)?;
     if sizes.iter().sum::<usize>() == x.shape[dim] {
         return Ok(());
     }
@@ -310,30 +309,32 @@ fn cut(op: &'static str, x: &Meta, dim: usize, sizes: &[usize], n: usize) -> Res
     Err(Error::argument(op, message))
 }
 
-/// One collective as one rank called it: what is compared across ranks, kept in the ring of the last ones, and named
-/// in every error.
+/// The descriptor of one collective as one rank called it. Ranks compare it, remember their last ones, and show it in errors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// What is to be done.
+    /// The collective and its arguments.
     pub collective: Collective,
     /// The name of the group.
     pub group: Arc<str>,
-    /// How many collectives this rank has called on the group before this one.
+    /// The sequence number: how many collectives this rank called on the group before this one. Sends and receives have their
+    /// own numbers.
     pub sequence: u64,
     /// Shape and dtype of this rank's value.
     pub meta: Meta,
-    /// Of which values this rank's was put together, where it was of several.
+    /// The values that this rank's value consists of, if it is a bundle, or the tensor that it is a shard of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bundle: Option<Bundle>,
-    /// Whether a gradient will come back through it. If it will for one rank, it must for all: they meet again then.
+    /// True if a gradient will flow back through it. It must be the same on all ranks, because they all communicate again
+    /// in the backward pass.
     pub grad: bool,
-    /// What this rank has drawn of tensors that it has together with the group.
+    /// The random draws that this rank made for tensors that it shares with the group.
     pub drawn: Drawn,
-    /// The line that called it.
+    /// The source line that called it.
     pub at: Site,
 }
 
-/// Several values in one, by which ranks find out whether they put the same together.
+/// Describes the values behind one collective: the tensors of a coalesced collective, or the tensor that a value is a shard of.
+/// Ranks compare it, so that all of them bundle the same tensors.
 ///
 /// ```
 /// use dtensor_comm::{Bundle, ReduceOp, World, record};
@@ -344,27 +345,28 @@ pub struct Call {
 /// assert_eq!(sums?.len(), 2);
 /// let bundle: &Bundle = calls[0].bundle.as_ref().unwrap();
 /// assert_eq!(bundle.values, 2);
-/// assert_eq!(bundle.to_string(), "put together of 2: [2, 3], [2, 3]");
+/// assert_eq!(bundle.to_string(), "bundle of 2: [2, 3], [2, 3]");
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Bundle {
-    /// How many there are.
+    /// The number of values.
     pub values: usize,
-    /// The shapes of the first of them.
+    /// The shapes of the first values, to be shown in errors.
     pub first: Vec<Shape>,
-    /// A number that all shapes, in their order, come to: other shapes almost surely come to another one.
+    /// A hash of all shapes in their order.
     pub shapes: u64,
-    /// Whether the value is a shard of one such, instead of all of them.
+    /// True if the value is a shard of a tensor of this shape, and not a bundle.
     pub shard: bool,
 }
 
 impl Bundle {
-    /// How many shapes are kept, to be shown.
+    /// How many shapes errors show.
     const SHOWN: usize = 8;
 
+    /// Describes a bundle of values of these shapes.
     pub(crate) fn of(shapes: &[Shape]) -> Self {
         let mut hasher = FxHasher::default();
         for shape in shapes {
@@ -375,20 +377,20 @@ impl Bundle {
         Bundle { values: shapes.len(), first, shapes: hasher.finish(), shard: false }
     }
 
-    /// Of a value that is a shard of a tensor of this shape.
+    /// Describes a value that is a shard of a tensor of this shape.
     pub(crate) fn shard_of(shape: &Shape) -> Self {
         Bundle { shard: true, ..Bundle::of(std::slice::from_ref(shape)) }
     }
 }
 
 impl fmt::Display for Bundle {
-    /// The first shapes; if there are more, the number that tells all of them from others.
+    /// Writes the first shapes and, if there are more, the hash of all.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first: Vec<String> = self.first.iter().map(Shape::to_string).collect();
         if self.shard {
             return write!(f, "a shard of {}", first.join(", "));
         }
-        write!(f, "put together of {}: {}", self.values, first.join(", "))?;
+        write!(f, "bundle of {}: {}", self.values, first.join(", "))?;
         if self.values > self.first.len() {
             write!(f, ", … (#{:x})", self.shapes)?;
         }
@@ -397,11 +399,11 @@ impl fmt::Display for Bundle {
 }
 
 impl Call {
-    /// The first pair of members whose calls do not fit together.
+    /// Returns the first pair of members whose calls do not match.
     pub(crate) fn first_mismatch(calls: &[&Call]) -> Option<(usize, usize)> {
         let (_, rest) = calls.split_first()?;
-        // Most collectives are alike on all ranks, and then one comparison each with the first suffices. In an
-        // all-to-all every pair exchanges something of its own.
+        // Most collectives have the same arguments on all ranks, so comparing each call with the first is enough. In an
+        // all-to-all every pair of ranks exchanges its own slices, so every pair is compared.
         let pairwise = matches!(calls[0].collective, Collective::AllToAll { .. });
         for (i, call) in rest.iter().enumerate() {
             let me = i + 1;
@@ -418,12 +420,12 @@ impl Call {
         None
     }
 
-    /// The operator that moved its inputs, if nobody asked for this.
+    /// Returns the operator that redistributed its inputs, if the collective is implicit: no user called it.
     pub fn implicit(&self) -> Option<&str> {
         self.at.operator.as_deref()
     }
 
-    /// The bytes of this rank's value.
+    /// Returns the size of this rank's value in bytes.
     pub fn bytes(&self) -> usize {
         self.meta.shape.numel() * self.meta.dtype.size()
     }
@@ -449,7 +451,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// What stands for the value of a rank that brings none.
-pub(crate) fn nothing() -> Meta {
+/// Returns the shape and dtype that describe the input of a rank that passes no value.
+pub(crate) fn empty_meta() -> Meta {
     Meta { shape: Shape::from([0usize]), dtype: DType::U8, device: Device::Cpu }
 }

@@ -1,7 +1,7 @@
-//! Several tensors in one collective.
+//! Coalesced collectives: several tensors in one collective.
 //!
-//! Many small ones cost little more than one: they are put side by side as the columns of a matrix, which
-//! moves at once. Gradients take the same way back.
+//! Moving many small tensors in one collective costs little more than moving one of them. The tensors are concatenated as the
+//! columns of a matrix, and one collective moves the matrix. Gradients are coalesced in the same way.
 
 use std::panic::Location;
 
@@ -16,8 +16,8 @@ use dtensor_array::Shape;
 use dtensor_array::origin::{asked_by, on_behalf_of};
 
 impl Group {
-    /// As [`all_reduce`](Group::all_reduce) of each tensor, in one collective. They have one dtype, and ranks
-    /// give as many of the same shapes in the same order.
+    /// Runs [`all_reduce`](Group::all_reduce) on each tensor, in one collective. The tensors must have the same dtype. All ranks
+    /// must pass tensors of the same shapes in the same order.
     ///
     /// ```
     /// use dtensor_comm::{ReduceOp, launch};
@@ -41,12 +41,12 @@ impl Group {
     /// Begins an [`all_reduce_coalesced`](Group::all_reduce_coalesced).
     #[track_caller]
     pub fn all_reduce_coalesced_async<V: Value>(&self, x: &[&V], op: ReduceOp) -> Result<Pending<Vec<V>>> {
-        let shapes = checked("all_reduce_coalesced", x, |x| Ok(x.meta().shape))?;
-        self.coalesced(Collective::AllReduce { op }, x, 1, shapes)
+        let shapes = output_shapes("all_reduce_coalesced", x, |x| Ok(x.meta().shape))?;
+        self.begin_coalesced(Collective::AllReduce { op }, x, 1, shapes)
     }
 
-    /// As [`all_gather_tensor`](Group::all_gather_tensor) of each tensor along its first dim, in one
-    /// collective. They have one dtype, and ranks give as many of the same shapes in the same order.
+    /// Runs [`all_gather_tensor`](Group::all_gather_tensor) on each tensor along its first dim, in one collective. The tensors
+    /// must have the same dtype. All ranks must pass tensors of the same shapes in the same order.
     ///
     /// ```
     /// use dtensor_comm::launch;
@@ -71,21 +71,21 @@ impl Group {
     #[track_caller]
     pub fn all_gather_coalesced_async<V: Value>(&self, x: &[&V]) -> Result<Pending<Vec<V>>> {
         const OP: &str = "all_gather_coalesced";
-        let gathered = |x: &V| {
-            self.some_dim(OP, x, 0)?;
+        let gathered_shape = |x: &V| {
+            self.resolve_dim(OP, x, 0)?;
             let shape = x.meta().shape;
             let size = shape[0].checked_mul(self.size());
             let size =
-                size.ok_or_else(|| Error::argument(OP, "the result has more than a tensor can have"))?;
+                size.ok_or_else(|| Error::argument(OP, "the result is larger than a tensor can be"))?;
             Ok(shape.with_dim(0, size))
         };
-        let shapes = checked(OP, x, gathered)?;
+        let shapes = output_shapes(OP, x, gathered_shape)?;
         let sizes = PerRank::from_elem(1, self.size());
-        self.coalesced(Collective::AllGather { dim: 0, sizes }, x, 1, shapes)
+        self.begin_coalesced(Collective::AllGather { dim: 0, sizes }, x, 1, shapes)
     }
 
-    /// As [`reduce_scatter_tensor`](Group::reduce_scatter_tensor) of each tensor along its first dim, in one
-    /// collective. They have one dtype, and ranks give as many of the same shapes in the same order.
+    /// Runs [`reduce_scatter_tensor`](Group::reduce_scatter_tensor) on each tensor along its first dim, in one collective. The
+    /// tensors must have the same dtype. All ranks must pass tensors of the same shapes in the same order.
     ///
     /// ```
     /// use dtensor_comm::{ReduceOp, launch};
@@ -93,10 +93,10 @@ impl Group {
     /// # fn main() -> dtensor_comm::Result<()> {
     /// launch(2, |world| {
     ///     let x = Array::from_vec(vec![0f32, 1., 2., 3.], &[4])?;
-    ///     let parts = world.group().reduce_scatter_coalesced(&[&x, &x.reshape(&[2, 2])?], ReduceOp::Sum)?;
-    ///     let mine = [[0., 2.], [4., 6.]][world.rank()];
-    ///     assert_eq!((parts[0].dims(), parts[0].copy_to_host::<f32>()?), (&[2][..], mine.to_vec()));
-    ///     assert_eq!((parts[1].dims(), parts[1].copy_to_host::<f32>()?), (&[1, 2][..], mine.to_vec()));
+    ///     let shards = world.group().reduce_scatter_coalesced(&[&x, &x.reshape(&[2, 2])?], ReduceOp::Sum)?;
+    ///     let expected = [[0., 2.], [4., 6.]][world.rank()];
+    ///     assert_eq!((shards[0].dims(), shards[0].copy_to_host::<f32>()?), (&[2][..], expected.to_vec()));
+    ///     assert_eq!((shards[1].dims(), shards[1].copy_to_host::<f32>()?), (&[1, 2][..], expected.to_vec()));
     ///     Ok(())
     /// })?;
     /// # Ok(())
@@ -115,13 +115,13 @@ impl Group {
         op: ReduceOp,
     ) -> Result<Pending<Vec<V>>> {
         const OP: &str = "reduce_scatter_coalesced";
-        let scattered = |x: &V| {
-            self.some_dim(OP, x, 0)?;
-            Ok(x.meta().shape.with_dim(0, self.equal(OP, x, 0)?[0]))
+        let scattered_shape = |x: &V| {
+            self.resolve_dim(OP, x, 0)?;
+            Ok(x.meta().shape.with_dim(0, self.equal_sizes(OP, x, 0)?[0]))
         };
-        let shapes = checked(OP, x, scattered)?;
+        let shapes = output_shapes(OP, x, scattered_shape)?;
         let n = self.size();
-        self.coalesced(
+        self.begin_coalesced(
             Collective::ReduceScatter { op, dim: 0, sizes: PerRank::from_elem(1, n) },
             x,
             n,
@@ -129,10 +129,10 @@ impl Group {
         )
     }
 
-    /// A collective on the matrix that has so many rows of each tensor side by side. What comes of each has
-    /// one of the shapes, and requires a gradient if the tensor did.
+    /// Begins a collective on the matrix of `rows` rows whose columns are the tensors `x`, each reshaped to `rows` rows. Splits
+    /// the result into tensors of the given shapes. Each requires a gradient if its input did.
     #[track_caller]
-    fn coalesced<V: Value>(
+    fn begin_coalesced<V: Value>(
         &self,
         collective: Collective,
         x: &[&V],
@@ -149,8 +149,13 @@ impl Group {
     }
 }
 
-/// What comes of each tensor, after all of them have been found fit to move together.
-fn checked<V: Value>(op: &'static str, x: &[&V], shape: impl Fn(&V) -> Result<Shape>) -> Result<Vec<Shape>> {
+/// Returns the shape of each result. Returns an error if the tensors cannot be coalesced: there are none, one has no value, or
+/// their dtypes differ.
+fn output_shapes<V: Value>(
+    op: &'static str,
+    x: &[&V],
+    shape: impl Fn(&V) -> Result<Shape>,
+) -> Result<Vec<Shape>> {
     let none = || Error::argument(op, "expected a non-empty list of tensors");
     let first = x.first().ok_or_else(none)?;
     for x in x {

@@ -1,14 +1,14 @@
-//! What ranks have drawn of tensors that they have together, by which they find out whether it was the same.
+//! [`Drawn`]: a record of a rank's random draws, by which ranks notice that their generators have diverged.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The draws that a rank has made, from its thread's generator, of tensors that it has together with a group:
-/// how many, the last one, and a digest of all. Every collective carries it, so that ranks whose generators
-/// have come apart learn of it when they next meet.
+/// A record of the random draws that a rank made, from its thread's generator, for tensors that it shares with a group: their
+/// number, the last one, and a digest of all of them.
 ///
-/// There is nothing to be done with it but to print it, and to compare it with another rank's.
+/// Every collective carries it, so ranks whose generators have diverged get an error from their next collective. It can be
+/// printed and compared.
 ///
 /// ```
 /// use dtensor_comm::{Drawn, World, record};
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 /// world.group().note_draws(|drawn| drawn.and(7, 0));
 /// let (_, calls) = record(|| world.group().barrier());
 /// let drawn: Drawn = calls[0].drawn;
-/// assert_eq!(drawn.to_string(), "once, draw 0 of seed 7 as the last");
+/// assert_eq!(drawn.to_string(), "once (last: draw 0 of seed 7)");
 /// assert_ne!(drawn, Drawn::default());
 /// # Ok(())
 /// # }
@@ -30,8 +30,8 @@ pub struct Drawn {
     draw: u64,
 }
 
-/// A number that depends on all bits of both, mixed as splitmix64 does it.
-fn mixed(digest: u64, more: u64) -> u64 {
+/// Returns a hash of both numbers, by the mixing function of splitmix64.
+fn mix(digest: u64, more: u64) -> u64 {
     let x = digest.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ more;
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -39,28 +39,28 @@ fn mixed(digest: u64, more: u64) -> u64 {
 }
 
 impl Drawn {
-    /// With one more draw.
+    /// Returns the record with one more draw.
     pub fn and(self, seed: u64, draw: u64) -> Drawn {
-        let digest = mixed(mixed(self.digest, seed), draw);
+        let digest = mix(mix(self.digest, seed), draw);
         Drawn { digest, draws: self.draws.wrapping_add(1), seed, draw }
     }
 
-    /// With those of another kind after its own.
+    /// Returns the record of these draws followed by the draws of `more`.
     pub fn then(self, more: Drawn) -> Drawn {
         match (self.draws, more.draws) {
             (0, _) => more,
             (_, 0) => self,
             (draws, others) => {
-                let digest = mixed(self.digest, more.digest);
+                let digest = mix(self.digest, more.digest);
                 Drawn { digest, draws: draws.wrapping_add(others), ..more }
             }
         }
     }
 
-    /// Whether both differ in something that printing them does not show.
-    pub(super) fn differs_unseen(&self, other: &Drawn) -> bool {
-        let seen = |x: &Drawn| (x.draws, x.seed, x.draw);
-        self.digest != other.digest && seen(self) == seen(other)
+    /// Returns true if the records differ but print the same.
+    pub(super) fn differs_only_in_digest(&self, other: &Drawn) -> bool {
+        let printed = |x: &Drawn| (x.draws, x.seed, x.draw);
+        self.digest != other.digest && printed(self) == printed(other)
     }
 }
 
@@ -71,7 +71,7 @@ impl fmt::Display for Drawn {
             1 => f.write_str("once")?,
             n => write!(f, "{n} times")?,
         }
-        write!(f, ", draw {} of seed {} as the last", self.draw, self.seed)
+        write!(f, " (last: draw {} of seed {})", self.draw, self.seed)
     }
 }
 
@@ -80,16 +80,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_and_number_count() {
+    fn records_with_other_order_or_count_differ() {
         let none = Drawn::default();
         let (a, b) = (none.and(1, 0), none.and(1, 1));
         assert_ne!(a.and(1, 1), b.and(1, 0));
         assert_ne!(a, a.and(1, 0));
         assert_eq!((none.then(a), a.then(none)), (a, a));
         assert_ne!(a.then(b), b.then(a));
-        // An earlier draw differed: nothing of that is to be seen.
+        // An earlier draw differed, which the printed text does not show.
         let (one, other) = (a.and(1, 5), b.and(1, 5));
-        assert!(one != other && one.differs_unseen(&other) && one.to_string() == other.to_string());
-        assert!(!a.differs_unseen(&b) && !a.differs_unseen(&a));
+        assert!(one != other && one.differs_only_in_digest(&other) && one.to_string() == other.to_string());
+        assert!(!a.differs_only_in_digest(&b) && !a.differs_only_in_digest(&a));
     }
 }

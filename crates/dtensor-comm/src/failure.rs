@@ -1,8 +1,8 @@
-//! [`Failure`]: what can go wrong between ranks.
+//! [`Failure`]: the errors of this crate.
 
 use crate::{Error, Fault};
 
-/// What went wrong between ranks. Carried by [`Error::Other`](dtensor_array::Error::Other).
+/// An error between ranks. [`Error::Other`](dtensor_array::Error::Other) holds it; [`Failure::of`] gets it back.
 ///
 /// ```
 /// use dtensor_comm::{Failure, launch};
@@ -17,29 +17,29 @@ use crate::{Error, Fault};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A collective could not be finished: ranks disagreed, or one of them is gone or late.
+    /// A collective could not finish: the ranks' calls did not match, or a rank left or was late.
     #[error("{0}")]
     Collective(Box<Fault>),
 
     /// A rank panicked.
     #[error("rank {rank} panicked: {message}")]
     Panicked {
-        /// The rank of the world.
+        /// The rank in the world.
         rank: usize,
-        /// What it said.
+        /// The panic message.
         message: String,
     },
 
-    /// Some ranks of a launch failed.
+    /// Some ranks of a launch returned an error or panicked.
     #[error("{}", launch_message(.failures))]
     Launch {
-        /// The ranks that failed and why, in rank order.
+        /// The ranks that failed and their errors, in rank order.
         failures: Vec<(usize, Error)>,
     },
 }
 
 impl Failure {
-    /// Returns what went wrong between ranks, if that is what an error is about.
+    /// Returns the failure that an error holds, or `None` if the error is of another kind.
     pub fn of(error: &Error) -> Option<&Failure> {
         match error.root() {
             Error::Other(other) => other.downcast_ref(),
@@ -54,7 +54,8 @@ impl From<Failure> for Error {
     }
 }
 
-/// Lists root causes first, then ranks that failed only because they waited. Ranks with the same error share a line.
+/// Lists the root causes first, then the ranks that failed only because they waited for another rank. Ranks with the same error
+/// share a line.
 fn launch_message(failures: &[(usize, Error)]) -> String {
     let waited = |error: &Error| matches!(Failure::of(error), Some(Failure::Collective(_)));
     let causes = failures.iter().filter(|(_, error)| !waited(error));
@@ -62,7 +63,7 @@ fn launch_message(failures: &[(usize, Error)]) -> String {
     let mut lines: Vec<(Vec<usize>, String)> = Vec::new();
     for (rank, error) in causes.chain(others) {
         let line = error.to_string();
-        // These name their rank themselves.
+        // These messages name the rank already.
         if matches!(Failure::of(error), Some(Failure::Collective(_) | Failure::Panicked { .. })) {
             lines.push((Vec::new(), line));
             continue;

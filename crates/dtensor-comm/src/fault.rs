@@ -1,4 +1,4 @@
-//! What is said when a collective cannot be finished.
+//! [`Fault`]: the error of a collective that could not finish. [`Cause`]: why it could not.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,51 +9,51 @@ use serde::{Deserialize, Serialize};
 use crate::call::Call;
 use crate::{Failure, Result};
 
-/// Why a collective could not be finished. The same on every rank of the group; over MPI, ranks that give up at the same
-/// moment may each have seen something else.
+/// Why a collective could not finish. All ranks of the group get the same cause. Over MPI, ranks that fail at the same moment
+/// may get different ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Cause {
-    /// Two ranks meant different things.
+    /// The calls of two ranks do not match.
     Mismatch {
-        /// A rank of the world and what it called.
+        /// One rank of the world, and its call.
         one: (usize, Box<Call>),
-        /// Another.
+        /// The other rank, and its call.
         other: (usize, Box<Call>),
     },
-    /// A rank has left the world, so it will never come.
+    /// A rank left the world, so it will never arrive.
     Left {
-        /// The rank of the world.
+        /// The rank in the world.
         rank: usize,
         /// How it left.
         how: Departure,
-        /// What it called last, where that is known.
+        /// Its last call, if known.
         last: Option<Box<Call>>,
     },
-    /// Ranks did not come in time.
+    /// Ranks did not arrive within the timeout.
     Late {
-        /// The ranks of the world that were missing, and what each called last, where that is known.
+        /// The missing ranks in the world, and the last call of each, if known.
         ranks: Vec<(usize, Option<Call>)>,
-        /// How long they were waited for.
+        /// The timeout.
         waited: Duration,
     },
     /// The transport itself failed.
     Transport {
-        /// The rank of the world that noticed, or the group's first where all work together.
+        /// The rank in the world that noticed the failure, or the group's first rank if the failure is shared.
         rank: usize,
-        /// What it said.
+        /// The transport's error message.
         message: String,
     },
 }
 
-/// How a rank left the world.
+/// How a rank left its world.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Departure {
-    /// Its work was done.
+    /// The rank finished its work.
     Returned,
-    /// Its work ended in an error.
+    /// The rank returned an error.
     Failed(String),
-    /// It panicked.
+    /// The rank panicked.
     Panicked(String),
 }
 
@@ -67,18 +67,18 @@ impl fmt::Display for Departure {
     }
 }
 
-/// A collective that could not be finished, as one rank saw it.
+/// The error of one rank whose collective could not finish.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// This rank of the world.
+    /// This rank in the world.
     pub rank: usize,
-    /// What it had called.
+    /// This rank's call.
     pub call: Call,
-    /// Why it could not be finished.
+    /// Why the collective could not finish.
     pub cause: Arc<Cause>,
-    /// Whether the group had failed before this call.
+    /// True if the group had failed before this call.
     pub earlier: bool,
-    /// What this rank had called last, newest first, this call left out.
+    /// The last calls of this rank before this one, newest first.
     pub recent: Vec<Call>,
 }
 
@@ -116,13 +116,16 @@ impl fmt::Display for Fault {
         {
             write!(
                 f,
-                ": the ranks' generators have come apart: of tensors on a mesh, rank {} has drawn {}, and rank {} {}",
+                ": the ranks' random generators have diverged: for tensors on a mesh, rank {} has drawn {}, and rank {} {}",
                 one.0, one.1.drawn, other.0, other.1.drawn
             )?;
-            if one.1.drawn.differs_unseen(&other.1.drawn) {
-                write!(f, ", but an earlier draw was not the same")?;
+            if one.1.drawn.differs_only_in_digest(&other.1.drawn) {
+                write!(f, ", but an earlier draw differed")?;
             }
-            write!(f, "; all must draw alike, from the same state (`manual_seed`, `synchronize_rng`)")?;
+            write!(
+                f,
+                "; all ranks must draw the same, from the same state (`manual_seed`, `synchronize_rng`)"
+            )?;
         }
         if !self.recent.is_empty() {
             write!(f, "\nlast collectives of rank {rank}, newest first:")?;
@@ -136,28 +139,28 @@ impl fmt::Display for Fault {
 
 fn last_call(f: &mut fmt::Formatter<'_>, last: Option<&Call>) -> fmt::Result {
     match last {
-        Some(call) => write!(f, "; the last it called was {call}"),
+        Some(call) => write!(f, "; its last call was {call}"),
         None => Ok(()),
     }
 }
 
-/// The words of a panic.
+/// Returns the message of a panic.
 pub(crate) fn panic_message(payload: Box<dyn std::any::Any + Send>) -> String {
     match payload.downcast::<String>() {
         Ok(message) => *message,
         Err(payload) => match payload.downcast::<&'static str>() {
             Ok(message) => message.to_string(),
-            Err(_) => "a value that is not a message".into(),
+            Err(_) => "a panic payload that is not a string".into(),
         },
     }
 }
 
-/// Turns the end of a rank's work into how it left.
-pub(crate) fn departure<T>(result: &Result<T>) -> Departure {
+/// Returns how a rank leaves whose work ended with `result`.
+pub(crate) fn departure_of<T>(result: &Result<T>) -> Departure {
     let Err(error) = result else { return Departure::Returned };
     match Failure::of(error) {
         Some(Failure::Panicked { message, .. }) => Departure::Panicked(message.clone()),
-        // The first line: what this rank did before is of no use to the others.
+        // Only the first line: this rank's earlier calls do not help the others.
         _ => Departure::Failed(error.to_string().lines().next().unwrap_or_default().to_string()),
     }
 }

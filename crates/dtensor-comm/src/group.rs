@@ -1,4 +1,4 @@
-//! [`Group`]: some ranks in an order, and the collectives among them.
+//! [`Group`]: a list of ranks, in a fixed order, that run collectives together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,42 +11,42 @@ use crate::call::{Bundle, Call, Collective};
 use crate::drawn::Drawn;
 use crate::pending::Pending;
 use crate::site::Site;
-use crate::transport::{Channel, Flight, Joining, only};
+use crate::transport::{Channel, InFlight, Joining, single};
 use crate::value::Value;
-use crate::world::{Presence, WorldKind};
+use crate::world::{Membership, WorldKind};
 use crate::{Arrays, Result};
 use dtensor_array::{Array, Meta};
 
-/// Some ranks of a world, in an order. A handle: clones are the same group.
+/// A list of ranks of a world, in a fixed order. Cheap to clone: clones are the same group.
 ///
-/// Ranks are named by their position in the group. All members must call the same collectives in the same order. Each
-/// collective has a form that waits and one, `…_async`, that returns a [`Pending`] at once.
+/// Methods number the ranks by their position in the group. All members must call the same collectives in the same order. Each
+/// collective comes in two forms: one that waits, and one (`…_async`) that returns a [`Pending`] at once.
 #[derive(Clone, Debug)]
 pub struct Group {
-    inner: Arc<Inner>,
+    inner: Arc<GroupInner>,
     timeout: Duration,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct GroupInner {
     members: Arc<[usize]>,
     me: usize,
     name: Arc<str>,
     channel: Arc<dyn Channel>,
     /// The number of the next collective.
     sequence: AtomicU64,
-    /// The number of the next message. Not all members send one, so they are counted by themselves.
+    /// The number of the next `send` or `recv`. Counted separately from collectives, because not all members call them.
     messages: AtomicU64,
-    /// What this rank has drawn of tensors that it has together with the others, on the thread that made the group: others have
-    /// generators of their own, and take their turns when they like.
+    /// The random draws that this rank made for tensors that it shares with the other members. Counts only draws on the thread
+    /// that created the group: other threads have their own generators, and the order of their draws is not fixed.
     drawn: Mutex<Drawn>,
     thread: ThreadId,
-    /// The rank is there as long as one of its groups is.
-    presence: Arc<Presence>,
+    /// Keeps the rank in its world as long as one of its groups exists.
+    membership: Arc<Membership>,
 }
 
 impl PartialEq for Group {
-    /// Whether both are handles to one group.
+    /// Returns true if both are handles to the same group.
     #[inline]
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
@@ -54,9 +54,9 @@ impl PartialEq for Group {
 }
 
 impl Group {
-    pub(crate) fn new(presence: Arc<Presence>, joining: Joining, channel: Arc<dyn Channel>) -> Self {
+    pub(crate) fn new(membership: Arc<Membership>, joining: Joining, channel: Arc<dyn Channel>) -> Self {
         let Joining { key, me, name, timeout, .. } = joining;
-        let inner = Inner {
+        let inner = GroupInner {
             members: key.members,
             me,
             name,
@@ -65,42 +65,42 @@ impl Group {
             messages: AtomicU64::new(0),
             drawn: Mutex::default(),
             thread: thread::current().id(),
-            presence,
+            membership,
         };
         Group { inner: Arc::new(inner), timeout }
     }
 
-    /// This rank's position in the group.
+    /// Returns this rank's position in the group.
     #[inline]
     pub fn rank(&self) -> usize {
         self.inner.me
     }
 
-    /// The number of members.
+    /// Returns the number of members.
     #[inline]
     pub fn size(&self) -> usize {
         self.inner.members.len()
     }
 
-    /// The members' ranks in the world, in the group's order.
+    /// Returns the members' ranks in the world, in the group's order.
     #[inline]
     pub fn ranks(&self) -> &[usize] {
         &self.inner.members
     }
 
-    /// The name that errors give the group.
+    /// Returns the name of the group that errors show.
     #[inline]
     pub fn name(&self) -> &str {
         &self.inner.name
     }
 
-    /// How long this rank waits for the others.
+    /// Returns how long this rank waits for the others.
     #[inline]
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// The same group with another [`timeout`](Group::timeout).
+    /// Returns a handle to the same group with another [`timeout`](Group::timeout).
     #[inline]
     pub fn with_timeout(&self, timeout: Duration) -> Group {
         Group { timeout, ..self.clone() }
@@ -111,8 +111,9 @@ impl Group {
         &self.inner.channel
     }
 
-    pub(crate) fn call(&self, collective: Collective, meta: Meta, grad: bool, at: Site) -> Call {
-        let Inner { name, sequence, messages, .. } = &*self.inner;
+    /// Creates the descriptor of this rank's next collective or message, and counts it.
+    pub(crate) fn next_call(&self, collective: Collective, meta: Meta, grad: bool, at: Site) -> Call {
+        let GroupInner { name, sequence, messages, .. } = &*self.inner;
         let counter = match collective {
             Collective::Send { .. } | Collective::Recv { .. } => messages,
             _ => sequence,
@@ -122,7 +123,10 @@ impl Group {
         Call { collective, group: name.clone(), sequence, meta, bundle: None, grad, drawn, at }
     }
 
-    /// Changes what is noted of this rank's draws, if this is the thread whose draws are.
+    /// Updates the record of random draws that this rank made for tensors shared with the group. Does nothing on any thread but
+    /// the one that created the group.
+    ///
+    /// Every collective carries the record, so that ranks notice if their generators have diverged.
     #[inline]
     pub fn note_draws(&self, change: impl FnOnce(Drawn) -> Drawn) {
         if self.inner.thread == thread::current().id() {
@@ -131,7 +135,7 @@ impl Group {
         }
     }
 
-    /// Begins a collective on local values. `meta` is what is compared, and `grad` whether its gradient will come back.
+    /// Begins a collective on local arrays. Ranks compare `meta`; `grad` says whether a gradient will flow back through it.
     pub(crate) fn start(
         &self,
         collective: Collective,
@@ -139,11 +143,11 @@ impl Group {
         values: Arrays,
         grad: bool,
         at: Site,
-    ) -> Result<Box<dyn Flight>> {
+    ) -> Result<Box<dyn InFlight>> {
         self.start_bundle(collective, meta, None, values, grad, at)
     }
 
-    /// As [`start`](Group::start), where the value may be several put together.
+    /// Same as [`start`](Group::start), for a value that may be a bundle of several values.
     pub(crate) fn start_bundle(
         &self,
         collective: Collective,
@@ -152,32 +156,32 @@ impl Group {
         values: Arrays,
         grad: bool,
         at: Site,
-    ) -> Result<Box<dyn Flight>> {
+    ) -> Result<Box<dyn InFlight>> {
         collective.check(&meta, self.size())?;
-        let call = Call { bundle, ..self.call(collective, meta, grad, at) };
+        let call = Call { bundle, ..self.next_call(collective, meta, grad, at) };
         self.inner.channel.clone().start(call, values, self.timeout)
     }
 
-    /// Starts a collective on a value.
+    /// Begins a collective on a [`Value`].
     pub(crate) fn start_on<V: Value>(
         &self,
         collective: Collective,
         x: &V,
         bundle: Option<Bundle>,
         at: Site,
-    ) -> Result<Box<dyn Flight>> {
+    ) -> Result<Box<dyn InFlight>> {
         let values = x.array(collective.name())?.into_iter().collect();
         self.start_bundle(collective, x.meta(), bundle, values, x.requires_grad(), at)
     }
 
-    /// Begins a collective that gives one value.
+    /// Begins a collective that returns one value. `at` is the call site that errors show.
     #[track_caller]
     #[inline]
     pub fn begin<V: Value>(&self, collective: Collective, x: &V, at: Site) -> Result<Pending<V>> {
         self.begin_bundle(collective, x, None, at)
     }
 
-    /// As [`begin`](Group::begin), where the value may be several put together.
+    /// Same as [`begin`](Group::begin), for a value that may be a bundle of several values.
     #[track_caller]
     pub(crate) fn begin_bundle<V: Value>(
         &self,
@@ -191,23 +195,23 @@ impl Group {
         Ok(Pending::new(flight, move |mut values| finish(values.pop())))
     }
 
-    /// A collective on a value that is no tensor of its own, such as a part of one; `grad` says whether a gradient will come
-    /// back through it.
+    /// Runs a collective on an array and returns the result. For arrays that are not a user's tensor, such as a shard of one:
+    /// records no gradient. `grad` says whether a gradient will flow back through it.
     #[inline]
     pub fn communicate(&self, collective: Collective, x: Array, grad: bool, at: Site) -> Result<Array> {
         let name = collective.name();
-        only(name, self.start(collective, x.meta(), Arrays::from_elem(x, 1), grad, at)?.wait()?)
+        single(name, self.start(collective, x.meta(), Arrays::from_elem(x, 1), grad, at)?.wait()?)
     }
 
-    /// Whether this rank is the one that the other handle is of.
+    /// Returns true if the group belongs to this membership, that is, to this rank of this world.
     #[inline]
-    pub(crate) fn is_of(&self, presence: &Arc<Presence>) -> bool {
-        Arc::ptr_eq(&self.inner.presence, presence)
+    pub(crate) fn belongs_to(&self, membership: &Arc<Membership>) -> bool {
+        Arc::ptr_eq(&self.inner.membership, membership)
     }
 
-    /// Whether the other ranks are not there.
+    /// Returns true if the group is part of a simulated world.
     #[inline]
     pub(crate) fn is_simulated(&self) -> bool {
-        self.inner.presence.kind() == WorldKind::Simulated
+        self.inner.membership.kind() == WorldKind::Simulated
     }
 }

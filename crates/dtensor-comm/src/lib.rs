@@ -1,10 +1,10 @@
-//! Worlds of ranks, and collectives on arrays.
+//! Ranks, groups of ranks, and collectives on arrays.
 //!
-//! This crate knows worlds, groups, collectives, transports and what to say when a collective cannot be finished. It knows
-//! arrays, and nothing of gradients or layouts: a crate above makes collectives of a richer type by implementing [`Value`].
+//! A [`World`] holds all ranks: threads of this process ([`launch`]), processes connected by MPI (feature `mpi`), or one rank
+//! of a simulated world. A [`Group`] is a list of ranks in a fixed order. The collectives are its methods.
 //!
-//! A [`World`] is all ranks: threads of this process ([`launch`]), processes over MPI (feature `mpi`), or one rank of a simulated
-//! world. A [`Group`] is some of them, and has the collectives.
+//! This crate depends on arrays only, not on gradients or layouts. A crate above runs the same collectives on a richer type by
+//! implementing [`Value`].
 //!
 //! ```
 //! use dtensor_array::Array;
@@ -23,18 +23,20 @@
 //! # }
 //! ```
 //!
-//! # When something goes wrong
+//! # Errors instead of hangs
 //!
-//! Every collective carries a descriptor: group, number, what is to be done, dtype, shape, the line that called it, and
-//! what the rank has drawn of random tensors that the group has together. Ranks compare them, so two ranks that mean
-//! different things both get an error that shows both. A rank that returns, fails, panics or does not come within the
-//! timeout (30 s, [`World::with_timeout`]) makes every rank that waits for it return an error that names the rank, the
-//! collective and the line. A group that has failed stays failed; the process goes on, and a new world works.
+//! Every collective carries a descriptor ([`Call`]): group, sequence number, collective, dtype, shape, the calling source line,
+//! and a digest of the random draws the rank made for tensors that it shares with the group. Ranks compare their
+//! descriptors. If two differ, both ranks get an error that shows both calls.
 //!
-//! # Order
+//! If a rank returns, errs, panics, or does not arrive within the timeout (30 s by default, [`World::with_timeout`]), every rank
+//! that waits for it gets an error that names the rank, the collective and the source line. A failed group stays failed. The
+//! process continues, and a new world works.
 //!
-//! Reductions run in the order of the group's ranks, half precision in `f32`: the same bits on every rank, in every run and
-//! in every kind of world.
+//! # Reduction order
+//!
+//! Reductions add up values in the order of the group's ranks, and accumulate half precision in `f32`. The result is
+//! bit-identical on every rank, in every run and in every kind of world.
 
 #![warn(missing_docs)]
 
@@ -74,5 +76,5 @@ pub use site::Site;
 pub use value::{Finish, Value};
 pub use world::{RankId, World, WorldKind, current_rank, launch, launch_each, run, run_each};
 
-/// The arrays that one rank gives to a collective, or gets from it.
+/// The arrays that one rank passes to a collective or receives from it.
 pub type Arrays = smallvec::SmallVec<[dtensor_array::Array; 1]>;

@@ -1,4 +1,4 @@
-//! Small values that are not tensors, exchanged in a serialised form.
+//! Collectives on serializable objects: small values that are not tensors.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -8,7 +8,8 @@ use crate::site::Site;
 use crate::{Error, Result};
 
 impl Group {
-    /// Every rank gets the objects of all, in rank order. For metadata: each is written as JSON.
+    /// Returns the objects of all ranks, in rank order, on every rank. Objects travel as JSON, so use it for metadata, not for
+    /// large data.
     ///
     /// ```
     /// use dtensor_comm::launch;
@@ -26,10 +27,23 @@ impl Group {
         const OP: &str = "all_gather_object";
         let bytes = serde_json::to_vec(object).map_err(|error| Error::argument(OP, error.to_string()))?;
         let all = self.exchange(bytes, Site::caller())?;
-        all.iter().enumerate().map(|(rank, bytes)| read(OP, rank, bytes)).collect()
+        all.iter().enumerate().map(|(rank, bytes)| deserialize(OP, rank, bytes)).collect()
     }
 
-    /// Every rank gets the object of rank `src`, which alone gives one.
+    /// Returns the object of rank `src` on every rank. Rank `src` must pass an object, and the others must pass `None`.
+    ///
+    /// ```
+    /// use dtensor_comm::launch;
+    /// # fn main() -> dtensor_comm::Result<()> {
+    /// launch(2, |world| {
+    ///     let steps = (world.rank() == 0).then_some(100);
+    ///     let steps: u32 = world.group().broadcast_object(steps.as_ref(), 0)?;
+    ///     assert_eq!(steps, 100);
+    ///     Ok(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(
         &self,
@@ -47,7 +61,7 @@ impl Group {
             _ => {
                 return Err(Error::argument(
                     OP,
-                    format!("rank {src} must give an object, and no other rank"),
+                    format!("rank {src} must pass an object, and the other ranks must pass `None`"),
                 ));
             }
         };
@@ -56,15 +70,14 @@ impl Group {
         if all[src].is_empty() {
             return Err(Error::argument(
                 OP,
-                format!("rank {src}, which is to give the object, is not there"),
+                format!("rank {src} sent no object: it is simulated, or it was called with another `src`"),
             ));
         }
-        read(OP, src, &all[src])
+        deserialize(OP, src, &all[src])
     }
 }
 
-fn read<T: DeserializeOwned>(op: &'static str, rank: usize, bytes: &[u8]) -> Result<T> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        Error::argument(op, format!("what rank {rank} sent is not of the type that is wanted: {error}"))
-    })
+fn deserialize<T: DeserializeOwned>(op: &'static str, rank: usize, bytes: &[u8]) -> Result<T> {
+    serde_json::from_slice(bytes)
+        .map_err(|error| Error::argument(op, format!("rank {rank} sent an object of another type: {error}")))
 }

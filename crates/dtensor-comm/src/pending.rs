@@ -2,42 +2,57 @@
 
 use std::fmt;
 
-use crate::transport::Flight;
+use crate::transport::InFlight;
 use crate::{Arrays, Result};
 
-/// A collective that has begun. It is over for this rank when it has been waited for.
+/// A collective that has begun. [`wait`](Pending::wait) returns its result.
 ///
-/// Dropping it without waiting loses the result and holds nobody up: on threads the others do without this rank, over
-/// MPI its part is done when it next communicates or leaves.
-#[must_use = "the result is there after `wait`"]
+/// Dropping it loses the result but does not block the other ranks. On threads they finish the collective without this rank.
+/// Over MPI this rank does its share when it next communicates or leaves the world.
+///
+/// ```
+/// use dtensor_comm::{ReduceOp, launch};
+/// use dtensor_array::Array;
+/// # fn main() -> dtensor_comm::Result<()> {
+/// launch(2, |world| {
+///     let x = Array::from_vec(vec![1f32; 4], &[4])?;
+///     let sum = world.group().all_reduce_async(&x, ReduceOp::Sum)?;
+///     // Other work can run here while the collective is in progress.
+///     assert_eq!(sum.wait()?.copy_to_host::<f32>()?, [2.; 4]);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "call `wait` to get the result"]
 pub struct Pending<T> {
-    flight: Box<dyn Flight>,
+    flight: Box<dyn InFlight>,
     finish: Box<dyn FnOnce(Arrays) -> Result<T> + Send>,
 }
 
 impl<T> Pending<T> {
     pub(crate) fn new(
-        flight: Box<dyn Flight>,
+        flight: Box<dyn InFlight>,
         finish: impl FnOnce(Arrays) -> Result<T> + Send + 'static,
     ) -> Self {
         Pending { flight, finish: Box::new(finish) }
     }
 
-    /// What `further` makes of the result.
-    pub(crate) fn and_then<U>(self, further: impl FnOnce(T) -> Result<U> + Send + 'static) -> Pending<U>
+    /// Applies `f` to the result when it is waited for.
+    pub(crate) fn and_then<U>(self, f: impl FnOnce(T) -> Result<U> + Send + 'static) -> Pending<U>
     where
         T: 'static,
     {
         let Pending { flight, finish } = self;
-        Pending::new(flight, move |values| further(finish(values)?))
+        Pending::new(flight, move |values| f(finish(values)?))
     }
 
-    /// Whether [`wait`](Pending::wait) would return at once.
+    /// Returns true if [`wait`](Pending::wait) would return at once.
     pub fn is_ready(&mut self) -> bool {
         self.flight.poll()
     }
 
-    /// Waits for the result.
+    /// Waits for the collective and returns its result. Returns an error if it could not finish (see [`Fault`](crate::Fault)).
     pub fn wait(self) -> Result<T> {
         (self.finish)(self.flight.wait()?)
     }

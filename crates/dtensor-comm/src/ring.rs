@@ -1,4 +1,4 @@
-//! What each rank called last, and those who are told of it.
+//! The last collectives of each rank, which errors show, and listeners for collectives.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,30 +12,30 @@ use crate::call::Call;
 use crate::fault::{Cause, Fault};
 use crate::{Error, Failure};
 
-/// How many of its last collectives a rank remembers.
-const REMEMBERED: usize = 8;
+/// How many calls a ring holds.
+const CAPACITY: usize = 8;
 
-/// The last collectives of one rank.
+/// The last calls of one rank.
 #[derive(Debug, Default)]
 pub(crate) struct Ring(Mutex<VecDeque<Call>>);
 
 impl Ring {
-    /// Notes a call, and tells those who listen on this thread.
+    /// Adds a call and notifies the listeners of this thread.
     pub(crate) fn note(&self, call: &Call) {
         CALLS.tell(call);
         let mut ring = self.0.lock();
-        if ring.len() == REMEMBERED {
+        if ring.len() == CAPACITY {
             ring.pop_back();
         }
         ring.push_front(call.clone());
     }
 
-    /// The newest.
+    /// Returns the newest call.
     pub(crate) fn last(&self) -> Option<Call> {
         self.0.lock().front().cloned()
     }
 
-    /// The error of a call that was noted here before.
+    /// Creates the error of a call that is already in the ring.
     pub(crate) fn fault(&self, rank: usize, call: &Call, cause: Arc<Cause>, earlier: bool) -> Error {
         let recent = self.0.lock().iter().filter(|other| *other != call).cloned().collect();
         Failure::Collective(Box::new(Fault { rank, call: call.clone(), cause, earlier, recent })).into()
@@ -43,12 +43,12 @@ impl Ring {
 }
 
 listeners! {
-    /// Told of every collective that this thread calls.
+    /// Listeners that this thread calls for every collective it starts.
     pub static CALLS: dyn Fn(&Call);
 }
 
-/// Runs `body` and lists the collectives that this thread called meanwhile, on any world. Recordings nest: an inner one
-/// takes its calls away from nobody.
+/// Runs `body` and returns its result and the collectives that this thread called meanwhile, on any world. Recordings nest: an
+/// outer one also gets the calls of an inner one.
 ///
 /// ```
 /// use dtensor_comm::{World, record};
@@ -64,7 +64,7 @@ listeners! {
 /// ```
 pub fn record<R>(body: impl FnOnce() -> R) -> (R, Vec<Call>) {
     let calls = Rc::new(RefCell::new(Vec::new()));
-    let kept = calls.clone();
-    let result = CALLS.listen(Rc::new(move |call: &Call| kept.borrow_mut().push(call.clone())), body);
+    let recorded = calls.clone();
+    let result = CALLS.listen(Rc::new(move |call: &Call| recorded.borrow_mut().push(call.clone())), body);
     (result, calls.take())
 }

@@ -1,43 +1,44 @@
-//! The module that runs on this thread, for those who watch.
+//! The module that is running on this thread, so that a collective can name the module that called it.
 //!
-//! What a collective is called for is known here, below everything that communicates. Nothing here knows what a module is.
+//! It is stored in this crate because collectives need it. Only names are stored: this crate does not depend on modules.
 
 use std::collections::HashMap;
 
 use dtensor_array::mode;
 use parking_lot::Mutex;
 
-/// A module that runs, and what it runs in. There is one for each module and place it is called from, for as long as the program
-/// runs: a node of the graph, or a note on a collective, names it without owning it.
+/// A running module and the modules that called it. One value exists per module and caller. It lives as long as the program, so
+/// graph nodes and recorded collectives can refer to it without owning it.
 #[derive(Debug)]
 pub struct Running {
-    /// The module at the top of the tree that it was found in.
+    /// The root of the module tree that contains it.
     pub root: Root,
-    /// The name of the root, then the dotted path.
+    /// The name of the root, followed by the dotted path of the module below it.
     pub path: &'static str,
-    /// The name of its type.
+    /// The name of the module's type.
     pub kind: &'static str,
-    /// The module it was called from.
+    /// The module that called it.
     pub parent: Option<&'static Running>,
 }
 
-/// The top of a tree of modules. Its name is made of its type, and another one may have the same at another time.
+/// The root of a module tree. Its name comes from its type, so several roots may share a name.
 #[derive(Clone, Copy, Debug)]
 pub struct Root {
-    /// Which one it is; nothing for one that cannot be told from others of its name.
+    /// Tells roots of the same name apart, if known.
     pub id: Option<u64>,
+    /// The name.
     pub name: &'static str,
 }
 
 impl Running {
-    /// A root that cannot be told from others of its name.
+    /// Returns a root module without an id.
     #[doc(hidden)]
     #[inline]
     pub fn of(path: &str, kind: &'static str, parent: Option<&'static Running>) -> &'static Running {
         Running::below(None, path, "", kind, parent)
     }
 
-    /// A module at a dotted path below a root, which has the empty one.
+    /// Returns the module at the dotted path `below` under a root of this id and name. The path of the root itself is empty.
     pub fn below(
         root: Option<u64>,
         name: &str,
@@ -45,7 +46,7 @@ impl Running {
         kind: &'static str,
         parent: Option<&'static Running>,
     ) -> &'static Running {
-        /// What it was called from, by its address, its root, and its own path and kind.
+        /// The caller's address, the root's id, the module's path and its kind.
         type Key = (usize, Option<u64>, &'static str, &'static str);
         static ALL: Mutex<Option<HashMap<Key, &'static Running>>> = Mutex::new(None);
         let caller = parent.map_or(0, Running::address);
@@ -62,20 +63,20 @@ impl Running {
         running
     }
 
-    /// The same under another name of its root, called from there.
+    /// Returns the same module under another root name and with another caller.
     #[inline]
     pub fn renamed(&self, root: &str, parent: Option<&'static Running>) -> &'static Running {
         let below = self.path[self.root.name.len()..].trim_start_matches('.');
         Running::below(self.root.id, root, below, self.kind, parent)
     }
 
-    /// Where it lies: there is one of each.
+    /// Returns its address in memory, which identifies it because each value exists once.
     #[inline]
     pub fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 
-    /// It, and those it runs in, from the inside out.
+    /// Iterates over the module and its callers, innermost first.
     #[inline]
     pub fn chain(&'static self) -> impl Iterator<Item = &'static Running> {
         std::iter::successors(Some(self), |running| running.parent)
@@ -86,19 +87,19 @@ mode! {
     static MODULE: Cell<Option<&'static Running>> = None;
 }
 
-/// The module that runs on this thread, if somebody watches.
+/// Returns the module that is running on this thread. `None` outside modules, and if nothing listens to modules.
 #[inline]
 pub fn running_module() -> Option<&'static Running> {
     MODULE.get()
 }
 
-/// Sets the module that runs on this thread.
+/// Sets the module that is running on this thread.
 #[inline]
 pub fn set_running_module(module: Option<&'static Running>) {
     MODULE.set(module);
 }
 
-/// Runs `body` in the name of a module that ran before.
+/// Runs `body` as if the given module were running, for example in the backward pass.
 #[inline]
 pub fn within_module<R>(module: Option<&'static Running>, body: impl FnOnce() -> R) -> R {
     MODULE.within(module, body)

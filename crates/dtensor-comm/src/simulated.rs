@@ -1,8 +1,8 @@
-//! A world of one rank that behaves as if it were one of many. Nothing is moved: for meshes larger than any machine.
+//! A simulated world: one rank that runs as if it were one of many. It moves no data, so meshes can be larger than any machine.
 //!
-//! What comes out of a collective has the right shape and dtype. After an all-reduce, broadcast, reduce, gather or
-//! permutation it is the rank's own value; after one that puts parts together or takes them apart it is zeros, which
-//! take no memory. A group of one rank gets what it gave.
+//! Results have the right shape and dtype. An all-reduce, broadcast, reduce, gather or permutation returns the rank's own value.
+//! An all-gather, reduce-scatter or all-to-all returns zeros that take no memory. In a group of one rank, every collective
+//! returns its input.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::Arrays;
 use crate::call::{Call, Collective};
 use crate::fault::Departure;
 use crate::ring::Ring;
-use crate::transport::{Channel, Flight, Joining, Landed, Transport};
+use crate::transport::{Channel, Finished, InFlight, Joining, Transport};
 use dtensor_array::Device;
 
 use crate::{Error, Result};
 use dtensor_array::Array;
 use dtensor_array::kernels::copy;
 
-/// The one rank that is there.
+/// The one real rank of a simulated world.
 #[derive(Debug, Default)]
 pub(crate) struct Simulated {
     ring: Arc<Ring>,
@@ -27,27 +27,28 @@ pub(crate) struct Simulated {
 impl Transport for Simulated {
     fn join(&self, joining: &Joining) -> Result<Arc<dyn Channel>> {
         let members = joining.key.members.len();
-        Ok(Arc::new(Alone { members, me: joining.me, ring: self.ring.clone() }))
+        Ok(Arc::new(SimulatedChannel { members, me: joining.me, ring: self.ring.clone() }))
     }
 
     fn depart(&self, _: Departure) {}
 }
 
+/// A group in which only one member is real.
 #[derive(Debug)]
-struct Alone {
+struct SimulatedChannel {
     members: usize,
     me: usize,
     ring: Arc<Ring>,
 }
 
-impl Channel for Alone {
-    fn start(self: Arc<Self>, call: Call, values: Arrays, _: Duration) -> Result<Box<dyn Flight>> {
+impl Channel for SimulatedChannel {
+    fn start(self: Arc<Self>, call: Call, values: Arrays, _: Duration) -> Result<Box<dyn InFlight>> {
         self.ring.note(&call);
-        // Alone, a rank gets what it gave; and where there is no value, there is nothing to give.
+        // In a group of one, the result is the input. Meta tensors have no data.
         if self.members == 1 || call.meta.device == Device::Meta {
-            return Ok(Box::new(Landed(values)));
+            return Ok(Box::new(Finished(values)));
         }
-        let shares: Arrays = match &call.collective {
+        let results: Arrays = match &call.collective {
             Collective::AllGather { .. } | Collective::ReduceScatter { .. } | Collective::AllToAll { .. } => {
                 let shape = call.collective.shape(&call.meta.shape, self.me);
                 let zero = copy::full(call.meta.dtype, &[], 0.0)?;
@@ -59,10 +60,10 @@ impl Channel for Alone {
             }
             Collective::Reduce { dst, .. } | Collective::Gather { dst } if *dst != self.me => Arrays::new(),
             Collective::Scatter { src } if *src == self.me => Arrays::from_elem(values[self.me].clone(), 1),
-            Collective::Scatter { .. } => return Err(nobody("scatter")),
+            Collective::Scatter { .. } => return Err(unknown_shape("scatter")),
             _ => values,
         };
-        Ok(Box::new(Landed(shares)))
+        Ok(Box::new(Finished(results)))
     }
 
     fn send(&self, call: Call, _: Array, _: usize, _: u32) -> Result<()> {
@@ -70,9 +71,9 @@ impl Channel for Alone {
         Ok(())
     }
 
-    fn receive(self: Arc<Self>, call: Call, _: usize, _: u32, _: Duration) -> Result<Box<dyn Flight>> {
+    fn receive(self: Arc<Self>, call: Call, _: usize, _: u32, _: Duration) -> Result<Box<dyn InFlight>> {
         self.ring.note(&call);
-        Err(nobody("recv"))
+        Err(unknown_shape("recv"))
     }
 
     fn note(&self, call: &Call) {
@@ -80,6 +81,6 @@ impl Channel for Alone {
     }
 }
 
-fn nobody(op: &'static str) -> Error {
-    Error::argument(op, "in a simulated world there is nobody who could say what shape comes")
+fn unknown_shape(op: &'static str) -> Error {
+    Error::argument(op, "in a simulated world no rank sends, so the shape of the result is unknown")
 }

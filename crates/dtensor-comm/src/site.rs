@@ -1,4 +1,4 @@
-//! The line that something is done for, which errors and recordings name.
+//! [`Site`]: the call site that errors and recordings show.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,28 +10,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::running::running_module;
 
-/// A line of a program.
+/// A call site: a source line, and the operator and module that called the collective on its behalf.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Site {
     /// The file, as the compiler names it.
     pub file: Cow<'static, str>,
-    /// The line in it.
+    /// The line in the file.
     pub line: u32,
-    /// The operator that moves its inputs there, where nobody asked for it to be done.
+    /// The operator that redistributes its inputs, if the collective is implicit: no user called it.
     pub operator: Option<Arc<str>>,
-    /// The module that was running, if somebody watches modules.
+    /// The module that was running, if anything listens to modules.
     pub module: Option<Cow<'static, str>>,
 }
 
 impl Site {
-    /// The line that called the function this is called from.
+    /// Returns the line that called the current function. That function must be `#[track_caller]`.
     #[track_caller]
     #[inline]
     pub fn caller() -> Self {
         Site::of(asked_by(Location::caller()))
     }
 
-    /// The line given, in the module that runs.
+    /// Returns the site of a given line, in the module that is running.
     #[inline]
     pub fn of(at: &'static Location<'static>) -> Self {
         let module = running_module().map(|module| Cow::Borrowed(module.path));

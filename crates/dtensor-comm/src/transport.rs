@@ -1,4 +1,4 @@
-//! What a kind of world has to provide. Everything else is the same for all of them.
+//! The traits that a kind of world implements: threads, MPI, simulated. Everything above them is the same for all kinds.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -13,71 +13,70 @@ use crate::site::Site;
 use crate::{Error, Result};
 use dtensor_array::Array;
 
-/// What makes a group the same on all its members: its ranks, in their order, and its number among the groups of those
-/// ranks that a member has made.
+/// Identifies a group on all its members: its ranks in order, and how many groups of these ranks a member created before.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Key {
     pub(crate) members: Arc<[usize]>,
     pub(crate) number: u64,
 }
 
-/// A rank that is about to join a group.
+/// What a rank needs to join a group.
 #[derive(Debug)]
 pub(crate) struct Joining {
     pub(crate) key: Key,
-    /// Its position among the members.
+    /// This rank's position among the members.
     pub(crate) me: usize,
     pub(crate) name: Arc<str>,
     pub(crate) timeout: Duration,
-    /// The line that makes the group. Only over MPI do ranks wait for each other here, so that it can fail.
+    /// The source line that creates the group. Only MPI uses it: there, ranks wait for each other, so joining can fail.
     #[cfg_attr(not(feature = "mpi"), allow(dead_code))]
     pub(crate) at: Site,
 }
 
 /// One rank's connection to its world.
 pub(crate) trait Transport: Debug + Send + Sync {
-    /// Connects this rank with the other members, which do the same.
+    /// Connects this rank with the other members, which call this too.
     fn join(&self, joining: &Joining) -> Result<Arc<dyn Channel>>;
 
-    /// This rank will call nothing any more. Called once.
+    /// Announces that this rank leaves the world. Called once.
     fn depart(&self, how: Departure);
 }
 
 /// One rank's connection to a group.
 pub(crate) trait Channel: Debug + Send + Sync {
-    /// Begins a collective. It does not wait for others.
-    fn start(self: Arc<Self>, call: Call, values: Arrays, timeout: Duration) -> Result<Box<dyn Flight>>;
+    /// Begins a collective without waiting for the other members.
+    fn start(self: Arc<Self>, call: Call, values: Arrays, timeout: Duration) -> Result<Box<dyn InFlight>>;
 
-    /// Hands a value to a member. It does not wait for it to be taken.
+    /// Sends a value to a member without waiting for it to receive.
     fn send(&self, call: Call, value: Array, dst: usize, tag: u32) -> Result<()>;
 
-    /// Begins to take the next value that a member sends with a tag.
+    /// Begins to receive the next value that a member sends with this tag.
     fn receive(
         self: Arc<Self>,
         call: Call,
         src: usize,
         tag: u32,
         timeout: Duration,
-    ) -> Result<Box<dyn Flight>>;
+    ) -> Result<Box<dyn InFlight>>;
 
-    /// Remembers a call without making it.
+    /// Records a call in the ring of last calls without running it.
     fn note(&self, call: &Call);
 }
 
 /// A collective that has begun.
-pub(crate) trait Flight: Debug + Send {
-    /// Whether waiting would return at once. Does what can be done meanwhile.
+pub(crate) trait InFlight: Debug + Send {
+    /// Makes progress without waiting. Returns true if waiting would return at once.
     fn poll(&mut self) -> bool;
 
-    /// This rank's share of the outcome.
+    /// Waits for the collective and returns its results on this rank.
     fn wait(self: Box<Self>) -> Result<Arrays>;
 }
 
-/// A collective that is over.
+/// A collective that has finished.
 #[derive(Debug)]
-pub(crate) struct Landed(pub(crate) Arrays);
+pub(crate) struct Finished(pub(crate) Arrays);
 
-impl Flight for Landed {
+impl InFlight for Finished {
     fn poll(&mut self) -> bool {
         true
     }
@@ -86,14 +85,15 @@ impl Flight for Landed {
     }
 }
 
-/// What a collective that gives one value gave.
-pub(crate) fn only(op: &'static str, values: Arrays) -> Result<Array> {
-    values.into_iter().next().ok_or_else(|| Error::argument(op, "the collective gave this rank no value"))
+/// Returns the result of a collective that returns one value.
+pub(crate) fn single(op: &'static str, values: Arrays) -> Result<Array> {
+    let missing = || Error::argument(op, "the collective returned no value on this rank");
+    values.into_iter().next().ok_or_else(missing)
 }
 
-/// The end of a time that begins now. What is too long to be counted lasts for ages.
+/// Returns the deadline of a timeout that begins now. A timeout too long to be represented becomes more than a hundred years.
 pub(crate) fn deadline(timeout: Duration) -> Instant {
-    const AGES: Duration = Duration::from_secs(1 << 32);
+    const FOREVER: Duration = Duration::from_secs(1 << 32);
     let now = Instant::now();
-    now.checked_add(timeout).unwrap_or_else(|| now + AGES)
+    now.checked_add(timeout).unwrap_or_else(|| now + FOREVER)
 }

@@ -1,26 +1,28 @@
-//! [`Value`]: what collectives take and give.
+//! [`Value`]: a type that collectives can move.
 
 use dtensor_array::kernels::cat::cat;
 use dtensor_array::{Array, Meta, Shape};
 
 use crate::{Collective, Error, Group, Result, Site};
 
-/// Turns what arrived of a collective into a value; nothing arrives for values without data.
+/// Turns the result of a collective into a value. It gets `None` if the value has no data.
 pub type Finish<V> = Box<dyn FnOnce(Option<Array>) -> Result<V> + Send>;
 
-/// What collectives take and give: an [`Array`], or a type of another crate that holds one and, say, records gradients.
+/// A type that collectives can move: an [`Array`], or a type of another crate that holds one, for example a tensor that records
+/// gradients.
 pub trait Value: Clone + Send + 'static {
-    /// Shape, dtype and device.
+    /// Returns shape, dtype and device.
     fn meta(&self) -> Meta;
 
-    /// Returns the array to move, or nothing for a value without data. Returns an error in the name of `op` if the value cannot
-    /// be moved.
+    /// Returns the array to move, or `None` if the value has no data. Returns an error, which names `op`, if the value cannot be
+    /// moved.
     fn array(&self, op: &'static str) -> Result<Option<Array>>;
 
-    /// Returns the value of an array that arrived.
+    /// Wraps an array that a collective returned.
     fn from_array(array: Array) -> Self;
 
-    /// Returns an error if the result of `op`, through which no gradient passes, would lose one.
+    /// Returns an error if the value requires a gradient. Called by the collectives that do not pass gradients on, so that no
+    /// gradient is lost silently.
     fn check_constant(&self, op: &'static str) -> Result<()> {
         let _ = op;
         Ok(())
@@ -31,7 +33,7 @@ pub trait Value: Clone + Send + 'static {
         false
     }
 
-    /// Called when a collective with one output begins: returns what is to be done with its result.
+    /// Returns the function that makes a value of the collective's result. Called when a collective with one output begins.
     #[track_caller]
     fn finish(&self, group: &Group, collective: &Collective, at: &Site) -> Finish<Self>;
 
@@ -39,9 +41,10 @@ pub trait Value: Clone + Send + 'static {
     #[track_caller]
     fn join(values: &[&Self], rows: usize) -> Result<Self>;
 
-    /// Splits such a matrix by `columns` and reshapes the pieces to `shapes`; `given` are the values that were joined.
+    /// Splits a matrix that [`join`](Value::join) made into blocks of `columns` columns, and reshapes each block to its shape in
+    /// `shapes`. `inputs` are the values that were joined.
     #[track_caller]
-    fn split(self, columns: &[usize], shapes: &[Shape], given: &[Self]) -> Result<Vec<Self>>;
+    fn split(self, columns: &[usize], shapes: &[Shape], inputs: &[Self]) -> Result<Vec<Self>>;
 }
 
 impl Value for Array {
@@ -60,7 +63,7 @@ impl Value for Array {
     fn finish(&self, _: &Group, collective: &Collective, _: &Site) -> Finish<Self> {
         let op = collective.name();
         Box::new(move |array| {
-            array.ok_or_else(|| Error::argument(op, "the collective gave this rank no value"))
+            array.ok_or_else(|| Error::argument(op, "the collective returned no value on this rank"))
         })
     }
 
@@ -72,10 +75,10 @@ impl Value for Array {
 
     fn split(self, columns: &[usize], shapes: &[Shape], _: &[Self]) -> Result<Vec<Self>> {
         let mut start = 0;
-        let part = |(&n, shape): (&usize, &Shape)| {
+        let block = |(&n, shape): (&usize, &Shape)| {
             start += n;
             self.narrow(1, start - n, n)?.reshape(shape)
         };
-        columns.iter().zip(shapes).map(part).collect()
+        columns.iter().zip(shapes).map(block).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! [`World`]: all ranks there are, as one of them sees it; and how they are started.
+//! [`World`]: all ranks, as one of them sees them. [`launch`] and [`run`] start the ranks.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::threads;
-use crate::fault::{Departure, departure, panic_message};
+use crate::fault::{Departure, departure_of, panic_message};
 use crate::group::Group;
 use crate::simulated::Simulated;
 use crate::site::Site;
@@ -19,37 +19,37 @@ use dtensor_array::{mode, set_num_threads};
 
 use crate::{Error, Failure, Result};
 
-/// How long a rank waits for the others unless told otherwise.
+/// The default timeout: how long a rank waits for the others.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the ranks of a world are.
+/// The kind of ranks in a world: threads, MPI processes or simulated ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WorldKind {
     /// Threads of this process.
     Threads,
-    /// Processes, on one machine or many, that MPI connects.
+    /// Processes on one machine or many, connected by MPI.
     Mpi,
-    /// One that is there, and others that are not.
+    /// One real rank; the others exist only in name.
     Simulated,
 }
 
-/// All ranks, as one of them sees it. A handle: clones are the same rank of the same world.
+/// All ranks, as one of them sees them. Cheap to clone: every clone is the same rank of the same world.
 ///
-/// There is no global world. It is made by [`launch`], by [`World::from_env`] or by one of the constructors, and passed
-/// to whoever needs it.
+/// There is no global world. [`launch`], [`World::from_env`] and the constructors create one, and it is passed as a value.
 #[derive(Clone, Debug)]
 pub struct World {
-    presence: Arc<Presence>,
-    everyone: Group,
+    membership: Arc<Membership>,
+    all_ranks: Group,
 }
 
-/// A rank that is a thread among others of its process: what it makes, the others can reach by mistake.
+/// Identifies a rank that is a thread of this process. Such ranks could change each other's values by mistake, so values that
+/// can change record the rank that made them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RankId(u64, usize);
 
 impl RankId {
-    /// The rank of its world.
+    /// Returns the number of the rank in its world.
     pub fn rank(self) -> usize {
         self.1
     }
@@ -59,26 +59,26 @@ mode! {
     static RANK: Cell<Option<RankId>> = None;
 }
 
-/// Returns the rank that this thread is, if its world has others in this process.
+/// Returns the rank that this thread runs as, if other ranks of its world are threads of this process too.
 pub fn current_rank() -> Option<RankId> {
     RANK.get()
 }
 
-/// One rank's being there. When the last handle to it goes, the rank has left.
+/// One rank's membership in its world. When the last handle to it drops, the rank leaves the world.
 #[derive(Debug)]
-pub(crate) struct Presence {
-    /// Tells the ranks of all worlds of this process apart.
+pub(crate) struct Membership {
+    /// Unique in this process: two ranks never share it, even across worlds.
     id: u64,
     rank: usize,
     size: usize,
     kind: WorldKind,
     transport: Box<dyn Transport>,
     departed: AtomicBool,
-    /// How many groups of each list of ranks this rank has joined.
-    joined: Mutex<HashMap<Arc<[usize]>, u64>>,
+    /// For each list of ranks: how many groups of exactly these ranks this rank has joined.
+    group_counts: Mutex<HashMap<Arc<[usize]>, u64>>,
 }
 
-impl Presence {
+impl Membership {
     pub(super) fn kind(&self) -> WorldKind {
         self.kind
     }
@@ -90,7 +90,7 @@ impl Presence {
     }
 }
 
-impl Drop for Presence {
+impl Drop for Membership {
     fn drop(&mut self) {
         let how = if std::thread::panicking() {
             Departure::Panicked("while it held its world".into())
@@ -102,11 +102,12 @@ impl Drop for Presence {
 }
 
 impl PartialEq for World {
-    /// Handles of one rank in one world. A world that is made later is another one, though it has the same ranks, but for
-    /// simulated ones, in which nobody is there to be taken for somebody else.
+    /// Returns true if both are the same rank of the same world. Two worlds created one after the other differ even if they
+    /// have the same ranks. Simulated worlds are the exception: they are equal if rank and size are, because no other rank
+    /// exists that could be confused with this one.
     fn eq(&self, other: &Self) -> bool {
         let simulated = |world: &World| world.kind() == WorldKind::Simulated;
-        Arc::ptr_eq(&self.presence, &other.presence)
+        Arc::ptr_eq(&self.membership, &other.membership)
             || (simulated(self)
                 && simulated(other)
                 && (self.rank(), self.size()) == (other.rank(), other.size()))
@@ -120,42 +121,44 @@ impl World {
     fn new(kind: WorldKind, rank: usize, size: usize, transport: Box<dyn Transport>) -> Result<World> {
         static WORLDS: AtomicU64 = AtomicU64::new(0);
         let (id, departed) = (WORLDS.fetch_add(1, Ordering::Relaxed), AtomicBool::new(false));
-        let joined = Mutex::default();
-        let presence = Arc::new(Presence { id, rank, size, kind, transport, departed, joined });
-        let everyone = Self::join(&presence, (0..size).collect(), "world".into(), TIMEOUT, Site::caller())?;
-        Ok(World { presence, everyone })
+        let group_counts = Mutex::default();
+        let membership = Arc::new(Membership { id, rank, size, kind, transport, departed, group_counts });
+        let all_ranks =
+            Self::join(&membership, (0..size).collect(), "world".into(), TIMEOUT, Site::caller())?;
+        Ok(World { membership, all_ranks })
     }
 
     fn join(
-        presence: &Arc<Presence>,
+        membership: &Arc<Membership>,
         members: Arc<[usize]>,
         name: Arc<str>,
         timeout: Duration,
         at: Site,
     ) -> Result<Group> {
-        let rank = presence.rank;
+        let rank = membership.rank;
         let me = members.iter().position(|&r| r == rank);
         let me =
             me.ok_or_else(|| Error::argument("new_group", format!("rank {rank} is not in {members:?}")))?;
         let number = {
-            let mut joined = presence.joined.lock();
-            let count = joined.entry(members.clone()).or_default();
+            let mut counts = membership.group_counts.lock();
+            let count = counts.entry(members.clone()).or_default();
             *count += 1;
             *count - 1
         };
         let joining = Joining { key: Key { members, number }, me, name, timeout, at };
-        let channel = presence.transport.join(&joining)?;
-        Ok(Group::new(presence.clone(), joining, channel))
+        let channel = membership.transport.join(&joining)?;
+        Ok(Group::new(membership.clone(), joining, channel))
     }
 
-    /// A world of `ranks` threads, as each of them is to see it. [`launch`] starts the threads too.
+    /// Creates a world of `ranks` threads and returns one handle for each. Starts no thread: [`run`] does, and [`launch`] does
+    /// both.
     pub fn threads(ranks: usize) -> Result<Vec<World>> {
-        some_ranks("threads", ranks)?;
-        let most = most_threads();
-        if ranks > most {
+        check_not_empty("threads", ranks)?;
+        let max = max_threads();
+        if ranks > max {
             let message = format!(
-                "{ranks} ranks are more threads than this system allows a process, about {most}: use several processes over \
-                 MPI, or `World::simulated`"
+                "{ranks} ranks need more threads than this system allows per process (about {max}): use several processes \
+                 over MPI, or `World::simulated`"
             );
             return Err(Error::argument("launch", message));
         }
@@ -164,15 +167,15 @@ impl World {
         ranks.map(|(rank, thread)| World::new(WorldKind::Threads, rank, size, Box::new(thread))).collect()
     }
 
-    /// The world that `mpirun` started this process in. Every call makes a new world of the same ranks, so all of them must
-    /// make it.
+    /// Joins the world of the processes that `mpirun` started. Every call creates a new world of the same ranks, so all ranks
+    /// must call it.
     #[cfg(feature = "mpi")]
     #[track_caller]
     pub fn mpi() -> Result<World> {
         World::mpi_with(super::MpiOptions::default())
     }
 
-    /// As [`mpi`](World::mpi), with settings, which must be the same on all ranks.
+    /// Same as [`mpi`](World::mpi), with options, which must be the same on all ranks.
     #[cfg(feature = "mpi")]
     #[track_caller]
     pub fn mpi_with(options: super::MpiOptions) -> Result<World> {
@@ -181,8 +184,8 @@ impl World {
         World::new(WorldKind::Mpi, rank, size, Box::new(process))
     }
 
-    /// Rank `rank` of `ranks` that are not there. Collectives return values of the right shape at once, and meta tensors
-    /// stay meta tensors.
+    /// Creates rank `rank` of a simulated world of `ranks` ranks, in which no other rank runs. Collectives return values of the
+    /// right shape at once. Meta tensors stay meta tensors.
     ///
     /// ```
     /// use dtensor_comm::World;
@@ -195,7 +198,7 @@ impl World {
     /// # }
     /// ```
     pub fn simulated(ranks: usize, rank: usize) -> Result<World> {
-        some_ranks("simulated", ranks)?;
+        check_not_empty("simulated", ranks)?;
         if rank >= ranks {
             return Err(Error::argument(
                 "simulated",
@@ -205,7 +208,7 @@ impl World {
         World::new(WorldKind::Simulated, rank, ranks, Box::new(Simulated::default()))
     }
 
-    /// The ranks that this process is to run: one of MPI's if `mpirun` started it, else `ranks` threads.
+    /// Creates the ranks that this process runs: one MPI rank if `mpirun` started it, otherwise `ranks` threads.
     ///
     /// ```
     /// use dtensor_comm::{ReduceOp, World, run};
@@ -229,43 +232,56 @@ impl World {
         Err(Error::argument("from_env", "started by mpirun, but built without the feature `mpi`"))
     }
 
-    /// The number of this rank.
+    /// Returns the number of this rank in the world.
     pub fn rank(&self) -> usize {
-        self.presence.rank
+        self.membership.rank
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
-        self.presence.size
+        self.membership.size
     }
 
-    /// What the ranks are.
+    /// Returns the kind of ranks in this world.
     pub fn kind(&self) -> WorldKind {
-        self.presence.kind
+        self.membership.kind
     }
 
-    /// The group of all ranks.
+    /// Returns the group of all ranks.
     pub fn group(&self) -> &Group {
-        &self.everyone
+        &self.all_ranks
     }
 
-    /// A group of some ranks, in the order given. Only its members need to call this; others get `None`.
+    /// Creates a group of the given ranks, in the given order. Only its members need to call this; other ranks get `None`.
     ///
-    /// Groups are matched by their ranks and by how many groups of those ranks each member has made before.
+    /// The n-th group that a member creates from a list of ranks is the same group as the n-th that the other members create
+    /// from that list.
+    ///
+    /// ```
+    /// use dtensor_comm::launch;
+    /// # fn main() -> dtensor_comm::Result<()> {
+    /// launch(3, |world| {
+    ///     let group = world.new_group(&[2, 0])?;
+    ///     assert_eq!(group.map(|group| group.rank()), [Some(1), None, Some(0)][world.rank()]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn new_group(&self, ranks: &[usize]) -> Result<Option<Group>> {
         self.named_group(ranks, &format!("{ranks:?}"))
     }
 
-    /// As [`new_group`](World::new_group), with the name that errors give it.
+    /// Same as [`new_group`](World::new_group), with a name that errors show.
     #[track_caller]
     pub fn named_group(&self, ranks: &[usize], name: &str) -> Result<Option<Group>> {
         self.group_at(ranks, name, Site::caller())
     }
 
-    /// As [`named_group`](World::named_group), for somebody else's line.
+    /// Same as [`named_group`](World::named_group), for the call site `at`, which errors show.
     pub fn group_at(&self, ranks: &[usize], name: &str, at: Site) -> Result<Option<Group>> {
-        some_ranks("new_group", ranks.len())?;
+        check_not_empty("new_group", ranks.len())?;
         let mut seen = vec![false; self.size()];
         for &rank in ranks {
             let message = match seen.get_mut(rank).map(|seen| std::mem::replace(seen, true)) {
@@ -278,25 +294,25 @@ impl World {
         if !seen[self.rank()] {
             return Ok(None);
         }
-        let timeout = self.everyone.timeout();
-        Self::join(&self.presence, ranks.into(), name.into(), timeout, at).map(Some)
+        let timeout = self.all_ranks.timeout();
+        Self::join(&self.membership, ranks.into(), name.into(), timeout, at).map(Some)
     }
 
-    /// Whether a group is one of this rank's in this world.
+    /// Returns true if this rank created `group` in this world.
     pub fn has(&self, group: &Group) -> bool {
-        group.is_of(&self.presence)
+        group.belongs_to(&self.membership)
     }
 
-    /// The same rank, whose groups (this one's and those made from it) wait so long for others.
+    /// Returns a handle to the same rank whose groups wait at most `timeout` for other ranks. The timeout also holds for groups
+    /// that are created from the returned world.
     pub fn with_timeout(&self, timeout: Duration) -> World {
-        World { presence: self.presence.clone(), everyone: self.everyone.with_timeout(timeout) }
+        World { membership: self.membership.clone(), all_ranks: self.all_ranks.with_timeout(timeout) }
     }
 }
 
-/// Whether a launcher of MPI started this process: Open MPI, and those that speak PMI.
-/// The number of threads that a process can have. Beyond it, starting one does not fail but ends the process: a thread takes
-/// several mappings of memory, for its stack and for what catches its overflow.
-fn most_threads() -> usize {
+/// Returns the number of threads that this process can safely start. Beyond it, starting a thread does not return an error but
+/// kills the process, because each thread takes several memory mappings for its stack and its guard pages.
+fn max_threads() -> usize {
     const MAPPINGS: usize = 8;
     let limit = |file: &str| std::fs::read_to_string(file).ok()?.trim().parse::<usize>().ok();
     let mappings = limit("/proc/sys/vm/max_map_count").map(|count| count / MAPPINGS);
@@ -304,18 +320,19 @@ fn most_threads() -> usize {
     mappings.into_iter().chain(threads).min().unwrap_or(4096)
 }
 
+/// Returns true if an MPI launcher started this process: Open MPI, or one that uses PMI.
 fn started_by_mpirun() -> bool {
     ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK"].iter().any(|name| std::env::var_os(name).is_some())
 }
 
-fn some_ranks(op: &'static str, ranks: usize) -> Result<()> {
+fn check_not_empty(op: &'static str, ranks: usize) -> Result<()> {
     if ranks > 0 { Ok(()) } else { Err(Error::argument(op, "there must be at least one rank")) }
 }
 
 /// Runs `body` once per rank, each on its own thread, and returns what every rank returned.
 ///
-/// If a rank fails or panics, ranks that wait for it fail too, and the error names them all. See [`launch_each`] for the
-/// results one by one.
+/// If a rank errs or panics, every rank that waits for it gets an error too, and the returned error lists all of them. Use
+/// [`launch_each`] to get the result of every rank separately.
 ///
 /// ```
 /// use dtensor_comm::{ReduceOp, launch};
@@ -333,7 +350,7 @@ pub fn launch<T: Send>(ranks: usize, body: impl Fn(World) -> Result<T> + Sync) -
     run(World::threads(ranks)?, body)
 }
 
-/// As [`launch`], with the result or the error of every rank.
+/// Same as [`launch`], but returns the result or the error of every rank.
 pub fn launch_each<T: Send>(ranks: usize, body: impl Fn(World) -> Result<T> + Sync) -> Vec<Result<T>> {
     match World::threads(ranks) {
         Ok(worlds) => run_each(worlds, body),
@@ -341,7 +358,9 @@ pub fn launch_each<T: Send>(ranks: usize, body: impl Fn(World) -> Result<T> + Sy
     }
 }
 
-/// Runs `body` on the ranks of this process, each on its own thread if there are several.
+/// Runs `body` on the given ranks, each on its own thread if there are several.
+///
+/// Use it with [`World::from_env`] to run the same program on threads and over MPI.
 pub fn run<T: Send>(worlds: Vec<World>, body: impl Fn(World) -> Result<T> + Sync) -> Result<Vec<T>> {
     let ranks: Vec<usize> = worlds.iter().map(World::rank).collect();
     let results = run_each(worlds, body);
@@ -355,10 +374,10 @@ pub fn run<T: Send>(worlds: Vec<World>, body: impl Fn(World) -> Result<T> + Sync
     if failures.is_empty() { Ok(values) } else { Err(Failure::Launch { failures }.into()) }
 }
 
-/// As [`run`], with the result or the error of every rank.
+/// Same as [`run`], but returns the result or the error of every rank.
 pub fn run_each<T: Send>(worlds: Vec<World>, body: impl Fn(World) -> Result<T> + Sync) -> Vec<Result<T>> {
     if worlds.len() == 1 {
-        return worlds.into_iter().map(|world| one_rank(world, &body)).collect();
+        return worlds.into_iter().map(|world| run_rank(world, &body)).collect();
     }
     let body = &body;
     std::thread::scope(|scope| {
@@ -367,9 +386,9 @@ pub fn run_each<T: Send>(worlds: Vec<World>, body: impl Fn(World) -> Result<T> +
             .map(|world| {
                 let name = format!("rank {}", world.rank());
                 let run = move || {
-                    // Ranks share the cores: each computes on one.
+                    // The ranks share the cores, so each rank computes on one thread.
                     set_num_threads(1);
-                    one_rank(world, body)
+                    run_rank(world, body)
                 };
                 std::thread::Builder::new().name(name).spawn_scoped(scope, run)
             })
@@ -378,25 +397,25 @@ pub fn run_each<T: Send>(worlds: Vec<World>, body: impl Fn(World) -> Result<T> +
             Ok(thread) => thread.join().unwrap_or_else(|payload| {
                 Err(Error::argument(
                     "launch",
-                    format!("a rank could not be ended: {}", panic_message(payload)),
+                    format!("a rank's thread panicked outside its body: {}", panic_message(payload)),
                 ))
             }),
-            Err(error) => Err(Error::argument("launch", format!("a rank could not be started: {error}"))),
+            Err(error) => Err(Error::argument("launch", format!("cannot start a rank's thread: {error}"))),
         };
         threads.into_iter().map(join).collect()
     })
 }
 
-/// Runs one rank to its end, whatever that is, and tells the others.
-fn one_rank<T>(world: World, body: &(impl Fn(World) -> Result<T> + Sync)) -> Result<T> {
-    let presence = world.presence.clone();
-    // Values are shared between ranks only where ranks are threads of one process.
+/// Runs `body` as one rank, catches panics, and notifies the other ranks when it ends.
+fn run_rank<T>(world: World, body: &(impl Fn(World) -> Result<T> + Sync)) -> Result<T> {
+    let membership = world.membership.clone();
+    // Only ranks that are threads of one process can share values.
     let rank = (world.kind() == WorldKind::Threads && world.size() > 1)
-        .then_some(RankId(presence.id, presence.rank));
+        .then_some(RankId(membership.id, membership.rank));
     let result = catch_unwind(AssertUnwindSafe(|| RANK.within(rank, || body(world))));
     let result = result.unwrap_or_else(|payload| {
-        Err(Failure::Panicked { rank: presence.rank, message: panic_message(payload) }.into())
+        Err(Failure::Panicked { rank: membership.rank, message: panic_message(payload) }.into())
     });
-    presence.depart(departure(&result));
+    membership.depart(departure_of(&result));
     result
 }

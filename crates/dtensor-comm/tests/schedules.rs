@@ -1,6 +1,6 @@
-//! The meeting of ranks under a checker of schedules: the source of the library, compiled with primitives that let the
-//! checker say at every step who goes on.
-// It is compiled twice, with the primitives of the library too.
+//! The rendezvous under a schedule checker: the source of the library, compiled with primitives that let the checker choose at
+//! every step which thread runs next.
+// The source is compiled a second time, with the primitives of the library.
 #![allow(clippy::duplicate_mod)]
 
 #[allow(dead_code)]
@@ -11,16 +11,16 @@ mod real;
 mod rendezvous;
 
 use std::collections::BTreeSet;
-use std::sync::Mutex as Notes;
+use std::sync::Mutex as StdMutex;
 use std::time::{Duration, Instant};
 
-use rendezvous::{Hub, Meeting, Round};
+use rendezvous::{Rendezvous, Round, RoundTask};
 use shuttle::scheduler::{DfsScheduler, PctScheduler, RandomScheduler};
 use shuttle::sync::atomic::{AtomicUsize, Ordering};
 use shuttle::{Config, FailurePersistence, Runner, thread};
 use sync::Arc;
 
-/// What `src/threads/sync.rs` has, for the checker.
+/// Replaces `src/threads/sync.rs` with the primitives of the checker.
 mod sync {
     use std::cell::Cell;
     use std::ops::{Deref, DerefMut};
@@ -30,26 +30,26 @@ mod sync {
     pub(crate) use shuttle::sync::Arc;
     pub(crate) use shuttle::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A mistake that the primitives make, to see whether it is found.
+    /// A bug that the primitives have on purpose, to test that the checker finds it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) enum Mistake {
+    pub(crate) enum Bug {
         None,
-        /// Nobody is woken.
-        Deaf,
-        /// Whoever goes to sleep can be missed between letting go of the lock and sleeping.
-        Drowsy,
+        /// `notify_all` wakes no thread.
+        NoNotify,
+        /// A wait releases the lock before it sleeps, so that it can miss a notification in between.
+        MissedNotify,
     }
 
     std::thread_local! {
-        /// All tasks of a checker run on the thread that called it.
-        pub(crate) static MISTAKE: Cell<Mistake> = const { Cell::new(Mistake::None) };
+        /// A thread-local suffices, because all tasks of a checker run on the thread that called it.
+        pub(crate) static BUG: Cell<Bug> = const { Cell::new(Bug::None) };
     }
 
     pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
     pub(crate) struct MutexGuard<'a, T> {
         lock: &'a Mutex<T>,
-        /// Away only while it waits.
+        /// `None` only during a wait.
         guard: Option<shuttle::sync::MutexGuard<'a, T>>,
     }
 
@@ -67,13 +67,13 @@ mod sync {
     impl<T> Deref for MutexGuard<'_, T> {
         type Target = T;
         fn deref(&self) -> &T {
-            self.guard.as_ref().expect("it does not wait")
+            self.guard.as_ref().expect("the guard is not in a wait")
         }
     }
 
     impl<T> DerefMut for MutexGuard<'_, T> {
         fn deref_mut(&mut self) -> &mut T {
-            self.guard.as_mut().expect("it does not wait")
+            self.guard.as_mut().expect("the guard is not in a wait")
         }
     }
 
@@ -85,30 +85,30 @@ mod sync {
         }
 
         pub(crate) fn notify_all(&self) {
-            if MISTAKE.get() != Mistake::Deaf {
+            if BUG.get() != Bug::NoNotify {
                 self.0.notify_all();
             }
         }
     }
 
-    /// There is no time here, so no deadline passes: whoever is never woken is found asleep at the end.
-    pub(crate) fn wait_until<T>(bell: &Condvar, guard: &mut MutexGuard<'_, T>, _: Instant) -> bool {
-        let mut held = guard.guard.take().expect("it does not wait");
-        if MISTAKE.get() == Mistake::Drowsy {
+    /// Waits without a deadline: the checker has no clock. A thread that is never woken shows up as a deadlock.
+    pub(crate) fn wait_until<T>(wakeup: &Condvar, guard: &mut MutexGuard<'_, T>, _: Instant) -> bool {
+        let mut held = guard.guard.take().expect("the guard is not in a wait");
+        if BUG.get() == Bug::MissedNotify {
             drop(held);
             held = guard.lock.0.lock().unwrap_or_else(PoisonError::into_inner);
         }
-        guard.guard = Some(bell.0.wait(held).unwrap_or_else(PoisonError::into_inner));
+        guard.guard = Some(wakeup.0.wait(held).unwrap_or_else(PoisonError::into_inner));
         false
     }
 
-    /// Looks once more, so that both ways are taken.
+    /// Pauses once, then sleeps, so that the checker sees both.
     #[derive(Debug)]
-    pub(crate) struct Patience(bool);
+    pub(crate) struct Backoff(bool);
 
-    impl Patience {
+    impl Backoff {
         pub(crate) fn new(_: usize) -> Self {
-            Patience(true)
+            Backoff(true)
         }
 
         pub(crate) fn pause(&mut self) -> bool {
@@ -117,20 +117,20 @@ mod sync {
     }
 }
 
-/// Members bring a number each, and get the list of them.
-struct Lists {
+/// Each member passes a number, and all get the list of the numbers.
+struct GatherTask {
     members: usize,
 }
 
-/// The number of a member, and in how many parts it wants it done.
+/// A member's number, and how many parts the work has.
 #[derive(Debug, Clone, Copy)]
-struct Ticket {
+struct Input {
     number: u64,
     parts: usize,
 }
 
-/// As the parts of a ticket: there is nothing that could be done.
-const REFUSED: usize = usize::MAX;
+/// As the number of parts: makes opening the round fail.
+const OPEN_FAILS: usize = usize::MAX;
 
 struct Work {
     numbers: Vec<u64>,
@@ -140,19 +140,23 @@ struct Work {
 
 type Fault = &'static str;
 
-impl Meeting for Lists {
-    type Ticket = Ticket;
+impl RoundTask for GatherTask {
+    type Input = Input;
     type Work = Work;
-    type Outcome = Arc<Vec<u64>>;
+    type Output = Arc<Vec<u64>>;
     type Fault = Fault;
 
-    fn open(&self, tickets: Vec<Ticket>) -> Result<Work, Fault> {
-        assert_eq!(tickets.len(), self.members, "opened before all have come");
-        if tickets.iter().any(|ticket| ticket.parts == REFUSED) {
-            return Err("refused");
+    fn open(&self, inputs: Vec<Input>) -> Result<Work, Fault> {
+        assert_eq!(inputs.len(), self.members, "opened before all members arrived");
+        if inputs.iter().any(|input| input.parts == OPEN_FAILS) {
+            return Err("open failed");
         }
-        let done = (0..tickets[0].parts).map(|_| AtomicUsize::new(0)).collect();
-        Ok(Work { numbers: tickets.iter().map(|t| t.number).collect(), done, closed: AtomicUsize::new(0) })
+        let done = (0..inputs[0].parts).map(|_| AtomicUsize::new(0)).collect();
+        Ok(Work {
+            numbers: inputs.iter().map(|input| input.number).collect(),
+            done,
+            closed: AtomicUsize::new(0),
+        })
     }
 
     fn parts(work: &Work) -> usize {
@@ -160,7 +164,7 @@ impl Meeting for Lists {
     }
 
     fn run(work: &Work, part: usize) {
-        assert_eq!(work.done[part].fetch_add(1, Ordering::SeqCst), 0, "part {part} was done twice");
+        assert_eq!(work.done[part].fetch_add(1, Ordering::SeqCst), 0, "part {part} ran twice");
     }
 
     fn close(&self, work: &Work) -> Result<Arc<Vec<u64>>, Fault> {
@@ -170,36 +174,44 @@ impl Meeting for Lists {
         Ok(Arc::new(work.numbers.clone()))
     }
 
-    fn broken(&self) -> Fault {
-        "broken"
+    fn panic_fault(&self) -> Fault {
+        "panicked"
     }
 }
 
-type Table = Arc<Hub<Lists>>;
+type Group = Arc<Rendezvous<GatherTask>>;
 
-fn table(members: usize) -> Table {
-    Arc::new(Hub::new(Lists { members }, members))
+fn group(members: usize) -> Group {
+    Arc::new(Rendezvous::new(GatherTask { members }, members))
 }
 
-/// What a member brings to a meeting.
+/// The number that a member passes to a round.
 fn number(member: usize, sequence: u64) -> u64 {
     100 * sequence + member as u64
 }
 
-fn arrive(hub: &Table, member: usize, sequence: u64, parts: usize) -> Result<Arc<Round<Lists>>, Fault> {
-    hub.arrive(member, sequence, Ticket { number: number(member, sequence), parts })
+fn arrive(
+    group: &Group,
+    member: usize,
+    sequence: u64,
+    parts: usize,
+) -> Result<Arc<Round<GatherTask>>, Fault> {
+    group.arrive(member, sequence, Input { number: number(member, sequence), parts })
 }
 
-fn wait(hub: &Table, round: &Round<Lists>) -> Result<Arc<Vec<u64>>, Fault> {
-    round.wait(hub, Instant::now()).expect("no deadline passes")
+fn wait(group: &Group, round: &Round<GatherTask>) -> Result<Arc<Vec<u64>>, Fault> {
+    round.wait(group, Instant::now()).expect("no deadline passes")
 }
 
 fn expected(members: usize, sequence: u64) -> Vec<u64> {
     (0..members).map(|member| number(member, sequence)).collect()
 }
 
-/// Runs every member's work as a task of its own, to the end, and gives what each returned.
-fn together<T: Send + 'static>(members: usize, work: impl Fn(usize) -> T + Send + Sync + 'static) -> Vec<T> {
+/// Runs `work` for each member as its own task and returns the results of all.
+fn run_members<T: Send + 'static>(
+    members: usize,
+    work: impl Fn(usize) -> T + Send + Sync + 'static,
+) -> Vec<T> {
     let work = Arc::new(work);
     let tasks: Vec<_> = (0..members)
         .map(|member| {
@@ -207,38 +219,38 @@ fn together<T: Send + 'static>(members: usize, work: impl Fn(usize) -> T + Send 
             thread::spawn(move || work(member))
         })
         .collect();
-    tasks.into_iter().map(|task| task.join().expect("it has not panicked")).collect()
+    tasks.into_iter().map(|task| task.join().expect("no member panics")).collect()
 }
 
 fn config() -> Config {
     let mut config = Config::new();
-    // The message says what went wrong; the schedule would be pages.
+    // The failing schedule would be pages long, and the panic message says enough.
     config.failure_persistence = FailurePersistence::None;
     config
 }
 
-/// Checks `body` under many schedules: random ones, and ones that are unfair on purpose.
+/// Checks `body` under many schedules: random ones, and deliberately unfair ones.
 fn check(times: usize, body: impl Fn() + Send + Sync + Clone + 'static) {
-    // Always the same ones: what fails today fails tomorrow.
+    // Fixed seeds, so that a failure is reproducible.
     Runner::new(RandomScheduler::new_from_seed(1, times), config()).run(body.clone());
     Runner::new(PctScheduler::new_from_seed(2, 3, times), config()).run(body);
 }
 
-/// Checks `body` under all schedules if there are no more than so many, else under the first of them.
-fn check_all(most: usize, body: impl Fn() + Send + Sync + 'static) {
-    Runner::new(DfsScheduler::new(Some(most), false), config()).run(body);
+/// Checks `body` under the first `limit` schedules of an exhaustive search: under all of them if there are no more.
+fn check_all(limit: usize, body: impl Fn() + Send + Sync + 'static) {
+    Runner::new(DfsScheduler::new(Some(limit), false), config()).run(body);
 }
 
-/// Members meet in turn, and each waits before it comes again.
-fn in_turn(members: usize, parts: &'static [usize]) -> impl Fn() + Send + Sync + Clone + 'static {
+/// Returns a test body in which the members run one round after the other, each waiting before it arrives at the next.
+fn rounds_in_sequence(members: usize, parts: &'static [usize]) -> impl Fn() + Send + Sync + Clone + 'static {
     move || {
-        let hub = table(members);
-        let results = together(members, move |member| {
-            let meet = |(sequence, &parts): (usize, &usize)| {
-                let round = arrive(&hub, member, sequence as u64, parts)?;
-                wait(&hub, &round)
+        let group = group(members);
+        let results = run_members(members, move |member| {
+            let run_round = |(sequence, &parts): (usize, &usize)| {
+                let round = arrive(&group, member, sequence as u64, parts)?;
+                wait(&group, &round)
             };
-            parts.iter().enumerate().map(meet).collect::<Result<Vec<_>, Fault>>()
+            parts.iter().enumerate().map(run_round).collect::<Result<Vec<_>, Fault>>()
         });
         let results: Vec<_> = results.into_iter().map(|result| result.expect("nothing has failed")).collect();
         for sequence in 0..parts.len() {
@@ -249,27 +261,27 @@ fn in_turn(members: usize, parts: &'static [usize]) -> impl Fn() + Send + Sync +
 }
 
 #[test]
-fn every_part_is_done_once_and_everybody_gets_the_same() {
+fn every_part_runs_once_and_all_members_get_the_same_output() {
     for members in 2..=4 {
-        check(2400, in_turn(members, &[0, 1, 3, 1, 0, 2]));
+        check(2400, rounds_in_sequence(members, &[0, 1, 3, 1, 0, 2]));
     }
-    check(1800, in_turn(3, &[7]));
+    check(1800, rounds_in_sequence(3, &[7]));
     for parts in [&[0][..], &[1], &[2], &[1, 1], &[3]] {
-        check_all(24000, in_turn(2, parts));
+        check_all(24000, rounds_in_sequence(2, parts));
     }
-    check_all(24000, in_turn(3, &[2]));
+    check_all(24000, rounds_in_sequence(3, &[2]));
 }
 
 #[test]
-fn meetings_may_be_under_way_at_the_same_time() {
-    // All come to three meetings before they wait, each in an order of its own, some of them only looking at first.
+fn several_rounds_can_be_in_flight_at_once() {
+    // All members arrive at three rounds before they wait. Each waits in its own order, and some poll first.
     check(3600, || {
-        let hub = table(3);
-        let results = together(3, move |member| {
+        let group = group(3);
+        let results = run_members(3, move |member| {
             let rounds: Vec<_> = [2, 0, 1]
                 .iter()
                 .enumerate()
-                .map(|(s, &parts)| arrive(&hub, member, s as u64, parts))
+                .map(|(s, &parts)| arrive(&group, member, s as u64, parts))
                 .collect();
             let mut results = vec![None; 3];
             for i in 0..3 {
@@ -278,10 +290,10 @@ fn meetings_may_be_under_way_at_the_same_time() {
                     (at..at + 3).map(|at| at % 3).find(|&at| results[at].is_none()).expect("one is left");
                 let round = rounds[at].as_ref().expect("nothing has failed");
                 if member != 1 {
-                    round.poll(&hub);
+                    round.poll(&group);
                 }
-                results[at] = Some(wait(&hub, round).expect("nothing has failed"));
-                assert!(round.poll(&hub));
+                results[at] = Some(wait(&group, round).expect("nothing has failed"));
+                assert!(round.poll(&group));
             }
             results
         });
@@ -290,13 +302,14 @@ fn meetings_may_be_under_way_at_the_same_time() {
             assert!(results.iter().all(|mine| Arc::ptr_eq(mine[sequence].as_ref().unwrap(), first)));
         }
     });
-    // In another order on each: the number says which is which.
-    let crossed = || {
-        let hub = table(2);
-        let results = together(2, move |member| {
+    // The members arrive in different orders. The sequence number identifies the round.
+    let different_orders = || {
+        let group = group(2);
+        let results = run_members(2, move |member| {
             let order = if member == 0 { [0, 1] } else { [1, 0] };
-            let rounds = order.map(|sequence| arrive(&hub, member, sequence, 2).expect("nothing has failed"));
-            let mut results = rounds.map(|round| wait(&hub, &round).expect("nothing has failed"));
+            let rounds =
+                order.map(|sequence| arrive(&group, member, sequence, 2).expect("nothing has failed"));
+            let mut results = rounds.map(|round| wait(&group, &round).expect("nothing has failed"));
             if member == 1 {
                 results.reverse();
             }
@@ -306,15 +319,15 @@ fn meetings_may_be_under_way_at_the_same_time() {
             assert_eq!([&*mine[0], &*mine[1]], [&expected(2, 0), &expected(2, 1)]);
         }
     };
-    check(3600, crossed);
-    check_all(24000, crossed);
-    // Somebody who does not wait holds nobody up, wherever it comes from the last of them.
+    check(3600, different_orders);
+    check_all(24000, different_orders);
+    // A member that never waits does not block the others, even if it arrives last.
     check(3600, || {
-        let hub = table(3);
-        let results = together(3, move |member| {
+        let group = group(3);
+        let results = run_members(3, move |member| {
             let rounds =
-                [3, 1].map(|parts| arrive(&hub, member, parts as u64, parts).expect("nothing has failed"));
-            (member > 0).then(|| rounds.map(|round| wait(&hub, &round).expect("nothing has failed")))
+                [3, 1].map(|parts| arrive(&group, member, parts as u64, parts).expect("nothing has failed"));
+            (member > 0).then(|| rounds.map(|round| wait(&group, &round).expect("nothing has failed")))
         });
         for mine in results.into_iter().flatten() {
             assert_eq!([&*mine[0], &*mine[1]], [&expected(3, 3), &expected(3, 1)]);
@@ -322,80 +335,81 @@ fn meetings_may_be_under_way_at_the_same_time() {
     });
 }
 
-/// Members meet until something fails, and then come once more, to be told the same. Gives the number of
-/// meetings that went well, and the fault.
-fn until_failed(hub: &Table, member: usize, meetings: u64, parts: usize) -> (u64, Fault) {
-    for sequence in 0..meetings {
-        let result = arrive(hub, member, sequence, parts).and_then(|round| wait(hub, &round));
+/// Runs rounds until one fails. Checks that the member then gets the same fault again. Returns the number of rounds that
+/// succeeded, and the fault.
+fn run_until_failed(group: &Group, member: usize, rounds: u64, parts: usize) -> (u64, Fault) {
+    for sequence in 0..rounds {
+        let result = arrive(group, member, sequence, parts).and_then(|round| wait(group, &round));
         match result {
             Ok(list) => assert_eq!(*list, expected(list.len(), sequence)),
             Err(fault) => {
-                assert_eq!(arrive(hub, member, sequence + 1, parts).err(), Some(fault), "failed, then not");
-                assert_eq!(hub.fail("too late"), fault);
+                let again = arrive(group, member, sequence + 1, parts).err();
+                assert_eq!(again, Some(fault), "a failed group must stay failed");
+                assert_eq!(group.fail("too late"), fault);
                 return (sequence, fault);
             }
         }
     }
-    (meetings, "")
+    (rounds, "")
 }
 
 #[test]
-fn when_a_member_leaves_everybody_who_waits_for_it_is_told() {
+fn a_member_that_leaves_fails_the_rounds_that_wait_for_it() {
     for parts in [0, 1, 2] {
-        for comes in 0..3 {
-            // It comes to some meetings, and to no more. Everybody goes through those, and nobody through another.
+        for attended in 0..3 {
+            // Member 0 runs some rounds, then leaves. Those rounds succeed on all members, and no later one does.
             let leaves = move || {
-                let hub = table(3);
-                let results = together(3, move |member| {
+                let group = group(3);
+                let results = run_members(3, move |member| {
                     if member > 0 {
-                        return until_failed(&hub, member, 4, parts);
+                        return run_until_failed(&group, member, 4, parts);
                     }
-                    for sequence in 0..comes {
-                        let round = arrive(&hub, 0, sequence, parts).expect("nothing has failed");
-                        wait(&hub, &round).expect("nothing has failed");
+                    for sequence in 0..attended {
+                        let round = arrive(&group, 0, sequence, parts).expect("nothing has failed");
+                        wait(&group, &round).expect("nothing has failed");
                     }
-                    hub.leave(0, "left");
-                    (comes, "left")
+                    group.leave(0, "left");
+                    (attended, "left")
                 });
-                assert!(results.iter().all(|&result| result == (comes, "left")), "{results:?}");
+                assert!(results.iter().all(|&result| result == (attended, "left")), "{results:?}");
             };
             check(900, leaves);
             check_all(6000, leaves);
         }
     }
-    // It does not wait for the meetings it came to: they go well for the others if they come in time.
+    // Member 0 arrives at two rounds and leaves without waiting. These rounds still succeed on the other members.
     check(3600, || {
-        let hub = table(3);
-        let results = together(3, move |member| {
+        let group = group(3);
+        let results = run_members(3, move |member| {
             if member > 0 {
-                return until_failed(&hub, member, 3, 2);
+                return run_until_failed(&group, member, 3, 2);
             }
             for sequence in 0..2 {
-                let _ = arrive(&hub, 0, sequence, 2).expect("nothing has failed");
+                let _ = arrive(&group, 0, sequence, 2).expect("nothing has failed");
             }
-            hub.leave(0, "left");
+            group.leave(0, "left");
             (2, "left")
         });
-        assert!(results.iter().all(|&(meetings, fault)| meetings == 2 && fault == "left"), "{results:?}");
+        assert!(results.iter().all(|&(rounds, fault)| rounds == 2 && fault == "left"), "{results:?}");
     });
 }
 
 #[test]
-fn when_members_leave_who_are_awaited_at_different_meetings_nobody_sleeps_on() {
-    // The first to leave has come to one meeting, the second to none, and the third waits at both, for the first of them
-    // first: it must not wait for ever, whoever leaves first and wherever the others are.
+fn members_that_leave_at_different_rounds_wake_every_waiting_member() {
+    // Member 0 leaves after it arrived at one round, member 1 leaves without arriving, and member 2 waits at two rounds. It
+    // must not wait for ever, in whatever order the others leave.
     let leave = || {
-        let hub = table(3);
-        let results = together(3, move |member| {
+        let group = group(3);
+        let results = run_members(3, move |member| {
             match member {
                 0 => {
-                    let _ = arrive(&hub, 0, 0, 1);
-                    hub.leave(0, "zero left");
+                    let _ = arrive(&group, 0, 0, 1);
+                    group.leave(0, "zero left");
                 }
-                1 => hub.leave(1, "one left"),
+                1 => group.leave(1, "one left"),
                 _ => {
-                    let rounds = [0, 1].map(|sequence| arrive(&hub, 2, sequence, 1));
-                    let faults = rounds.map(|round| round.and_then(|round| wait(&hub, &round)).err());
+                    let rounds = [0, 1].map(|sequence| arrive(&group, 2, sequence, 1));
+                    let faults = rounds.map(|round| round.and_then(|round| wait(&group, &round)).err());
                     assert_eq!(faults[0], faults[1]);
                     return faults[0];
                 }
@@ -409,56 +423,57 @@ fn when_members_leave_who_are_awaited_at_different_meetings_nobody_sleeps_on() {
 }
 
 #[test]
-fn the_first_fault_is_the_one_that_all_are_told() {
-    let outcomes: &'static Notes<BTreeSet<(u64, Fault)>> = Box::leak(Box::default());
+fn all_members_get_the_first_fault() {
+    let outcomes: &'static StdMutex<BTreeSet<(u64, Fault)>> = Box::leak(Box::default());
     check(3600, || {
-        let hub = table(2);
-        let results = together(4, move |member| match member {
-            0 | 1 => until_failed(&hub, member, 3, 2),
-            2 => (0, hub.fail("two")),
-            _ => (0, hub.fail("three")),
+        let group = group(2);
+        let results = run_members(4, move |member| match member {
+            0 | 1 => run_until_failed(&group, member, 3, 2),
+            2 => (0, group.fail("two")),
+            _ => (0, group.fail("three")),
         });
         let fault = results[2].1;
-        assert_eq!(fault, results[3].1, "both think they were the first");
-        for &(meetings, told) in &results[..2] {
-            assert!(meetings == 3 || told == fault, "{results:?}");
+        assert_eq!(fault, results[3].1, "`fail` must return the first fault to both");
+        for &(rounds, seen) in &results[..2] {
+            assert!(rounds == 3 || seen == fault, "{results:?}");
         }
-        assert!(results[0].0.abs_diff(results[1].0) <= 1, "a meeting is over for both or for none");
+        assert!(results[0].0.abs_diff(results[1].0) <= 1, "members must not be more than one round apart");
         outcomes.lock().unwrap().insert((results[0].0, fault));
     });
-    // The schedules were different enough that it came at every point, and either was the first.
+    // The schedules covered a fault after every number of rounds, and each of the two faults as the first.
     let outcomes = outcomes.lock().unwrap();
-    for meetings in 0..=3 {
-        assert!(outcomes.iter().any(|o| o.0 == meetings), "never after {meetings} meetings: {outcomes:?}");
+    for rounds in 0..=3 {
+        assert!(outcomes.iter().any(|o| o.0 == rounds), "never after {rounds} rounds: {outcomes:?}");
     }
     assert!(outcomes.iter().any(|o| o.1 == "two") && outcomes.iter().any(|o| o.1 == "three"));
 }
 
 #[test]
-fn a_meeting_that_cannot_be_opened_fails_for_all_of_them() {
-    let refuse = || {
-        let hub = table(3);
-        let results = together(3, move |member| {
-            // The second meeting is the one, and all have come to the third before it is known.
-            let parts = if member == 1 { REFUSED } else { 2 };
-            let first = wait(&hub, &arrive(&hub, member, 0, 2).expect("nothing has failed"));
+fn a_round_that_cannot_be_opened_fails_for_all_members() {
+    let open_fails = || {
+        let group = group(3);
+        let results = run_members(3, move |member| {
+            // The second round cannot be opened. Members arrive at the third one without waiting for it.
+            let parts = if member == 1 { OPEN_FAILS } else { 2 };
+            let first = wait(&group, &arrive(&group, member, 0, 2).expect("nothing has failed"));
             assert!(first.is_ok());
-            let rounds = [(1, parts), (2, 1)].map(|(sequence, parts)| arrive(&hub, member, sequence, parts));
-            rounds.map(|round| round.and_then(|round| wait(&hub, &round)).err())
+            let rounds =
+                [(1, parts), (2, 1)].map(|(sequence, parts)| arrive(&group, member, sequence, parts));
+            rounds.map(|round| round.and_then(|round| wait(&group, &round)).err())
         });
-        // Who came to the third before the second failed may have met there all the same: then all did.
+        // The third round either succeeds on all members, if all arrived before the second failed, or fails on all.
         let third: BTreeSet<_> = results.iter().map(|faults| faults[1]).collect();
-        assert!(results.iter().all(|faults| faults[0] == Some("refused")), "{results:?}");
+        assert!(results.iter().all(|faults| faults[0] == Some("open failed")), "{results:?}");
         assert_eq!(third.len(), 1, "{results:?}");
     };
-    check(4800, refuse);
+    check(4800, open_fails);
 }
 
-/// Runs the meetings on primitives that make a mistake. That it is found is a panic, whose words are returned.
-fn found(mistake: sync::Mistake, members: usize, parts: &'static [usize]) -> String {
-    sync::MISTAKE.set(mistake);
-    let result = std::panic::catch_unwind(|| check(1000, in_turn(members, parts)));
-    sync::MISTAKE.set(sync::Mistake::None);
+/// Checks the rendezvous with primitives that have a bug, and returns the checker's panic message.
+fn message_for(bug: sync::Bug, members: usize, parts: &'static [usize]) -> String {
+    sync::BUG.set(bug);
+    let result = std::panic::catch_unwind(|| check(1000, rounds_in_sequence(members, parts)));
+    sync::BUG.set(sync::Bug::None);
     match result {
         Ok(()) => "nothing".into(),
         Err(payload) => match payload.downcast::<String>() {
@@ -469,84 +484,84 @@ fn found(mistake: sync::Mistake, members: usize, parts: &'static [usize]) -> Str
 }
 
 #[test]
-fn a_bell_that_does_not_ring_is_noticed() {
-    let message = found(sync::Mistake::Deaf, 2, &[1]);
+fn the_checker_finds_a_missing_notify() {
+    let message = message_for(sync::Bug::NoNotify, 2, &[1]);
     assert!(message.contains("deadlock"), "found {message}");
 }
 
 #[test]
-fn a_sleeper_that_can_be_missed_is_noticed() {
-    let message = found(sync::Mistake::Drowsy, 2, &[1]);
+fn the_checker_finds_a_wait_that_misses_a_notify() {
+    let message = message_for(sync::Bug::MissedNotify, 2, &[1]);
     assert!(message.contains("deadlock"), "found {message}");
 }
 
-/// On the primitives of the library, as panics cannot be had under the checker.
+/// Panics in the work. Uses the primitives of the library, because the checker cannot handle panics.
 mod panics {
-    use super::real::rendezvous::{Hub, Meeting};
+    use super::real::rendezvous::{Rendezvous, RoundTask};
     use super::*;
 
     #[derive(Clone, Copy, Debug, PartialEq)]
-    enum Where {
+    enum PanicIn {
         Open,
-        Part,
+        Run,
         Close,
         CloseWithoutParts,
     }
 
-    struct Panics;
+    struct PanickingTask;
 
-    impl Meeting for Panics {
-        type Ticket = Where;
-        type Work = Where;
-        type Outcome = ();
+    impl RoundTask for PanickingTask {
+        type Input = PanicIn;
+        type Work = PanicIn;
+        type Output = ();
         type Fault = Fault;
 
-        fn open(&self, tickets: Vec<Where>) -> Result<Where, Fault> {
-            if tickets[0] == Where::Open {
+        fn open(&self, inputs: Vec<PanicIn>) -> Result<PanicIn, Fault> {
+            if inputs[0] == PanicIn::Open {
                 panic!("on purpose");
             }
-            Ok(tickets[0])
+            Ok(inputs[0])
         }
-        fn parts(work: &Where) -> usize {
-            if *work == Where::CloseWithoutParts { 0 } else { 8 }
+        fn parts(work: &PanicIn) -> usize {
+            if *work == PanicIn::CloseWithoutParts { 0 } else { 8 }
         }
-        fn run(work: &Where, part: usize) {
-            if *work == Where::Part && part == 5 {
+        fn run(work: &PanicIn, part: usize) {
+            if *work == PanicIn::Run && part == 5 {
                 panic!("on purpose");
             }
         }
-        fn close(&self, _: &Where) -> Result<(), Fault> {
+        fn close(&self, _: &PanicIn) -> Result<(), Fault> {
             panic!("on purpose")
         }
-        fn broken(&self) -> Fault {
-            "broken"
+        fn panic_fault(&self) -> Fault {
+            "panicked"
         }
     }
 
     #[test]
-    fn a_panic_in_the_work_is_a_fault_for_everybody_else() {
-        for place in [Where::Open, Where::Part, Where::Close, Where::CloseWithoutParts] {
+    fn a_panic_in_the_work_is_a_fault_on_the_other_members() {
+        for place in [PanicIn::Open, PanicIn::Run, PanicIn::Close, PanicIn::CloseWithoutParts] {
             for _ in 0..20 {
-                let hub = Hub::new(Panics, 3);
+                let group = Rendezvous::new(PanickingTask, 3);
                 let deadline = Instant::now() + Duration::from_secs(10);
-                let hub = &hub;
+                let group = &group;
                 let results: Vec<_> = std::thread::scope(|scope| {
-                    let meet = |member| {
+                    let run_member = |member| {
                         scope.spawn(move || {
-                            hub.arrive(member, 0, place).map(|round| round.wait(hub, deadline))
+                            group.arrive(member, 0, place).map(|round| round.wait(group, deadline))
                         })
                     };
-                    let threads = [0, 1, 2].map(meet);
+                    let threads = [0, 1, 2].map(run_member);
                     threads.into_iter().map(|thread| thread.join()).collect()
                 });
                 assert_eq!(
                     results.iter().filter(|result| result.is_err()).count(),
                     1,
-                    "one panics: {place:?}"
+                    "exactly one member panics: {place:?}"
                 );
                 for result in results.into_iter().flatten() {
-                    let result = result.expect("it could come").expect("it was told in time");
-                    assert_eq!(result, Err("broken"), "{place:?}");
+                    let result = result.expect("it arrived").expect("the round ended before the deadline");
+                    assert_eq!(result, Err("panicked"), "{place:?}");
                 }
             }
         }

@@ -1,19 +1,19 @@
-//! How dims of a mesh are named in arguments.
+//! Argument types that name mesh dims.
 
 use std::sync::Arc;
 
 use crate::mesh::{Mesh, Names};
 use crate::{Error, Result};
 
-/// One dim of a mesh: its position, its name, or `()` for the only one.
+/// An argument that names one mesh dim: its number, its name, or `()` if the mesh has only one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MeshDim<'a> {
-    /// By position.
+    /// The number of the dim.
     At(usize),
-    /// By name.
+    /// The name of the dim.
     Named(&'a str),
-    /// The only one.
+    /// The only dim of the mesh.
     Only,
 }
 
@@ -57,18 +57,18 @@ impl From<()> for MeshDim<'_> {
     }
 }
 
-/// The names of the dims of a mesh, or `()` for none.
+/// An argument that names all dims of a mesh. `()` for no names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeshNames(Vec<Arc<str>>);
 
 impl MeshNames {
-    /// The names, whatever they are for.
+    /// Returns the names without checking them.
     pub fn unchecked(self) -> Vec<Arc<str>> {
         self.0
     }
 
-    /// One name for each of `ndim` dims, or none at all.
-    /// Returns the names for a mesh of so many dims, or none, after checking that they are as many and differ.
+    /// Returns the names for a mesh of `ndim` dims, or `None` if there are no names. Returns an error if their number is not `ndim`
+    /// or two are equal.
     pub fn checked(self, op: &'static str, ndim: usize) -> Result<Option<Names>> {
         let names = self.0;
         if names.is_empty() {
@@ -76,7 +76,7 @@ impl MeshNames {
         }
         if names.len() != ndim {
             let message = format!(
-                "mesh_shape and mesh_dim_names should have same length: there are {ndim} dims and the names {names:?}"
+                "mesh_shape and mesh_dim_names should have same length: there are {ndim} dims, but the names are {names:?}"
             );
             return Err(Error::argument(op, message));
         }

@@ -1,23 +1,23 @@
-//! The layouts an operator is run on: of all that its rule allows, those that cost least to bring the inputs to.
+//! Chooses the layouts on which an operator runs: of all candidates that its rule allows, the cheapest.
 //!
-//! In this order: nothing has to change; only changes that move nothing; results are brought together instead
-//! of inputs; the cheapest, where outputs that will still have to be reduced count as if they were; and last
-//! what uncuts a dim that is to stay cut. Among equals the first one: whole inputs come first, then factors
-//! in the order of the rule, then partial values.
+//! The order of preference: no input changes; inputs change without communication; results are merged instead of inputs gathered;
+//! the cheapest redistribution, where partial outputs count as if they were reduced too; and last, candidates that gather a dim
+//! that must stay sharded. Among equals the first candidate wins. Replicated inputs come first, then sharded factors in the order
+//! of the rule, then partial values.
 
 use std::sync::Arc;
 
 use dtensor_array::{Meta, ReduceOp, Shape};
 use smallvec::SmallVec;
 
-use crate::placement::{clashing, shown};
-use crate::rule::{Carried, Kind, Rule};
+use crate::placement::{incompatible_partials, shown};
+use crate::rule::{FactorKind, Rule, TensorFactors};
 use crate::{
     Error, MeshDims, Partial, Placement, PlacementList, Plan, Planner, Replicate, Result, Shard, Spec,
     SpecKey, StridedShard,
 };
 
-/// What has to be decided: an operator with its rule, on these inputs.
+/// The input of a decision: an operator, its rule, and its inputs.
 #[derive(Debug)]
 pub struct Question {
     /// The operator's name, for errors.
@@ -32,14 +32,14 @@ pub struct Question {
     pub specs: SmallVec<[Arc<Spec>; 4]>,
 }
 
-/// How an operator is run on inputs of given specs.
+/// How an operator runs on inputs of given specs. Made by [`Planner::decide`].
 #[derive(Debug)]
 pub struct Decision {
     /// Shape and dtype of the full inputs.
     pub inputs: SmallVec<[Meta; 2]>,
-    /// The spec that each input has to have. Not layouts: a mesh remembers decisions, and must not keep itself alive.
+    /// The spec that each input must have. Not a layout with its mesh, because meshes cache decisions and would own themselves.
     pub specs: SmallVec<[Arc<Spec>; 2]>,
-    /// The inputs that do not have it yet, and how to redistribute each.
+    /// The inputs that must be redistributed, and the plan for each.
     pub moved: SmallVec<[(usize, Arc<Plan>); 2]>,
     /// Shape and dtype of the full outputs.
     pub outputs: SmallVec<[Meta; 1]>,
@@ -47,61 +47,65 @@ pub struct Decision {
     pub shards: SmallVec<[Meta; 1]>,
     /// The specs of the outputs.
     pub out_specs: SmallVec<[Arc<Spec>; 1]>,
-    /// The mesh dims along which ranks find out the outputs together.
+    /// The mesh dims along which the ranks merge their results.
     pub merged: MeshDims,
 }
 
-/// What happens along one mesh dim.
+/// How the operator is distributed along one mesh dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Choice {
-    /// All inputs are whole.
-    Whole,
-    /// A factor is cut; its indices first into `split` pieces.
-    Cut { factor: usize, split: usize },
-    /// The partial values of a flow of the rule go through.
-    Flow { flow: usize, op: ReduceOp },
+    /// All inputs are replicated.
+    Replicate,
+    /// A factor is sharded, with this split factor.
+    Shard { factor: usize, split: usize },
+    /// The inputs of a partial rule are partial, with this reduction. `rule` is its number.
+    Partial { rule: usize, op: ReduceOp },
 }
 
-/// What one candidate comes to. Less is better, from the first field on.
+/// The cost of a candidate. Lower is better, compared field by field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Price {
-    class: Class,
-    /// What the inputs cost, and what outputs will that are left partial.
+    class: PriceClass,
+    /// The cost of redistributing the inputs, plus that of reducing partial outputs later.
     total: u64,
-    /// What the inputs cost alone.
+    /// The cost of redistributing the inputs.
     now: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Class {
-    AsItIs,
+enum PriceClass {
+    /// No input changes.
+    Unchanged,
+    /// Inputs change without communication.
     Free,
+    /// Results are merged. No input needs communication.
     Merged,
-    Moved,
-    /// What is to stay cut is brought together.
-    Uncut,
+    /// Inputs are redistributed.
+    Redistributed,
+    /// A dim that must stay sharded is gathered.
+    Gathered,
 }
 
 /// One way to run an operator: the placements of all inputs and outputs.
 #[derive(Debug)]
 pub struct Candidate {
-    /// Those of the inputs.
+    /// The placements of each input.
     pub inputs: SmallVec<[PlacementList; 4]>,
-    /// Those of the outputs.
+    /// The placements of each output.
     pub outputs: SmallVec<[PlacementList; 2]>,
-    /// The mesh dims along which ranks find out the outputs together.
+    /// The mesh dims along which the ranks merge their results.
     pub merged: MeshDims,
 }
 
-/// Lists all that a rule offers on a mesh of these sizes, whatever the inputs.
+/// Lists all candidates of a rule on a mesh of these sizes, for any placements of the inputs.
 pub fn candidates(rule: &Rule, sizes: &[usize]) -> Vec<Candidate> {
-    let mut choices = vec![Choice::Whole];
-    for (factor, known) in rule.factors.iter().enumerate().filter(|(_, f)| f.kind != Kind::Whole) {
-        let splits = if known.contiguous { 1..=1 } else { 1..=2 };
-        choices.extend(splits.map(|split| Choice::Cut { factor, split }));
+    let mut choices = vec![Choice::Replicate];
+    for (number, factor) in rule.factors.iter().enumerate().filter(|(_, f)| f.kind != FactorKind::Unsharded) {
+        let splits = if factor.contiguous { 1..=1 } else { 1..=2 };
+        choices.extend(splits.map(|split| Choice::Shard { factor: number, split }));
     }
-    for (flow, row) in rule.flows.iter().enumerate() {
-        choices.extend(row.ops.iter().map(|&(op, _)| Choice::Flow { flow, op }));
+    for (number, partial) in rule.partial_rules.iter().enumerate() {
+        choices.extend(partial.ops.iter().map(|&(op, _)| Choice::Partial { rule: number, op }));
     }
     let mut all = vec![Vec::new()];
     for _ in sizes {
@@ -110,22 +114,24 @@ pub fn candidates(rule: &Rule, sizes: &[usize]) -> Vec<Candidate> {
     }
     let found = all.iter().filter_map(|list| candidate(rule, sizes, list));
     found
-        .filter(|c| c.inputs.iter().chain(&c.outputs).all(|placements| clashing(placements).is_none()))
+        .filter(|c| {
+            c.inputs.iter().chain(&c.outputs).all(|placements| incompatible_partials(placements).is_none())
+        })
         .collect()
 }
 
-/// Chooses the cheapest way that a rule offers.
+/// Chooses the cheapest candidate of a rule.
 #[cold]
 pub(crate) fn choose(planner: &Planner, question: Question) -> Result<Decision> {
     let Question { op, rule, inputs, outputs, specs: given } = question;
     check(op, &rule, &inputs, &outputs)?;
     let sizes = planner.mesh().shape();
-    let stays = stays_cut(&rule, &given, sizes);
+    let stays = dims_that_stay_sharded(&rule, &given, sizes);
     let chooser =
         Chooser { rule: &rule, planner, sizes, inputs: &inputs, outputs: &outputs, given: &given, stays };
     let (candidate, price) = chooser.best();
-    if rule.strict && price.class > Class::Free {
-        return Err(chooser.refused(op, &candidate));
+    if rule.strict && price.class > PriceClass::Free {
+        return Err(chooser.strict_error(op, &candidate));
     }
     let spec = |(placements, meta): (&PlacementList, &Meta)| chooser.spec(placements, meta);
     let specs: SmallVec<[Arc<Spec>; 2]> = candidate.inputs.iter().zip(&inputs).map(spec).collect();
@@ -137,20 +143,20 @@ pub(crate) fn choose(planner: &Planner, question: Question) -> Result<Decision> 
     Ok(Decision { inputs, specs, moved, outputs, shards, out_specs, merged: candidate.merged })
 }
 
-/// Returns an error for a rule that is for other tensors than these: it would be read out of bounds.
+/// Returns an error if a rule does not fit the operator's tensors: their number and their numbers of dims.
 pub fn check(op: &'static str, rule: &Rule, inputs: &[Meta], outputs: &[Meta]) -> Result<()> {
-    let fits = |carried: &[Carried], metas: &[Meta]| {
-        carried.len() == metas.len() && carried.iter().zip(metas).all(|(c, m)| c.len() == m.shape.rank())
+    let fits = |tensors: &[TensorFactors], metas: &[Meta]| {
+        tensors.len() == metas.len() && tensors.iter().zip(metas).all(|(t, m)| t.len() == m.shape.rank())
     };
     if fits(&rule.inputs, inputs) && fits(&rule.outputs, outputs) {
         return Ok(());
     }
-    let message = "the sharding rule is for other tensors than the operator has: use the metas it is given";
+    let message = "the sharding rule does not fit the operator's tensors: build it from the metas passed to the function";
     Err(Error::argument(op, message))
 }
 
-/// How many candidates are all tried.
-const LIMIT: usize = 1 << 10;
+/// The largest number of candidates that are all tried.
+const MAX_EXHAUSTIVE: usize = 1 << 10;
 
 /// The best candidate so far.
 struct Best<'a> {
@@ -160,16 +166,16 @@ struct Best<'a> {
 }
 
 impl Best<'_> {
-    /// Whether this one of the choices of each mesh dim is better.
+    /// Prices the candidate that makes choice number `at[m]` along each mesh dim `m`. Returns true if it is the best so far.
     fn consider(&mut self, at: &[usize]) -> bool {
         let chooser = self.chooser;
         let chosen: SmallVec<[Choice; 4]> = at.iter().zip(self.choices).map(|(&i, list)| list[i]).collect();
         let Some(candidate) = candidate(chooser.rule, chooser.sizes, &chosen) else { return false };
         let Some(price) = chooser.price(&candidate) else { return false };
-        // Inputs that can stay can only stay in another way if outputs are cut where it was wished for.
-        let wished = price.class == Class::AsItIs;
+        // If two candidates leave all inputs unchanged, they differ only in `Rule::preferred`, and the later one follows it.
+        let unchanged = price.class == PriceClass::Unchanged;
         let better =
-            self.found.as_ref().is_none_or(|(_, least)| price < *least || (price == *least && wished));
+            self.found.as_ref().is_none_or(|(_, least)| price < *least || (price == *least && unchanged));
         if better {
             self.found = Some((candidate, price));
         }
@@ -186,21 +192,20 @@ struct Chooser<'a> {
     outputs: &'a [Meta],
     /// The specs of the inputs.
     given: &'a [Arc<Spec>],
-    /// The mesh dims that cut what is to stay cut.
+    /// The mesh dims that shard a factor that must stay sharded.
     stays: MeshDims,
 }
 
-/// The mesh dims along which an input is cut that is [to stay so](Rule::merging_along).
-fn stays_cut(rule: &Rule, given: &[Arc<Spec>], sizes: &[usize]) -> MeshDims {
+/// Returns the mesh dims along which an input shards a factor that [must stay sharded](Rule::merging_along).
+fn dims_that_stay_sharded(rule: &Rule, given: &[Arc<Spec>], sizes: &[usize]) -> MeshDims {
     let mut dims = MeshDims::new();
-    if rule.merged_item > 0 || rule.factors.iter().all(|factor| factor.kind != Kind::Merging) {
+    let merging = |factor: usize| rule.factors[factor].kind == FactorKind::Merging;
+    if rule.merge_bytes > 0 || !(0..rule.factors.len()).any(merging) {
         return dims;
     }
-    for (carried, spec) in rule.inputs.iter().zip(given) {
-        for (m, cut) in decode(rule, carried, spec, sizes).into_iter().enumerate() {
-            if matches!(cut, Some(Choice::Cut { factor, .. }) if rule.factors[factor].kind == Kind::Merging)
-                && !dims.contains(&m)
-            {
+    for (factors, spec) in rule.inputs.iter().zip(given) {
+        for (m, choice) in shard_choices(rule, factors, spec, sizes).into_iter().enumerate() {
+            if matches!(choice, Some(Choice::Shard { factor, .. }) if merging(factor)) && !dims.contains(&m) {
                 dims.push(m);
             }
         }
@@ -209,16 +214,22 @@ fn stays_cut(rule: &Rule, given: &[Arc<Spec>], sizes: &[usize]) -> MeshDims {
 }
 
 impl Chooser<'_> {
+    /// Returns the spec of a tensor with these placements, which are checked.
     fn spec(&self, placements: &PlacementList, meta: &Meta) -> Arc<Spec> {
         self.planner.intern(SpecKey { placements: placements.clone(), shape: meta.shape.clone() })
     }
 
+    /// Returns the best candidate and its price.
     fn best(&self) -> (Candidate, Price) {
         let choices = self.choices();
         let mut best = Best { chooser: self, choices: &choices, found: None };
         let mut at: MeshDims = SmallVec::from_elem(0, choices.len());
-        if choices.iter().try_fold(1usize, |n, list| n.checked_mul(list.len())).is_none_or(|n| n > LIMIT) {
-            // Too many to try them all: mesh dim by mesh dim, while that helps.
+        if choices
+            .iter()
+            .try_fold(1usize, |n, list| n.checked_mul(list.len()))
+            .is_none_or(|n| n > MAX_EXHAUSTIVE)
+        {
+            // There are too many candidates to try them all, so improve one mesh dim at a time, in two passes.
             best.consider(&at);
             for _ in 0..2 {
                 for m in 0..at.len() {
@@ -241,39 +252,40 @@ impl Chooser<'_> {
                 at[m + 1..].fill(0);
             }
         }
-        // All inputs whole is always possible.
-        best.found.expect("the first candidate is possible")
+        // The first candidate replicates all inputs, which is always possible.
+        best.found.expect("replicating all inputs is always possible")
     }
 
-    /// What may happen along each mesh dim. Nothing is cut that is not cut so already somewhere: a value that has to be
-    /// reduced is not scattered unless another one is.
+    /// Returns the choices along each mesh dim. A factor is a choice only along mesh dims where an input already shards it. So a
+    /// partial value is not reduce-scattered unless another input is sharded like that.
     fn choices(&self) -> SmallVec<[SmallVec<[Choice; 4]>; 4]> {
         let mut lists: SmallVec<[SmallVec<[Choice; 4]>; 4]> =
-            SmallVec::from_elem(SmallVec::from_elem(Choice::Whole, 1), self.sizes.len());
-        for (carried, spec) in self.rule.inputs.iter().zip(self.given) {
-            for (list, cut) in lists.iter_mut().zip(decode(self.rule, carried, spec, self.sizes)) {
-                if let Some(cut) = cut
-                    && !list.contains(&cut)
+            SmallVec::from_elem(SmallVec::from_elem(Choice::Replicate, 1), self.sizes.len());
+        for (factors, spec) in self.rule.inputs.iter().zip(self.given) {
+            for (list, choice) in lists.iter_mut().zip(shard_choices(self.rule, factors, spec, self.sizes)) {
+                if let Some(choice) = choice
+                    && !list.contains(&choice)
                 {
-                    list.push(cut);
+                    list.push(choice);
                 }
             }
         }
-        for &(m, factor) in &self.rule.wanted {
-            lists[m].push(Choice::Cut { factor, split: 1 });
+        for &(m, factor) in &self.rule.preferred {
+            lists[m].push(Choice::Shard { factor, split: 1 });
         }
         for list in &mut lists {
             list[1..].sort_by_key(|choice| match *choice {
-                Choice::Cut { factor, split } => (factor, split),
+                Choice::Shard { factor, split } => (factor, split),
                 _ => (0, 0),
             });
         }
-        for (flow, row) in self.rule.flows.iter().enumerate() {
+        for (rule, partial) in self.rule.partial_rules.iter().enumerate() {
             for (list, m) in lists.iter_mut().zip(0..) {
-                for &(op, _) in &row.ops {
-                    let here = |i: usize| self.given[i].key.placements[m] == Partial(op);
-                    if (0..self.given.len()).any(|i| has(row.inputs | self.rule.addends, i) && here(i)) {
-                        list.push(Choice::Flow { flow, op });
+                for &(op, _) in &partial.ops {
+                    let is_partial = |i: usize| self.given[i].key.placements[m] == Partial(op);
+                    let inputs = partial.inputs | self.rule.addends;
+                    if (0..self.given.len()).any(|i| has_bit(inputs, i) && is_partial(i)) {
+                        list.push(Choice::Partial { rule, op });
                     }
                 }
             }
@@ -281,21 +293,21 @@ impl Chooser<'_> {
         lists
     }
 
-    /// What a candidate costs, if it is one.
+    /// Returns the price of a candidate, or `None` if it is not possible or not worth it.
     fn price(&self, candidate: &Candidate) -> Option<Price> {
         let mut now = 0u64;
-        let mut as_it_is = true;
+        let mut unchanged = true;
         for ((placements, meta), given) in candidate.inputs.iter().zip(self.inputs).zip(self.given) {
             if *placements == given.key.placements {
                 continue;
             }
-            as_it_is = false;
-            if clashing(placements).is_some() {
+            unchanged = false;
+            if incompatible_partials(placements).is_some() {
                 return None;
             }
             let to = self.spec(placements, meta);
             let cost = self.planner.plan(given, &to, meta.dtype).picos();
-            if cost > 0 && !worth_cutting(placements, &meta.shape, self.sizes) {
+            if cost > 0 && !fills_all_ranks(placements, &meta.shape, self.sizes) {
                 return None;
             }
             now = now.saturating_add(cost);
@@ -305,48 +317,48 @@ impl Chooser<'_> {
         }
         let mut total = now;
         for (placements, meta) in candidate.outputs.iter().zip(self.outputs) {
-            if clashing(placements).is_some() {
+            if incompatible_partials(placements).is_some() {
                 return None;
             }
             if now > 0 && placements.iter().any(|p| p.is_partial()) {
-                let left = self.spec(placements, meta);
-                let reduced = self.planner.intern(left.key.without_partials());
-                let debt = self.planner.plan(&left, &reduced, meta.dtype).picos();
-                total = total.saturating_add(debt);
+                let partial = self.spec(placements, meta);
+                let reduced = self.planner.intern(partial.key.without_partials());
+                let later = self.planner.plan(&partial, &reduced, meta.dtype).picos();
+                total = total.saturating_add(later);
             }
         }
-        let class = match (now, as_it_is, candidate.merged.is_empty()) {
-            _ if self.stays.iter().any(|m| !candidate.merged.contains(m)) => Class::Uncut,
-            (0, true, true) => Class::AsItIs,
-            (0, false, true) => Class::Free,
-            (0, _, false) => Class::Merged,
-            _ => Class::Moved,
+        let class = match (now, unchanged, candidate.merged.is_empty()) {
+            _ if self.stays.iter().any(|m| !candidate.merged.contains(m)) => PriceClass::Gathered,
+            (0, true, true) => PriceClass::Unchanged,
+            (0, false, true) => PriceClass::Free,
+            (0, _, false) => PriceClass::Merged,
+            _ => PriceClass::Redistributed,
         };
         Some(Price { class, total, now })
     }
 
-    /// What a rank sends to bring results together.
+    /// Returns how many bytes a rank sends to merge results.
     fn merged_bytes(&self, candidate: &Candidate) -> usize {
         let ranks: usize = candidate.merged.iter().map(|&m| self.sizes[m]).product();
         let elements = self.spec(&candidate.outputs[0], &self.outputs[0]).largest(self.sizes);
-        elements.saturating_mul(self.rule.merged_item).saturating_mul(ranks - 1)
+        elements.saturating_mul(self.rule.merge_bytes).saturating_mul(ranks - 1)
     }
 
-    /// What a rank sends if inputs are brought together instead.
+    /// Returns how many bytes a rank sends to gather the inputs instead of merging results.
     fn gathered_bytes(&self, candidate: &Candidate) -> usize {
-        let gathered = |(placements, meta): (&PlacementList, &Meta)| {
-            let mut whole = placements.clone();
-            candidate.merged.iter().for_each(|&m| whole[m] = Replicate);
-            self.planner.plan(&self.spec(placements, meta), &self.spec(&whole, meta), meta.dtype).bytes()
+        let bytes = |(placements, meta): (&PlacementList, &Meta)| {
+            let mut gathered = placements.clone();
+            candidate.merged.iter().for_each(|&m| gathered[m] = Replicate);
+            self.planner.plan(&self.spec(placements, meta), &self.spec(&gathered, meta), meta.dtype).bytes()
         };
-        candidate.inputs.iter().zip(self.inputs).map(gathered).sum()
+        candidate.inputs.iter().zip(self.inputs).map(bytes).sum()
     }
 
-    /// Why a strict operator cannot be run, and what would help.
-    fn refused(&self, op: &'static str, candidate: &Candidate) -> Error {
+    /// Returns the error of a strict operator that needs redistribution. It names the placements to redistribute to.
+    fn strict_error(&self, op: &'static str, candidate: &Candidate) -> Error {
         let (given, needed) = (&self.given[0].key.placements, &candidate.inputs[0]);
-        let cut = |dim: usize| given.iter().any(|p| p.cut().is_some_and(|(d, _)| d == dim));
-        let composed = self.rule.inputs[0].iter().enumerate().any(|(d, dim)| cut(d) && dim.len() > 1);
+        let is_sharded = |dim: usize| given.iter().any(|p| p.cut().is_some_and(|(d, _)| d == dim));
+        let composed = self.rule.inputs[0].iter().enumerate().any(|(d, dim)| is_sharded(d) && dim.len() > 1);
         let what = if composed { "unflatten" } else { "flatten" };
         let message = format!(
             "cannot {what} a tensor that is sharded {} this way: {} to {} requires redistribution. Please redistribute the \
@@ -360,74 +372,82 @@ impl Chooser<'_> {
     }
 }
 
-/// Whether the i-th bit is set.
-fn has(bits: u32, i: usize) -> bool {
+/// Returns true if the i-th bit is set.
+fn has_bit(bits: u32, i: usize) -> bool {
     bits.checked_shr(i as u32).unwrap_or(0) & 1 == 1
 }
 
-/// Whether a dim that is to be cut has at least as many indices as there are ranks to share them.
-fn worth_cutting(placements: &[Placement], shape: &Shape, sizes: &[usize]) -> bool {
-    let parts = |dim: usize| {
+/// Returns true if every sharded dim has at least as many indices as there are ranks that shard it.
+fn fills_all_ranks(placements: &[Placement], shape: &Shape, sizes: &[usize]) -> bool {
+    let ranks = |dim: usize| {
         let along = placements.iter().zip(sizes).filter(move |(p, _)| p.cut().is_some_and(|(d, _)| d == dim));
         along.map(|(_, size)| size).product::<usize>()
     };
-    (0..shape.rank()).all(|dim| parts(dim) == 1 || parts(dim) <= shape[dim])
+    (0..shape.rank()).all(|dim| ranks(dim) == 1 || ranks(dim) <= shape[dim])
 }
 
-/// Along each mesh dim the factor that an input is cut along, if it is one that may be cut.
-fn decode(rule: &Rule, carried: &Carried, spec: &Spec, sizes: &[usize]) -> SmallVec<[Option<Choice>; 4]> {
+/// Returns, for each mesh dim, which factor an input shards along it. `None` if it shards none, or one that must not be sharded so.
+fn shard_choices(
+    rule: &Rule,
+    factors: &TensorFactors,
+    spec: &Spec,
+    sizes: &[usize],
+) -> SmallVec<[Option<Choice>; 4]> {
     let mut lens: SmallVec<[usize; 8]> = rule.factors.iter().map(|f| f.size).collect();
     let found = spec.key.placements.iter().zip(sizes).map(|(placement, &n)| {
         let (dim, split) = placement.cut()?;
-        let dim = &carried[dim];
+        let dim = &factors[dim];
         let (factor, split) = match dim[..] {
             [factor] => (factor, split),
             _ => {
-                // A dim of several factors in as many pieces as those before one have indices is cut along that one.
-                // What has been cut down to one index is not meant again.
+                // In a dim of several factors, the split factor tells which factor is sharded: the one whose outer factors
+                // have that many indices together. A factor that is down to one index is skipped, unless it is the last.
                 let before = |at: usize| dim[..at].iter().map(|&f| lens[f]).product::<usize>();
-                let meant = |&at: &usize| before(at) == split && (lens[dim[at]] > 1 || at + 1 == dim.len());
-                ((0..dim.len()).find(meant).map(|at| dim[at])?, 1)
+                let is_sharded =
+                    |&at: &usize| before(at) == split && (lens[dim[at]] > 1 || at + 1 == dim.len());
+                ((0..dim.len()).find(is_sharded).map(|at| dim[at])?, 1)
             }
         };
         lens[factor] = lens[factor].div_ceil(n);
-        let whole = rule.factors[factor].kind == Kind::Whole;
-        let scattered = rule.factors[factor].contiguous && split > 1;
-        (!whole && !scattered).then_some(Choice::Cut { factor, split })
+        let unsharded = rule.factors[factor].kind == FactorKind::Unsharded;
+        let not_contiguous = rule.factors[factor].contiguous && split > 1;
+        (!unsharded && !not_contiguous).then_some(Choice::Shard { factor, split })
     });
     found.collect()
 }
 
-/// The placements that some choices come to, if there are any.
+/// Returns the placements that result from one choice per mesh dim, or `None` if no placements express them.
 fn candidate(rule: &Rule, sizes: &[usize], choices: &[Choice]) -> Option<Candidate> {
     let mut merged = MeshDims::new();
     for (m, choice) in choices.iter().enumerate() {
-        if let Choice::Cut { factor, .. } = *choice
-            && rule.factors[factor].kind == Kind::Merging
+        if let Choice::Shard { factor, .. } = *choice
+            && rule.factors[factor].kind == FactorKind::Merging
         {
             merged.push(m);
         }
     }
-    let input = |(i, carried): (usize, &Carried)| {
-        placements(rule, carried, sizes, choices, |choice| match choice {
-            Choice::Whole => Replicate,
-            Choice::Cut { factor, .. } => match rule.factors[factor].kind {
-                Kind::Reducing(op) if has(rule.addends, i) => Partial(op),
+    let input = |(i, factors): (usize, &TensorFactors)| {
+        placements(rule, factors, sizes, choices, |choice| match choice {
+            Choice::Replicate => Replicate,
+            Choice::Shard { factor, .. } => match rule.factors[factor].kind {
+                FactorKind::Reducing(op) if has_bit(rule.addends, i) => Partial(op),
                 _ => Replicate,
             },
-            Choice::Flow { flow, op } if has(rule.flows[flow].inputs | rule.addends, i) => Partial(op),
-            Choice::Flow { .. } => Replicate,
+            Choice::Partial { rule: number, op } => {
+                let partial = has_bit(rule.partial_rules[number].inputs | rule.addends, i);
+                if partial { Partial(op) } else { Replicate }
+            }
         })
     };
-    let output = |carried: &Carried| {
-        placements(rule, carried, sizes, choices, |choice| match choice {
-            Choice::Whole => Replicate,
-            Choice::Cut { factor, .. } => match rule.factors[factor].kind {
-                Kind::Reducing(op) => Partial(op),
+    let output = |factors: &TensorFactors| {
+        placements(rule, factors, sizes, choices, |choice| match choice {
+            Choice::Replicate => Replicate,
+            Choice::Shard { factor, .. } => match rule.factors[factor].kind {
+                FactorKind::Reducing(op) => Partial(op),
                 _ => Replicate,
             },
-            Choice::Flow { flow, op } => {
-                let to = rule.flows[flow].ops.iter().find(|(from, _)| *from == op);
+            Choice::Partial { rule: number, op } => {
+                let to = rule.partial_rules[number].ops.iter().find(|(from, _)| *from == op);
                 Partial(to.map_or(op, |&(_, to)| to))
             }
         })
@@ -439,24 +459,25 @@ fn candidate(rule: &Rule, sizes: &[usize], choices: &[Choice]) -> Option<Candida
     })
 }
 
-/// The placements of one tensor: cuts of the factors that it carries, and `other` for what else is chosen.
+/// Returns the placements of one tensor: shards along the chosen factors that it has, and `other(choice)` along all other mesh
+/// dims.
 fn placements(
     rule: &Rule,
-    carried: &Carried,
+    tensor: &TensorFactors,
     sizes: &[usize],
     choices: &[Choice],
     other: impl Fn(Choice) -> Placement,
 ) -> Option<PlacementList> {
     let mut lens: SmallVec<[usize; 8]> = rule.factors.iter().map(|f| f.size).collect();
     let along = |(&choice, &n): (&Choice, &usize)| -> Option<Placement> {
-        let Choice::Cut { factor, split } = choice else { return Some(other(choice)) };
-        let found = carried.iter().enumerate().find_map(|(dim, factors)| {
+        let Choice::Shard { factor, split } = choice else { return Some(other(choice)) };
+        let found = tensor.iter().enumerate().find_map(|(dim, factors)| {
             factors.iter().position(|&f| f == factor).map(|at| (dim as isize, at, factors))
         });
         let len = lens[factor];
         lens[factor] = len.div_ceil(n);
         let Some((dim, at, factors)) = found else { return Some(other(choice)) };
-        // Indices of a factor with others inside it lie together only if all ranks have equally many.
+        // A shard of a factor with others inside it is a (strided) shard of the dim only if all ranks have equally many indices.
         if factors.len() > 1 && (split > 1 || (at + 1 < factors.len() && !len.is_multiple_of(n))) {
             return None;
         }
@@ -475,7 +496,8 @@ mod tests {
     use crate::Mesh;
     use dtensor_array::{DType, Device};
 
-    fn decided(
+    /// Returns the placements of inputs and outputs that the chooser picks.
+    fn chosen(
         rule: impl Fn(&[Meta], &[Meta]) -> Result<Rule>,
         x: &[(&[usize], Placement)],
         out: &[usize],
@@ -486,69 +508,69 @@ mod tests {
         let outputs: SmallVec<[Meta; 1]> = SmallVec::from_elem(meta(out), 1);
         let specs = x.iter().map(|(dims, p)| planner.spec("test", [*p], *dims).unwrap()).collect();
         let rule = rule(&inputs, &outputs).unwrap();
-        let made = choose(&planner, Question { op: "test", rule, inputs, outputs, specs }).unwrap();
+        let decision = choose(&planner, Question { op: "test", rule, inputs, outputs, specs }).unwrap();
         let shown = |specs: &[Arc<Spec>]| {
             specs.iter().map(|spec| spec.key.placements[0].to_string()).collect::<Vec<_>>().join(", ")
         };
-        format!("{} -> {}", shown(&made.specs), shown(&made.out_specs))
+        format!("{} -> {}", shown(&decision.specs), shown(&decision.out_specs))
     }
 
     #[test]
-    fn inputs_stay_where_they_are_if_they_can() {
+    fn inputs_keep_their_placements_if_possible() {
         let mm = |x: &[Meta], out: &[Meta]| Rule::of("m k, k n -> m n", x, out);
-        let of = |a, b| decided(mm, &[(&[8, 8], a), (&[8, 8], b)], &[8, 8]);
+        let of = |a, b| chosen(mm, &[(&[8, 8], a), (&[8, 8], b)], &[8, 8]);
         assert_eq!(of(Shard(1), Shard(0)), "S(1), S(0) -> P(sum)");
         assert_eq!(of(Replicate, Shard(0)), "S(1), S(0) -> P(sum)");
         assert_eq!(of(Shard(0), Shard(0)), "S(0), R -> S(0)");
-        // A strided shard is a shard in another order.
+        // A strided shard works like a shard.
         let strided = StridedShard { dim: 0, split_factor: 2 };
         assert_eq!(of(strided, Replicate), "_S(0, 2), R -> _S(0, 2)");
     }
 
     #[test]
-    fn nothing_is_cut_that_has_less_than_one_index_for_each_rank() {
+    fn dims_with_fewer_indices_than_ranks_are_not_sharded() {
         let add = |x: &[Meta], out: &[Meta]| Rule::pointwise(x, out);
-        assert_eq!(decided(add, &[(&[3], Shard(0)), (&[3], Shard(0))], &[3]), "S(0), S(0) -> S(0)");
-        assert_eq!(decided(add, &[(&[3], Shard(0)), (&[3], Partial(ReduceOp::Sum))], &[3]), "R, R -> R");
+        assert_eq!(chosen(add, &[(&[3], Shard(0)), (&[3], Shard(0))], &[3]), "S(0), S(0) -> S(0)");
+        assert_eq!(chosen(add, &[(&[3], Shard(0)), (&[3], Partial(ReduceOp::Sum))], &[3]), "R, R -> R");
         assert_eq!(
-            decided(add, &[(&[5], Shard(0)), (&[5], Partial(ReduceOp::Sum))], &[5]),
+            chosen(add, &[(&[5], Shard(0)), (&[5], Partial(ReduceOp::Sum))], &[5]),
             "S(0), S(0) -> S(0)"
         );
-        // But what costs nothing is done.
-        assert_eq!(decided(add, &[(&[3], Shard(0)), (&[3], Replicate)], &[3]), "S(0), S(0) -> S(0)");
+        // Unless it needs no communication.
+        assert_eq!(chosen(add, &[(&[3], Shard(0)), (&[3], Replicate)], &[3]), "S(0), S(0) -> S(0)");
     }
 
     #[test]
-    fn what_is_to_stay_cut_does_whatever_that_costs() {
+    fn a_merging_factor_stays_sharded_at_any_cost() {
         let loss = |x: &[Meta], out: &[Meta]| Rule::of("n c, n -> n", x, out)?.merging_along("c");
-        let of = |scores, target| decided(loss, &[(&[64, 4], scores), (&[64], target)], &[64]);
+        let of = |logits, target| chosen(loss, &[(&[64, 4], logits), (&[64], target)], &[64]);
         assert_eq!(of(Shard(1), Replicate), "S(1), R -> R");
         assert_eq!(of(Shard(1), Shard(0)), "S(1), R -> R");
         assert_eq!(of(Shard(0), Shard(0)), "S(0), S(0) -> S(0)");
         let strided = StridedShard { dim: 1, split_factor: 2 };
         assert_eq!(of(strided, Shard(0)), "_S(1, 2), R -> R");
-        // Unless that cannot be.
+        // Unless its shards must be contiguous and are not.
         let ranges =
             |x: &[Meta], out: &[Meta]| Rule::of("n c, n -> n", x, out)?.merging_along("c")?.contiguous("c");
-        let of = |scores, target| decided(ranges, &[(&[64, 4], scores), (&[64], target)], &[64]);
+        let of = |logits, target| chosen(ranges, &[(&[64, 4], logits), (&[64], target)], &[64]);
         assert_eq!(of(Shard(1), Shard(0)), "S(1), R -> R");
         assert_eq!(of(strided, Shard(0)), "S(0), S(0) -> S(0)");
     }
 
     #[test]
-    fn outputs_are_cut_where_it_is_wished_for() {
-        let add = |cut: Placement| {
-            move |x: &[Meta], out: &[Meta]| Rule::of("i, i n -> v n", x, out)?.wanting("v", 0, &[cut])
+    fn outputs_are_sharded_as_preferred() {
+        let add = |preferred: Placement| {
+            move |x: &[Meta], out: &[Meta]| Rule::of("i, i n -> v n", x, out)?.wanting("v", 0, &[preferred])
         };
-        let of = |cut, ids| decided(add(cut), &[(&[8], ids), (&[8, 4], ids)], &[16, 4]);
+        let of = |preferred, ids| chosen(add(preferred), &[(&[8], ids), (&[8, 4], ids)], &[16, 4]);
         assert_eq!(of(Shard(0), Replicate), "R, R -> S(0)");
         assert_eq!(of(Shard(1), Replicate), "R, R -> R");
         assert_eq!(of(Shard(0), Shard(0)), "S(0), S(0) -> P(sum)");
     }
 
-    /// On a mesh of many dims not all combinations are tried, but what can stay does.
+    /// On a mesh of many dims not all candidates are tried, but inputs still keep their placements if possible.
     #[test]
-    fn many_mesh_dims_are_decided_one_by_one() {
+    fn many_mesh_dims_are_chosen_one_at_a_time() {
         let planner = Planner::new(Mesh::new([2; 8], ()).unwrap().seen_from(7));
         let meta = Meta { shape: [256, 256].into(), dtype: DType::F32, device: Device::Cpu };
         let (inputs, outputs) = (SmallVec::from_elem(meta.clone(), 2), SmallVec::from_elem(meta, 1));
@@ -563,11 +585,11 @@ mod tests {
         let (r, p) = (Replicate, Partial(ReduceOp::Sum));
         let a = layout([Shard(0), Shard(1), r, Shard(1), Shard(0), Shard(1), r, Shard(0)]);
         let b = layout([r, Shard(0), Shard(1), Shard(0), r, Shard(0), Shard(1), r]);
-        let made = decide([&a, &b]).unwrap();
-        assert!(made.moved.is_empty());
+        let decision = decide([&a, &b]).unwrap();
+        assert!(decision.moved.is_empty());
         let expected = [Shard(0), p, Shard(1), p, Shard(0), p, Shard(1), Shard(0)];
-        assert_eq!(made.out_specs[0].key.placements[..], expected);
-        // Two that do not fit together.
+        assert_eq!(decision.out_specs[0].key.placements[..], expected);
+        // Two inputs whose placements do not fit together.
         let c = layout([Shard(1), Shard(1), r, Shard(1), Shard(0), Shard(1), Shard(0), Shard(0)]);
         assert!(decide([&c, &c]).is_ok());
     }

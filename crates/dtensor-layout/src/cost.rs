@@ -1,24 +1,24 @@
-//! What communication costs: a latency, and bytes over a bandwidth, for each mesh dim.
+//! The cost model of communication: for each mesh dim a latency, plus bytes divided by a bandwidth.
 
 use crate::MeshDims;
 
 /// The connection between the ranks along a mesh dim.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// What every collective costs, in microseconds.
+    /// The fixed cost of a collective, in microseconds.
     pub latency: f64,
-    /// How fast a rank sends, in gigabytes (10⁹ bytes) per second.
+    /// The speed at which a rank sends, in gigabytes (10⁹ bytes) per second.
     pub bandwidth: f64,
 }
 
 impl Default for Link {
-    /// 10 µs and 10 GB/s.
+    /// Returns a link of 10 µs and 10 GB/s.
     fn default() -> Self {
         Link { latency: 10.0, bandwidth: 10.0 }
     }
 }
 
-/// What a planner takes communication to cost. All ranks of a mesh must have the same idea of it.
+/// The cost model of a planner. It must be the same on all ranks of a mesh, because otherwise they choose different plans.
 ///
 /// ```
 /// use dtensor_layout::{CostModel, Link, Mesh};
@@ -43,53 +43,53 @@ impl Default for CostModel {
 }
 
 impl CostModel {
-    /// One link per mesh dim; dims beyond the last have the default one.
+    /// Creates a cost model with one link per mesh dim. Dims without one use the default link.
     pub fn new(links: impl IntoIterator<Item = Link>) -> Self {
         CostModel { links: links.into_iter().collect(), ..CostModel::default() }
     }
 
-    /// Whether one collective may run along several mesh dims at once, which is so unless it is turned off here. Then every
-    /// step changes the placement of one mesh dim, as PyTorch's do.
+    /// Sets whether one collective may run along several mesh dims at once. On by default. If off, every step changes the placement
+    /// of one mesh dim, as in PyTorch.
     pub fn across_dims(self, across: bool) -> Self {
         CostModel { across, ..self }
     }
 
-    /// Whether one collective may run along several mesh dims at once.
+    /// Returns true if one collective may run along several mesh dims at once.
     pub(crate) fn is_across_dims(&self) -> bool {
         self.across
     }
 
-    /// The link of a mesh dim.
+    /// Returns the link of a mesh dim.
     pub fn link(&self, mesh_dim: usize) -> Link {
         self.links.get(mesh_dim).copied().unwrap_or_default()
     }
 
-    /// Of a mesh whose dims are lists of dims of this one: the slowest of each.
-    pub(crate) fn taken(&self, parts: &[MeshDims]) -> CostModel {
+    /// Returns the cost model of a mesh whose dims are lists of dims of this mesh. Each gets the slowest link of its list.
+    pub(crate) fn submesh(&self, dims: &[MeshDims]) -> CostModel {
         let slowest = |dims: &MeshDims| {
             dims.iter().map(|&dim| self.link(dim)).reduce(|a, b| Link {
                 latency: a.latency.max(b.latency),
                 bandwidth: a.bandwidth.min(b.bandwidth),
             })
         };
-        CostModel { links: parts.iter().filter_map(slowest).collect(), across: self.across }
+        CostModel { links: dims.iter().filter_map(slowest).collect(), across: self.across }
     }
 
-    /// Of a mesh in which one dim has become several.
-    pub(crate) fn split(&self, dim: usize, parts: usize) -> CostModel {
+    /// Returns the cost model of the mesh in which `dim` is split into `count` dims.
+    pub(crate) fn unflatten(&self, dim: usize, count: usize) -> CostModel {
         let mut links: Vec<Link> = (0..self.links.len().max(dim + 1)).map(|dim| self.link(dim)).collect();
         let link = links[dim];
-        links.splice(dim..=dim, std::iter::repeat_n(link, parts));
+        links.splice(dim..=dim, std::iter::repeat_n(link, count));
         CostModel { links, across: self.across }
     }
 }
 
-/// A cost in picoseconds. Whole numbers, so that sums do not depend on their order.
+/// A cost in picoseconds. An integer, so that sums do not depend on the order of their terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Cost(pub(crate) u64);
 
 impl Cost {
-    /// In microseconds.
+    /// Returns the cost in microseconds.
     pub(crate) fn micros(self) -> f64 {
         self.0 as f64 / 1e6
     }
@@ -99,9 +99,10 @@ impl Cost {
     }
 }
 
-/// The link of a mesh dim in whole numbers.
+/// A [`Link`] in integers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rate {
+    /// In picoseconds.
     latency: u64,
     /// In 1/1024 of a picosecond.
     per_byte: u64,
@@ -109,41 +110,41 @@ pub(crate) struct Rate {
 
 impl Rate {
     pub(crate) fn of(link: Link) -> Rate {
-        // Casts saturate; what is not a number counts as nothing.
+        // The casts saturate, and turn NaN into 0.
         Rate { latency: (link.latency * 1e6) as u64, per_byte: (1024.0 * 1e3 / link.bandwidth) as u64 }
     }
 
-    /// Of a collective along two dims at once.
+    /// Returns the rate of a collective along two mesh dims: the slower of both.
     pub(crate) fn slower(self, other: Rate) -> Rate {
         Rate { latency: self.latency.max(other.latency), per_byte: self.per_byte.max(other.per_byte) }
     }
 
-    /// Slower than any.
-    pub(crate) const NEVER: Rate = Rate { latency: u64::MAX, per_byte: u64::MAX };
+    /// The slowest possible rate.
+    pub(crate) const SLOWEST: Rate = Rate { latency: u64::MAX, per_byte: u64::MAX };
 
-    /// The better of both in every respect.
+    /// Returns a rate with the lower latency and the higher speed of both.
     pub(crate) fn faster(self, other: Rate) -> Rate {
         Rate { latency: self.latency.min(other.latency), per_byte: self.per_byte.min(other.per_byte) }
     }
 
-    /// Of several collectives in which a rank sends so many bytes altogether.
-    pub(crate) fn least(self, collectives: u64, bytes: usize) -> Cost {
-        Cost(self.latency.saturating_mul(collectives)).plus(self.moving(bytes))
+    /// Returns the cost of several collectives in which a rank sends `bytes` bytes in total.
+    pub(crate) fn total_cost(self, collectives: u64, bytes: usize) -> Cost {
+        Cost(self.latency.saturating_mul(collectives)).plus(self.byte_cost(bytes))
     }
 
-    /// Of so many bytes alone.
-    pub(crate) fn moving(self, bytes: usize) -> Cost {
+    /// Returns the cost of sending `bytes` bytes, without latency.
+    pub(crate) fn byte_cost(self, bytes: usize) -> Cost {
         match (bytes as u64).checked_mul(self.per_byte) {
-            Some(moving) => Cost(moving >> 10),
+            Some(cost) => Cost(cost >> 10),
             None => {
-                let moving = (bytes as u128 * u128::from(self.per_byte)) >> 10;
-                Cost(u64::try_from(moving).unwrap_or(u64::MAX))
+                let cost = (bytes as u128 * u128::from(self.per_byte)) >> 10;
+                Cost(u64::try_from(cost).unwrap_or(u64::MAX))
             }
         }
     }
 
-    /// Of a collective in which a rank sends so many bytes.
+    /// Returns the cost of a collective in which a rank sends `bytes` bytes.
     pub(crate) fn cost(self, bytes: usize) -> Cost {
-        Cost(self.latency).plus(self.moving(bytes))
+        Cost(self.latency).plus(self.byte_cost(bytes))
     }
 }

@@ -1,4 +1,4 @@
-//! Decisions that have been made, so that each is made once.
+//! A cache of decisions.
 
 use std::any::{Any, TypeId};
 use std::fmt::Debug;
@@ -12,27 +12,29 @@ use dtensor_array::DType;
 
 use crate::Decision;
 
-/// When there are more decisions, all are forgotten: shapes that change from call to call must not fill the memory.
+/// The maximum number of cached decisions. Beyond it all are dropped, so that changing shapes do not fill the memory.
 const LIMIT: usize = 1 << 14;
 
-/// How often decisions were found and how often they had to be made.
+/// Statistics of the decision cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// How often an operator had been run on such layouts before.
+    /// How often a decision was found in the cache.
     pub hits: u64,
-    /// How often it had not.
+    /// How often a decision had to be made.
     pub misses: u64,
-    /// How many decisions are remembered now, of at most 16,384.
+    /// The number of cached decisions, at most 16,384.
     pub entries: usize,
 }
 
-/// Operators that can be told apart. Implemented for everything that can be compared, hashed and cloned.
+/// An operator and its attributes as a cache key. Implemented for every type that can be compared, hashed and cloned.
 pub trait Attributes: Debug + Send + Sync + 'static {
-    /// Whether the other is of the same type and equal.
+    /// Returns true if `other` has the same type and is equal.
     #[doc(hidden)]
     fn same(&self, other: &dyn Any) -> bool;
+    /// Hashes the type and the value.
     #[doc(hidden)]
     fn digest(&self, hasher: &mut FxHasher);
+    /// Returns a clone for the cache.
     #[doc(hidden)]
     fn kept(&self) -> Box<dyn Any + Send + Sync>;
 }
@@ -55,7 +57,7 @@ impl<T: Clone + Debug + Eq + Hash + Send + Sync + 'static> Attributes for T {
     }
 }
 
-/// An operator and its inputs.
+/// A cached decision with its key.
 #[derive(Debug)]
 struct Entry {
     op: Box<dyn Any + Send + Sync>,
@@ -63,27 +65,28 @@ struct Entry {
     decision: Arc<Decision>,
 }
 
-/// The decisions of a mesh.
+/// The cached decisions of a mesh.
 #[derive(Debug, Default)]
 pub(crate) struct Decisions {
-    /// By the digest of operator and inputs.
+    /// By the digest of operator and inputs. The entries of one digest are compared.
     entries: FxHashMap<u64, SmallVec<[Entry; 1]>>,
     stats: CacheStats,
-    /// How often all have been forgotten because rules changed.
+    /// How often the cache was invalidated.
     epoch: u64,
 }
 
-/// What a decision depends on, of one input.
+/// The properties of one input that a decision depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InputKey {
-    /// The number of its spec.
+    /// The id of its spec.
     pub spec: u64,
     /// Its dtype.
     pub dtype: DType,
-    /// Whether it is a meta tensor.
+    /// True if it is a meta tensor.
     pub meta: bool,
 }
 
+/// Returns a hash of an operator and its inputs.
 #[inline]
 pub(crate) fn digest(op: &dyn Attributes, inputs: &[InputKey]) -> u64 {
     let mut hasher = FxHasher::default();
@@ -95,6 +98,7 @@ pub(crate) fn digest(op: &dyn Attributes, inputs: &[InputKey]) -> u64 {
 }
 
 impl Decisions {
+    /// Returns a cached decision, and counts the hit or miss.
     pub(crate) fn find(
         &mut self,
         digest: u64,
@@ -110,7 +114,8 @@ impl Decisions {
         found.map(|entry| entry.decision.clone())
     }
 
-    pub(crate) fn keep(
+    /// Adds a decision.
+    pub(crate) fn insert(
         &mut self,
         digest: u64,
         op: &dyn Attributes,
@@ -131,21 +136,21 @@ impl Decisions {
         self.stats.entries = 0;
     }
 
-    /// Forgets everything: decisions were made by rules that are no longer those that count.
+    /// Drops all decisions, because the rules that led to them have changed.
     #[inline]
-    pub(crate) fn revise(&mut self) {
+    pub(crate) fn invalidate(&mut self) {
         self.clear();
         self.epoch += 1;
     }
 
-    /// Forgets everything, and counts anew.
+    /// Drops all decisions and resets the statistics.
     #[inline]
-    pub(crate) fn restart(&mut self) {
-        self.revise();
+    pub(crate) fn reset(&mut self) {
+        self.invalidate();
         self.stats = CacheStats::default();
     }
 
-    /// Between two that are equal, no rule has changed.
+    /// Returns a number that changes whenever the cache is invalidated.
     #[inline]
     pub(crate) fn epoch(&self) -> u64 {
         self.epoch

@@ -1,14 +1,14 @@
-//! Layouts of tensors on meshes of ranks: which rank holds what, and how to get from one layout to another.
+//! Layouts of tensors on meshes of ranks: which rank holds which shard, and how to redistribute from one layout to another.
 //!
-//! Everything here is a pure function of shapes, placements and costs. This crate knows shapes and dtypes. It holds no data and
-//! calls no collective: it says which ones to call. So all ranks of a mesh reach the same answer without communicating, and any
-//! framework can use it to plan.
+//! Everything in this crate is a pure function of shapes, placements and costs. It depends on shapes and dtypes only. It holds no
+//! data and runs no collective: it says which collectives to run. So all ranks of a mesh reach the same answer without
+//! communicating, and any framework can use it to plan.
 //!
 //! - [`Mesh`]: ranks in a grid with named dims.
 //! - [`Placement`]: sharded, replicated or partial along one mesh dim. [`Spec`]: placements and global shape together.
 //! - [`Plan`]: the cheapest collectives from one spec to another.
-//! - [`Rule`]: on which shards an operator can run. [`Planner::decide`] chooses among what a rule offers.
-//! - [`Planner`]: remembers specs, plans and decisions, so that each is worked out once.
+//! - [`Rule`]: the sharding rule of an operator. [`Planner::decide`] chooses among the layouts that a rule allows.
+//! - [`Planner`]: caches specs, plans and decisions on one mesh.
 //!
 //! ```
 //! use dtensor_array::DType;

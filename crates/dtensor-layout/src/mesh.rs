@@ -1,4 +1,4 @@
-//! [`Mesh`]: ranks in a grid with named dims. Topology only.
+//! [`Mesh`]: ranks in a grid with named dims. It holds the topology only; it cannot communicate.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -10,10 +10,10 @@ use smallvec::SmallVec;
 use crate::chunk::unravel;
 use crate::{CostModel, Error, MeshDim, MeshNames, Result};
 
-/// The most dims that a mesh has.
+/// The maximum number of mesh dims.
 pub const MAX_DIMS: usize = 8;
 
-/// The names of all dims.
+/// The names of all dims of a mesh.
 pub type Names = Arc<[Arc<str>]>;
 
 /// A list of mesh dims, or one number for each of them.
@@ -21,7 +21,7 @@ pub type MeshDims = SmallVec<[usize; 4]>;
 
 const OP: &str = "DeviceMesh";
 
-/// Ranks in a grid, seen from one rank. A handle: clones are cheap.
+/// A grid of ranks with named dims, as one rank sees it. Cheap to clone.
 ///
 /// ```
 /// use dtensor_layout::Mesh;
@@ -37,19 +37,19 @@ pub struct Mesh(Arc<Grid>);
 
 #[derive(Clone)]
 struct Grid {
-    /// In row-major order.
+    /// The ranks in row-major order.
     ranks: Vec<usize>,
     shape: MeshDims,
     names: Option<Names>,
     /// This rank.
     rank: usize,
-    /// Its coordinate, or `None` outside the mesh.
+    /// This rank's coordinate, or `None` if it is not in the mesh.
     coordinate: Option<MeshDims>,
     cost: CostModel,
 }
 
 impl Mesh {
-    /// Creates a mesh of the first ranks there are, seen from rank 0.
+    /// Creates a mesh of ranks `0..n`, as rank 0 sees it. `n` is the product of the sizes in `shape`.
     #[inline]
     pub fn new(shape: impl Into<Shape>, names: impl Into<MeshNames>) -> Result<Mesh> {
         let shape = shape.into();
@@ -57,7 +57,11 @@ impl Mesh {
         Mesh::from_ranks(0, count, None, shape, names)
     }
 
-    /// Creates a mesh of some ranks of a world, the first ones if none are given, in row-major order, seen from `rank`.
+    /// Creates a mesh of the given ranks of a world, in row-major order, as `rank` sees it. `None` stands for the first ranks of
+    /// the world.
+    ///
+    /// Returns an error if the shape is empty, has a size of 0 or more than [`MAX_DIMS`] dims, if the ranks do not fit the shape
+    /// or the world, or if a rank occurs twice.
     pub fn from_ranks(
         rank: usize,
         world_size: usize,
@@ -102,41 +106,41 @@ impl Mesh {
         Mesh(Arc::new(Grid { ranks, shape, names, rank, coordinate, cost }))
     }
 
-    /// The same mesh, seen from another rank.
+    /// Returns the same mesh as another rank sees it.
     #[inline]
     pub fn seen_from(&self, rank: usize) -> Mesh {
         let Grid { ranks, shape, names, cost, .. } = Grid::clone(&self.0);
         Mesh::of(ranks, shape, names, rank, cost)
     }
 
-    /// The same mesh, with other costs of communication.
+    /// Returns the same mesh with another cost model.
     #[inline]
     pub fn with_cost(&self, cost: CostModel) -> Mesh {
         Mesh(Arc::new(Grid { cost, ..Grid::clone(&self.0) }))
     }
 
-    /// Returns the submesh whose dims are the given groups of dims, each flattened into one, over the ranks that share this rank's
-    /// other coordinates.
+    /// Returns the submesh that contains this rank and has one dim for each list in `dims`: the mesh dims of that list, flattened
+    /// into one. Along all other mesh dims, this rank's coordinate is fixed.
     #[inline]
     pub fn take(&self, dims: &[MeshDims], names: Option<Names>) -> Mesh {
         let Grid { shape, rank, cost, .. } = &*self.0;
         let all: MeshDims = dims.iter().flatten().copied().collect();
         let sizes = dims.iter().map(|dims| dims.iter().map(|&dim| shape[dim]).product()).collect();
-        Mesh::of(self.line(&all), sizes, names, *rank, cost.taken(dims))
+        Mesh::of(self.line(&all), sizes, names, *rank, cost.submesh(dims))
     }
 
-    /// The mesh in which one dim has become several.
+    /// Returns the mesh with one dim split into several dims of the given sizes.
     #[inline]
     pub fn unflatten(&self, dim: usize, sizes: &[usize], names: Option<Names>) -> Mesh {
         let Grid { ranks, shape, rank, cost, .. } = &*self.0;
         let mut shape = shape.clone();
         shape.remove(dim);
         shape.insert_many(dim, sizes.iter().copied());
-        Mesh::of(ranks.clone(), shape, names, *rank, cost.split(dim, sizes.len()))
+        Mesh::of(ranks.clone(), shape, names, *rank, cost.unflatten(dim, sizes.len()))
     }
 
-    /// The ranks along some dims, in row-major order, that share this rank's coordinates along the others. A rank outside the
-    /// mesh sees those of coordinate 0.
+    /// Returns the ranks along the given dims, in row-major order. Along the other dims they share this rank's coordinates, or
+    /// coordinate 0 if this rank is not in the mesh.
     pub fn line(&self, dims: &[usize]) -> Vec<usize> {
         let Grid { ranks, shape, coordinate, .. } = &*self.0;
         let from = coordinate.clone().unwrap_or_else(|| SmallVec::from_elem(0, shape.len()));
@@ -149,61 +153,61 @@ impl Mesh {
         (0..sizes.iter().product()).map(rank_at).collect()
     }
 
-    /// The costs that the planner counts with.
+    /// Returns the cost model that the planner uses.
     #[inline]
     pub fn cost(&self) -> &CostModel {
         &self.0.cost
     }
 
-    /// The number of dims.
+    /// Returns the number of dims.
     #[inline]
     pub fn ndim(&self) -> usize {
         self.0.shape.len()
     }
 
-    /// The size of each dim.
+    /// Returns the size of each dim.
     #[inline]
     pub fn shape(&self) -> &[usize] {
         &self.0.shape
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     #[inline]
     pub fn size(&self) -> usize {
         self.0.ranks.len()
     }
 
-    /// The ranks of the world, in row-major order.
+    /// Returns the ranks, by their numbers in the world, in row-major order.
     #[inline]
     pub fn ranks(&self) -> &[usize] {
         &self.0.ranks
     }
 
-    /// The names of the dims, if they have any.
+    /// Returns the names of the dims, if they have any.
     #[inline]
     pub fn names(&self) -> Option<&Names> {
         self.0.names.as_ref()
     }
 
-    /// This rank of the world.
+    /// Returns this rank, by its number in the world.
     #[inline]
     pub fn rank(&self) -> usize {
         self.0.rank
     }
 
-    /// This rank's place along each dim; none if it is not in the mesh.
+    /// Returns this rank's coordinate along each dim, or `None` if it is not in the mesh.
     #[inline]
     pub fn coordinate(&self) -> Option<&[usize]> {
         self.0.coordinate.as_deref()
     }
 
-    /// The name of a dim, or its number.
+    /// Returns the name of a dim, or its number if the dims have no names.
     #[inline]
     pub fn name_of(&self, dim: usize) -> String {
         self.names().map_or_else(|| dim.to_string(), |names| names[dim].to_string())
     }
 
-    /// Returns the number of a dim.
+    /// Returns the number of the dim that `dim` names. Returns an error, which names `op`, if there is no such dim.
     #[inline]
     pub fn dim<'a>(&self, op: &'static str, dim: impl Into<MeshDim<'a>>) -> Result<usize> {
         dim.into().resolve(op, self)
@@ -211,7 +215,7 @@ impl Mesh {
 }
 
 impl PartialEq for Mesh {
-    /// Compares ranks, shape, names and the rank it is seen from; ignores costs.
+    /// Compares ranks, shape, names and this rank. Ignores the cost model.
     #[inline]
     fn eq(&self, other: &Self) -> bool {
         let (a, b) = (&*self.0, &*other.0);

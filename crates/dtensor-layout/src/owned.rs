@@ -1,4 +1,4 @@
-//! [`Chunk`]: which rank owns which block of a tensor, for whoever writes shards to files or reads them.
+//! [`Chunk`]: a contiguous block of a tensor and the rank that holds it, for code that writes shards to files or reads them.
 
 use dtensor_array::Shape;
 use smallvec::SmallVec;
@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::chunk::unravel;
 use crate::{Error, Mesh, Result, SpecKey};
 
-/// A block of a tensor that a rank holds.
+/// A contiguous block of a tensor that one rank holds.
 ///
 /// ```
 /// use dtensor_layout::{Chunk, Mesh, Planner, Replicate, Result, Shard};
@@ -16,7 +16,7 @@ use crate::{Error, Mesh, Result, SpecKey};
 /// let of_rank = |rank: usize| -> Result<Chunk> { Ok(spec.key.chunks_at(planner.mesh(), rank)?.remove(0)) };
 /// let Chunk { offset, shape, .. } = of_rank(3)?;
 /// assert_eq!((&offset[..], &shape[..]), (&[2, 0][..], &[1, 5][..]));
-/// // Rank 1 has the same.
+/// // Rank 1 holds a copy of the same block.
 /// assert!(of_rank(1)?.is_copy_of(&of_rank(3)?));
 /// # Ok(())
 /// # }
@@ -26,23 +26,24 @@ use crate::{Error, Mesh, Result, SpecKey};
 pub struct Chunk {
     /// The rank, by its number in the world.
     pub rank: usize,
-    /// Where in the whole the block begins.
+    /// The offset of the block in the full tensor.
     pub offset: Vec<usize>,
-    /// Where in the rank's part it begins.
+    /// The offset of the block in the rank's shard.
     pub local_offset: Vec<usize>,
-    /// Its shape.
+    /// The shape of the block.
     pub shape: Shape,
 }
 
 impl Chunk {
-    /// Whether both are the same block of the whole. Only one of such needs to be written.
+    /// Returns true if both are the same block of the full tensor. Only one of them needs to be written to a file.
     pub fn is_copy_of(&self, other: &Chunk) -> bool {
         self.offset == other.offset && self.shape == other.shape
     }
 }
 
 impl SpecKey {
-    /// Lists the blocks that the rank at a position of a mesh holds.
+    /// Lists the blocks that a rank holds: the rank at `position` in the row-major order of the mesh. Returns an error if a placement
+    /// is partial.
     pub fn chunks_at(&self, mesh: &Mesh, position: usize) -> Result<Vec<Chunk>> {
         if self.placements.iter().any(|p| p.is_partial()) {
             let message =
@@ -76,9 +77,9 @@ mod tests {
     use super::*;
     use crate::{Placement, Planner, Replicate, Shard, StridedShard};
 
-    /// Every element is in a chunk of as many ranks as have a copy of it, at the place where the rank has it.
+    /// Every element is in one chunk of each rank that holds it, at its position in the rank's shard.
     #[test]
-    fn chunks_are_what_ranks_have() -> Result<()> {
+    fn chunks_cover_every_shard() -> Result<()> {
         let mesh = Mesh::from_ranks(0, 6, Some(&[5, 4, 3, 2, 1, 0]), [2, 3], ["a", "b"])?;
         let planner = Planner::new(mesh.clone());
         let each: [Placement; 5] = [
@@ -99,7 +100,7 @@ mod tests {
                     let at = mesh.ranks().iter().position(|&rank| rank == chunk.rank).expect("in the mesh");
                     let ranges = layout.ranges_at(mesh.shape(), &unravel(at, mesh.shape()));
                     let index = |dim: usize, local: usize| {
-                        ranges[dim].iter().cloned().flatten().nth(local).expect("inside the part")
+                        ranges[dim].iter().cloned().flatten().nth(local).expect("inside the shard")
                     };
                     for (i, j) in (0..chunk.shape[0]).flat_map(|i| (0..chunk.shape[1]).map(move |j| (i, j))) {
                         let (row, column) = (chunk.offset[0] + i, chunk.offset[1] + j);

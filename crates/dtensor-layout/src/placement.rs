@@ -1,7 +1,7 @@
-//! How a tensor lies on a mesh: arithmetic, no communication.
+//! [`Placement`]: how a tensor is distributed along one mesh dim.
 //!
-//! A mesh of `n` dims takes `n` placements, one per mesh dim, read from left to right: the first is applied to the whole
-//! tensor, the second to what the first leaves on a rank, and so on.
+//! A mesh of `n` dims takes `n` placements, one per mesh dim, applied from left to right: the first to the full tensor, the second
+//! to the shard that the first leaves on a rank, and so on.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -14,7 +14,7 @@ pub(crate) use Placement::{Partial, Replicate, Shard, StridedShard};
 
 use crate::{Error, Result};
 
-/// What the ranks along one mesh dim hold of a tensor.
+/// How a tensor is distributed over the ranks along one mesh dim: sharded, replicated or partial.
 ///
 /// ```
 /// use dtensor_array::ReduceOp;
@@ -23,19 +23,20 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// All of it, each.
+    /// Every rank holds the full tensor.
     Replicate,
-    /// A part each, cut along a dim of the tensor; negative dims count from the back.
+    /// Every rank holds a shard along one tensor dim. A negative dim counts from the back.
     ///
-    /// Of `len` indices, rank `i` of `n` has those from `i * c` to `(i + 1) * c`, where `c` is `len / n` rounded up. So the
-    /// first ranks have equal parts, one may have less, and the last may have none.
+    /// For a dim of size `len` and `n` ranks, rank `i` holds the indices from `i * c` up to, but not including, `(i + 1) * c`,
+    /// where `c` is `len / n` rounded up. So the first ranks have shards of equal size, one may have a smaller shard, and the
+    /// last ones may have empty shards.
     Shard(isize),
-    /// A value of full size each, which together make the tensor when they are reduced.
+    /// Every rank holds a value of full size. The reduction of all these values is the tensor.
     Partial(ReduceOp),
-    /// As [`Shard`], but the dim is first cut into `split_factor` pieces, and each rank has its part of every piece, one after
-    /// the other. This is what a dim that a mesh dim further right has already cut looks like when it is cut once more.
+    /// Same as [`Shard`], but the dim is first split into `split_factor` pieces. Each rank holds its shard of every piece, one
+    /// after the other. This describes a dim that a mesh dim further right sharded first and this mesh dim sharded again.
     StridedShard {
-        /// The dim of the tensor.
+        /// The tensor dim.
         dim: isize,
         /// The number of pieces.
         split_factor: usize,
@@ -46,25 +47,25 @@ impl Placement {
     /// A partial sum: [`Partial`] with [`ReduceOp::Sum`].
     pub const PARTIAL: Placement = Partial(ReduceOp::Sum);
 
-    /// Whether it is [`Shard`], of any dim. [`StridedShard`] is not.
+    /// Returns true for [`Shard`] of any dim, but not for [`StridedShard`].
     #[inline]
     pub fn is_shard(self) -> bool {
         matches!(self, Shard(_))
     }
 
-    /// Whether it is [`Replicate`].
+    /// Returns true for [`Replicate`].
     #[inline]
     pub fn is_replicate(self) -> bool {
         self == Replicate
     }
 
-    /// Whether it is [`Partial`], whatever the reduction.
+    /// Returns true for [`Partial`] with any reduction.
     #[inline]
     pub fn is_partial(self) -> bool {
         matches!(self, Partial(_))
     }
 
-    /// The dim that is cut, if one is. In a [`Spec`](crate::Spec) it is never negative.
+    /// Returns the tensor dim that is sharded, if any. In a [`Spec`](crate::Spec) it is never negative.
     #[inline]
     pub fn dim(self) -> Option<isize> {
         match self {
@@ -73,7 +74,8 @@ impl Placement {
         }
     }
 
-    /// The dim that is cut and into how many pieces first, of a placement that has been checked.
+    /// Returns the tensor dim that is sharded, and its split factor (1 for [`Shard`]). The dim must not be negative, as in a
+    /// [`Spec`](crate::Spec).
     #[inline]
     pub fn cut(self) -> Option<(usize, usize)> {
         match self {
@@ -83,7 +85,7 @@ impl Placement {
         }
     }
 
-    /// With the dim counted from the front.
+    /// Returns the placement with its dim counted from the front. Returns an error if the dim is out of range.
     fn checked(self, op: &'static str, rank: usize) -> Result<Placement> {
         let Some(dim) = self.dim() else { return Ok(self) };
         let from_front = if dim < 0 { dim + rank as isize } else { dim };
@@ -106,7 +108,7 @@ impl Placement {
 }
 
 impl Hash for Placement {
-    /// One word: placements are hashed with every look at a plan.
+    /// Hashes a single word, because every lookup of a spec hashes placements.
     fn hash<H: Hasher>(&self, hasher: &mut H) {
         hasher.write_u64(match *self {
             Replicate => 0,
@@ -131,7 +133,8 @@ impl fmt::Display for Placement {
 /// One placement per mesh dim.
 pub type PlacementList = SmallVec<[Placement; 4]>;
 
-/// The argument of everything that lays a tensor on a mesh: one placement per mesh dim, or `()` for [`Replicate`] on all.
+/// An argument of one placement per mesh dim, or `()` for [`Replicate`] on all. Arrays, vectors and slices of placements, and a
+/// single placement, convert to it.
 ///
 /// ```
 /// use dtensor_layout::{Placements, Replicate, Shard};
@@ -141,14 +144,15 @@ pub type PlacementList = SmallVec<[Placement; 4]>;
 pub struct Placements(Option<PlacementList>);
 
 impl Placements {
-    /// The placements for a mesh and a tensor of so many dims, checked.
+    /// Checks the placements for a mesh and a tensor with these numbers of dims, and returns them with all dims counted from the
+    /// front. Returns an error if their number is wrong, a tensor dim is out of range, or their reductions cannot be mixed.
     pub fn checked(self, op: &'static str, mesh_dims: usize, rank: usize) -> Result<PlacementList> {
         self.counted(op, mesh_dims)?;
         let Some(mut list) = self.0 else { return Ok(SmallVec::from_elem(Replicate, mesh_dims)) };
         for placement in &mut list {
             *placement = placement.checked(op, rank)?;
         }
-        if let Some((first, other)) = clashing(&list) {
+        if let Some((first, other)) = incompatible_partials(&list) {
             let message = format!(
                 "mixed Partial reduce types are not supported: {} and {} in {}",
                 Partial(first),
@@ -160,7 +164,7 @@ impl Placements {
         Ok(list)
     }
 
-    /// That there is one for each dim of a mesh of so many, which can be told before there is a tensor.
+    /// Returns an error if there is not one placement for each of `mesh_dims` mesh dims. This needs no tensor.
     pub fn counted(&self, op: &'static str, mesh_dims: usize) -> Result<()> {
         match &self.0 {
             Some(list) if list.len() != mesh_dims => {
@@ -175,7 +179,7 @@ impl Placements {
         }
     }
 
-    /// Whether one of them cuts a dim.
+    /// Returns true if one of them shards a dim.
     #[inline]
     pub fn cut(&self) -> bool {
         self.0.iter().flatten().any(|placement| placement.dim().is_some())
@@ -192,22 +196,22 @@ impl fmt::Display for Placements {
     }
 }
 
-/// `[S(0), R]`.
+/// Formats placements as a list: `[S(0), R]`.
 #[inline]
 pub fn shown(placements: &[Placement]) -> String {
     let list: Vec<String> = placements.iter().map(Placement::to_string).collect();
     format!("[{}]", list.join(", "))
 }
 
-/// `S(0)R`.
+/// Formats placements in short form: `S(0)R`.
 #[inline]
 pub fn joined(placements: &[Placement]) -> String {
     placements.iter().map(Placement::to_string).collect()
 }
 
-/// Two reductions of partial values that do not go together, if there are some.
+/// Returns two reductions of partial placements that cannot be mixed, if there are any.
 #[inline]
-pub(crate) fn clashing(placements: &[Placement]) -> Option<(ReduceOp, ReduceOp)> {
+pub(crate) fn incompatible_partials(placements: &[Placement]) -> Option<(ReduceOp, ReduceOp)> {
     let mut partials = placements.iter().filter_map(|p| if let Partial(op) = p { Some(*op) } else { None });
     let first = partials.next()?;
     partials.find(|&other| !first.commutes_with(other)).map(|other| (first, other))

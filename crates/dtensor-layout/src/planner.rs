@@ -1,4 +1,4 @@
-//! [`Planner`]: specs, plans and decisions on one mesh, each worked out once.
+//! [`Planner`]: computes and caches specs, plans and decisions on one mesh.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -14,42 +14,43 @@ use crate::{
     SpecKey,
 };
 
-/// When there are more specs or plans, all are forgotten: shapes that change from call to call must not fill the memory.
+/// The maximum number of cached specs, and of plans. Beyond it all are dropped, so that changing shapes do not fill the memory.
 const LIMIT: usize = 1 << 14;
 
-/// The most dims that a distributed tensor has.
-const MAX_RANK: usize = 64;
+/// The maximum number of dims of a distributed tensor.
+const MAX_NDIM: usize = 64;
 
-/// Specs, plans and decisions on one mesh. Equal specs are one `Arc` while the planner remembers them.
+/// Computes specs, plans and decisions on one mesh, and caches them. Equal specs are the same `Arc` while they are cached.
 #[derive(Debug)]
 pub struct Planner {
     mesh: Mesh,
     specs: Mutex<Specs>,
-    /// By the numbers of both specs and the bytes of an element.
+    /// By the ids of both specs and the bytes of an element.
     plans: Mutex<FxHashMap<(u64, u64, usize), Arc<Plan>>>,
     decisions: Mutex<Decisions>,
 }
 
 #[derive(Debug, Default)]
 struct Specs {
-    /// The number of the next one. Numbers are not used again.
+    /// The id of the next spec. Ids are never reused.
     next: u64,
     known: FxHashMap<SpecKey, Arc<Spec>>,
 }
 
 impl Planner {
-    /// Creates a planner that has planned nothing yet.
+    /// Creates a planner with an empty cache.
     pub fn new(mesh: Mesh) -> Self {
         Planner { mesh, specs: Mutex::default(), plans: Mutex::default(), decisions: Mutex::default() }
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     #[inline]
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
 
-    /// Returns the spec of a tensor of this shape, after checking that the placements fit mesh and shape.
+    /// Returns the spec of a tensor with these placements and this shape. Returns an error, which names `op`, if the placements do not
+    /// fit the mesh or the shape.
     pub fn spec(
         &self,
         op: &'static str,
@@ -58,16 +59,16 @@ impl Planner {
     ) -> Result<Arc<Spec>> {
         let shape = shape.into();
         shape.checked_numel(op)?;
-        if shape.rank() > MAX_RANK {
+        if shape.rank() > MAX_NDIM {
             let message =
-                format!("a distributed tensor has at most {MAX_RANK} dims, but the shape is {shape}");
+                format!("a distributed tensor has at most {MAX_NDIM} dims, but the shape is {shape}");
             return Err(Error::argument(op, message));
         }
         let placements = placements.into().checked(op, self.mesh.ndim(), shape.rank())?;
         Ok(self.intern(SpecKey { placements, shape }))
     }
 
-    /// As [`spec`](Planner::spec), of placements that have been checked.
+    /// Same as [`spec`](Planner::spec), for placements that are already checked.
     pub fn intern(&self, key: SpecKey) -> Arc<Spec> {
         let mut specs = self.specs.lock();
         let Specs { next, known } = &mut *specs;
@@ -84,7 +85,7 @@ impl Planner {
         }
     }
 
-    /// Returns the cheapest way from one spec of this planner to another, of the same shape.
+    /// Returns the cheapest plan from one spec of this planner to another. Both must have the same shape.
     pub fn plan(&self, from: &Arc<Spec>, to: &Arc<Spec>, dtype: DType) -> Arc<Plan> {
         let key = (from.id, to.id, dtype.size());
         if let Some(plan) = self.plans.lock().get(&key) {
@@ -99,41 +100,42 @@ impl Planner {
         plan
     }
 
-    /// Returns how an operator is run on inputs like these. If it is not known yet, asks for the operator's rule and chooses.
+    /// Returns the layouts on which an operator runs, for inputs with these specs and dtypes. If the decision is not cached, calls
+    /// `question` for the operator's rule and decides.
     #[inline]
     pub fn decide<E: From<Error>>(
         &self,
         op: &dyn Attributes,
         inputs: &[InputKey],
-        ask: impl FnOnce() -> std::result::Result<Question, E>,
+        question: impl FnOnce() -> std::result::Result<Question, E>,
     ) -> std::result::Result<Arc<Decision>, E> {
         let digest = digest(op, inputs);
         if let Some(decision) = self.decisions.lock().find(digest, op, inputs) {
             return Ok(decision);
         }
         let epoch = self.decisions.lock().epoch();
-        let decision = Arc::new(choose(self, ask()?)?);
-        let mut known = self.decisions.lock();
-        // Rules may have changed meanwhile, on another thread.
-        if known.epoch() == epoch {
-            known.keep(digest, op, inputs, decision.clone());
+        let decision = Arc::new(choose(self, question()?)?);
+        let mut decisions = self.decisions.lock();
+        // If another thread has changed the rules meanwhile, the decision is outdated and is not cached.
+        if decisions.epoch() == epoch {
+            decisions.insert(digest, op, inputs, decision.clone());
         }
         Ok(decision)
     }
 
-    /// How often decisions were found and how often they had to be made.
+    /// Returns how often decisions were found in the cache, and how often not.
     pub fn stats(&self) -> CacheStats {
         self.decisions.lock().stats()
     }
 
-    /// Forgets decisions: they were made by rules that have changed.
+    /// Drops all cached decisions. Call it after sharding rules have changed.
     pub fn forget_decisions(&self) {
-        self.decisions.lock().revise();
+        self.decisions.lock().invalidate();
     }
 
-    /// Forgets specs, plans and decisions, and counts anew.
+    /// Drops all cached specs, plans and decisions, and resets the statistics.
     pub fn clear(&self) {
-        self.decisions.lock().restart();
+        self.decisions.lock().reset();
         self.specs.lock().known.clear();
         self.plans.lock().clear();
     }

@@ -1,8 +1,8 @@
-//! [`Rule`]: on which parts of its inputs an operator can be run, as data.
+//! [`Rule`]: the sharding rule of an operator, as data.
 //!
-//! The dims of inputs and outputs are named by *factors*: `m k, k n -> m n` is a matrix product. Along one mesh dim either
-//! nothing is cut, or one factor is, on all that carry it, or partial values go through. All layouts that an operator can be
-//! run on follow from that; nothing here knows of meshes.
+//! A rule names the dims of inputs and outputs by *factors*: `m k, k n -> m n` is a matrix product. Along one mesh dim, there are
+//! three possibilities: all inputs are replicated, or one factor is sharded on all tensors that have it, or some inputs are
+//! partial and so is the output. Every layout on which the operator can run follows from the rule. Rules do not depend on meshes.
 
 use smallvec::SmallVec;
 
@@ -11,44 +11,44 @@ use crate::{Error, Result};
 use dtensor_array::ReduceOp;
 use dtensor_array::{Meta, Shape};
 
-/// What may be done with a factor.
+/// What happens if a factor is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// It may be cut on all that carry it. Outputs that do not carry it are whole on every rank.
+pub(crate) enum FactorKind {
+    /// It may be sharded on all tensors that have it. Outputs without it are replicated.
     Passing,
-    /// It may be cut on all that carry it. Outputs that do not carry it are partial, and so are inputs that are added.
+    /// It may be sharded on all tensors that have it. Outputs without it are partial, and so are inputs that are addends.
     Reducing(ReduceOp),
-    /// It may be cut on all that carry it. What else the outputs depend on, ranks find out
-    /// together. Outputs that do not carry it are whole on every rank.
+    /// It may be sharded on all tensors that have it. The ranks communicate to compute what the outputs need from other shards.
+    /// Outputs without it are replicated.
     Merging,
-    /// It must not be cut.
-    Whole,
+    /// It must not be sharded.
+    Unsharded,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Factor {
     pub(crate) size: usize,
-    pub(crate) kind: Kind,
-    /// A part must be one range of indices: the operator goes by where it begins.
+    pub(crate) kind: FactorKind,
+    /// If true, each shard must be one contiguous range of indices, because the operator uses its offset.
     pub(crate) contiguous: bool,
 }
 
-/// The factors of one dim, outermost first. A dim without any must not be cut.
-pub(crate) type Factors = SmallVec<[usize; 1]>;
+/// The factors of one dim, outermost first. A dim without factors must not be sharded.
+pub(crate) type DimFactors = SmallVec<[usize; 1]>;
 
-/// The factors of each dim.
-pub(crate) type Carried = SmallVec<[Factors; 4]>;
+/// The factors of each dim of a tensor.
+pub(crate) type TensorFactors = SmallVec<[DimFactors; 4]>;
 
-/// Partial values of some inputs that go through to the outputs.
+/// A rule by which partial values of some inputs give partial outputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Flow {
-    /// The inputs that are partial, one bit each. The others are whole on every rank.
+pub(crate) struct PartialRule {
+    /// The inputs that are partial, one bit each. The others are replicated.
     pub(crate) inputs: u32,
-    /// What they are reduced by, and what the outputs are.
+    /// Pairs of the reduction of these inputs and the reduction of the outputs.
     pub(crate) ops: SmallVec<[(ReduceOp, ReduceOp); 4]>,
 }
 
-/// On which parts of its inputs an operator can be run, and what it makes of them.
+/// The sharding rule of an operator: the layouts of the inputs on which it can run, and the layouts of the outputs that result.
 ///
 /// ```
 /// use dtensor_array::{DType, Device, Meta, Shape};
@@ -57,7 +57,7 @@ pub(crate) struct Flow {
 /// let meta = |dims: [usize; 2]| Meta { shape: dims.into(), dtype: DType::F32, device: Device::Cpu };
 /// let (x, out) = ([meta([8, 4]), meta([4, 6])], [meta([8, 6])]);
 ///
-/// // A matrix product: parts of m and n pass, parts of k give partial sums, and partial sums of either operand go through.
+/// // A matrix product. Sharded m or n stays sharded, sharded k gives partial sums. A partial sum of either operand gives one too.
 /// Rule::of("m k, k n -> m n", &x, &out)?.linear(&[0])?.linear(&[1])?;
 /// # Ok(())
 /// # }
@@ -65,57 +65,60 @@ pub(crate) struct Flow {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     pub(crate) factors: SmallVec<[Factor; 8]>,
-    pub(crate) inputs: SmallVec<[Carried; 4]>,
-    pub(crate) outputs: SmallVec<[Carried; 2]>,
-    pub(crate) flows: SmallVec<[Flow; 4]>,
-    /// The inputs that are added to what the others give, one bit each.
+    pub(crate) inputs: SmallVec<[TensorFactors; 4]>,
+    pub(crate) outputs: SmallVec<[TensorFactors; 2]>,
+    pub(crate) partial_rules: SmallVec<[PartialRule; 4]>,
+    /// The inputs that the operator adds to a function of the others, one bit each.
     pub(crate) addends: u32,
-    /// Inputs must lie as they are needed.
+    /// If true, redistributing an input is an error.
     pub(crate) strict: bool,
-    /// The bytes that a rank contributes for each element of the first output where what ranks know is stacked.
-    pub(crate) merged_item: usize,
-    /// Factors that some outputs carry and others do not, as the text has them.
-    partly: SmallVec<[usize; 2]>,
-    /// Factors that only outputs carry and that are to be cut along mesh dims, as pairs of both.
-    pub(crate) wanted: SmallVec<[(usize, usize); 2]>,
+    /// The bytes that each rank sends per element of the first output when the ranks merge results.
+    pub(crate) merge_bytes: usize,
+    /// DimFactors that some outputs have and others do not.
+    in_some_outputs: SmallVec<[usize; 2]>,
+    /// Pairs of a mesh dim and a factor that only outputs have and that should be sharded along it.
+    pub(crate) preferred: SmallVec<[(usize, usize); 2]>,
     /// The names of factors that have one.
     names: SmallVec<[(String, usize); 8]>,
 }
 
-/// The most inputs an operator can have partial values in.
+/// The number of inputs that can be partial: the first ones.
 const MAX_INPUTS: usize = 32;
 
 impl Rule {
-    /// Every input is whole on every rank.
+    /// Creates a rule by which all inputs and outputs are replicated.
     pub fn replicated(x: &[Meta], out: &[Meta]) -> Rule {
-        let uncut = |meta: &Meta| SmallVec::from_elem(Factors::new(), meta.shape.rank());
+        let unsharded = |meta: &Meta| SmallVec::from_elem(DimFactors::new(), meta.shape.rank());
         Rule {
-            inputs: x.iter().map(uncut).collect(),
-            outputs: out.iter().map(uncut).collect(),
+            inputs: x.iter().map(unsharded).collect(),
+            outputs: out.iter().map(unsharded).collect(),
             ..Rule::default()
         }
     }
 
-    /// A function of the elements at one place, with broadcasting: `…, … -> …`.
+    /// Creates the rule of an elementwise operator with broadcasting: `…, … -> …`.
     pub fn pointwise(x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::of(&format!("{} -> {}", list("…", x.len()), list("…", out.len())), x, out)
     }
 
-    /// A function of all elements along one dim, which inputs and outputs have in the same place. The dim is called `w`.
+    /// Creates the rule of an operator that needs all elements along `dim`, which all inputs and outputs have. That dim is the
+    /// factor `w` and must not be sharded. All other dims may be.
     pub fn along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let dims = |meta: &Meta| around(dim, meta.shape.rank(), "w!");
         let all = |metas: &[Meta]| metas.iter().map(dims).collect::<Vec<_>>().join(", ");
         Rule::of(&format!("{} -> {}", all(x), all(out)), x, out)
     }
 
-    /// From a text: inputs and outputs, separated by commas, with a name for each dim, separated by blanks.
+    /// Creates a rule from a text like `m k, k n -> m n`. Commas separate tensors, spaces separate the names of their dims.
     ///
-    /// - What is named alike is cut alike. A name that no output has is summed over, unless
-    ///   [`reducing`](Rule::reducing) or [`merging`](Rule::merging) says otherwise. One that some outputs
-    ///   have and others do not is not cut, unless [`summing`](Rule::summing) says that they are sums.
-    /// - `k!` must not be cut. `1` is a dim that nothing else has, and is not cut either.
-    /// - `…` (or `...`) stands for any number of dims, matched from the last one. Dims of size 1 among these and among
-    ///   named ones broadcast: there is nothing to cut in them.
+    /// - Dims with the same name are one factor and are sharded alike. The operator sums over a factor that no output has, unless
+    ///   [`reducing`](Rule::reducing) or [`merging`](Rule::merging) says otherwise. A factor that only some outputs have must not
+    ///   be sharded, unless [`summing`](Rule::summing) allows it.
+    /// - `k!` is a factor that must not be sharded. `1` is a dim that has no factor, and it must not be sharded either.
+    /// - `…` (or `...`) stands for any number of dims, matched from the last one. Dims of size 1 broadcast, whether `…` stands for
+    ///   them or a name does. They are never sharded.
+    ///
+    /// Returns an error if the text does not fit the shapes.
     pub fn of(text: &str, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let wrong = |why: String| Error::argument("Rule", format!("`{text}`: {why}"));
         let (left, right) = text.split_once("->").ok_or_else(|| wrong("there is no `->`".into()))?;
@@ -129,50 +132,52 @@ impl Rule {
                 let tokens = tokens(operand, meta, inputs).ok_or_else(|| {
                     wrong(format!("`{}` does not fit a tensor of shape {}", operand.trim(), meta.shape))
                 })?;
-                if let Some(twice) =
+                if let Some(repeated) =
                     (1..tokens.len()).find(|&i| tokens[i] != "1" && tokens[..i].contains(&tokens[i]))
                 {
-                    return Err(wrong(format!("`{}` is named twice in one tensor", tokens[twice])));
+                    return Err(wrong(format!("`{}` occurs twice in one tensor", tokens[repeated])));
                 }
-                let carried =
-                    tokens.iter().zip(meta.shape.iter()).map(|(t, &size)| rule.factor_named(t, size));
-                let carried: Vec<_> = carried.collect();
-                if inputs { rule.inputs.push(carried.into()) } else { rule.outputs.push(carried.into()) }
+                let factors =
+                    tokens.iter().zip(meta.shape.iter()).map(|(t, &size)| rule.factor_of_token(t, size));
+                let factors: Vec<_> = factors.collect();
+                if inputs { rule.inputs.push(factors.into()) } else { rule.outputs.push(factors.into()) }
             }
         }
         rule.drop_broadcast(x, out).map_err(wrong)?;
-        for f in
-            (0..rule.factors.len()).filter(|&f| rule.factors[f].kind == Kind::Passing).collect::<Vec<_>>()
+        for f in (0..rule.factors.len())
+            .filter(|&f| rule.factors[f].kind == FactorKind::Passing)
+            .collect::<Vec<_>>()
         {
-            let carries = |dims: &Carried| dims.iter().any(|dim| dim.contains(&f));
-            if !rule.outputs.iter().any(carries) {
-                // What no output carries is summed over.
-                rule.factors[f].kind = Kind::Reducing(ReduceOp::Sum);
-            } else if !rule.outputs.iter().all(carries) && rule.inputs.iter().any(carries) {
-                // What the other outputs are of it is not said.
-                rule.factors[f].kind = Kind::Whole;
-                rule.partly.push(f);
+            let has_factor = |dims: &TensorFactors| dims.iter().any(|dim| dim.contains(&f));
+            if !rule.outputs.iter().any(has_factor) {
+                // The operator sums over a factor that no output has.
+                rule.factors[f].kind = FactorKind::Reducing(ReduceOp::Sum);
+            } else if !rule.outputs.iter().all(has_factor) && rule.inputs.iter().any(has_factor) {
+                // The text does not say how the outputs without the factor depend on it.
+                rule.factors[f].kind = FactorKind::Unsharded;
+                rule.in_some_outputs.push(f);
             }
         }
         Ok(rule)
     }
 
-    /// The factor of a name, made if it is new; its size is the largest that there is.
-    fn factor_named(&mut self, token: &str, size: usize) -> Factors {
+    /// Returns the factor that a token of the text names, and adds it if it is new. Its size is that of the first dim of this name
+    /// whose size is not 1.
+    fn factor_of_token(&mut self, token: &str, size: usize) -> DimFactors {
         if token == "1" {
-            return Factors::new();
+            return DimFactors::new();
         }
         let (name, kind) = match token.strip_suffix('!') {
-            Some(name) => (name, Kind::Whole),
-            None => (token, Kind::Passing),
+            Some(name) => (name, FactorKind::Unsharded),
+            None => (token, FactorKind::Passing),
         };
         let known = self.names.iter().find(|(known, _)| known == name).map(|&(_, f)| f);
         let f = known.unwrap_or_else(|| {
             self.names.push((name.to_string(), self.factors.len()));
-            self.factor(size, kind)
+            self.add_factor(size, kind)
         });
         let factor = &mut self.factors[f];
-        if kind == Kind::Whole {
+        if kind == FactorKind::Unsharded {
             factor.kind = kind;
         }
         if factor.size == 1 {
@@ -181,23 +186,23 @@ impl Rule {
         SmallVec::from_elem(f, 1)
     }
 
-    /// A new factor.
-    fn factor(&mut self, size: usize, kind: Kind) -> usize {
+    /// Adds a factor and returns its number.
+    fn add_factor(&mut self, size: usize, kind: FactorKind) -> usize {
         self.factors.push(Factor { size, kind, contiguous: false });
         self.factors.len() - 1
     }
 
-    /// Dims of size 1 do not carry a factor that is larger; others must agree about it.
+    /// Removes the factor of every dim of size 1 that broadcasts. Returns an error if other dims of a factor differ in size.
     fn drop_broadcast(&mut self, x: &[Meta], out: &[Meta]) -> std::result::Result<(), String> {
         let metas = x.iter().chain(out);
         let names = &self.names;
         let factors = &self.factors;
-        for (carried, meta) in self.inputs.iter_mut().chain(&mut self.outputs).zip(metas) {
-            for (dim, &size) in carried.iter_mut().zip(meta.shape.iter()) {
+        for (dims, meta) in self.inputs.iter_mut().chain(&mut self.outputs).zip(metas) {
+            for (dim, &size) in dims.iter_mut().zip(meta.shape.iter()) {
                 let Some(&f) = dim.first() else { continue };
                 match factors[f].size {
                     larger if size == 1 && larger != 1 => dim.clear(),
-                    same if same == size || factors[f].kind == Kind::Whole => {}
+                    same if same == size || factors[f].kind == FactorKind::Unsharded => {}
                     other => {
                         let name = names.iter().find(|(_, known)| *known == f);
                         let name = name.map_or("", |(name, _)| name);
@@ -214,144 +219,146 @@ impl Rule {
         known.ok_or_else(|| Error::argument("Rule", format!("there is no factor `{name}`")))
     }
 
-    /// Outputs are sums over what others carry and they do not. Without this, such a factor must not be cut.
+    /// Allows sharding a factor that only some outputs have: the other outputs are sums over it.
     pub fn summing(mut self) -> Rule {
-        for &f in &self.partly {
-            self.factors[f].kind = Kind::Reducing(ReduceOp::Sum);
+        for &f in &self.in_some_outputs {
+            self.factors[f].kind = FactorKind::Reducing(ReduceOp::Sum);
         }
         self
     }
 
-    /// What no output carries is reduced by `op` instead of summed.
+    /// Sets the reduction of the factors that no output has. The default is a sum.
     pub fn reducing(mut self, op: ReduceOp) -> Rule {
         for factor in &mut self.factors {
-            if let Kind::Reducing(other) = &mut factor.kind {
+            if let FactorKind::Reducing(other) = &mut factor.kind {
                 *other = op;
             }
         }
         self
     }
 
-    /// Where what no output carries is cut, ranks find the outputs out together by stacking what each of
-    /// them knows: `bytes` for each element of the first output. If that is more than the inputs have, these are
-    /// brought together instead.
+    /// Makes the operator merge results over the ranks if a factor that no output has is sharded: each rank sends `bytes` bytes per
+    /// element of the first output. If that is more than gathering the inputs would send, the inputs are gathered instead.
     pub fn merging(mut self, bytes: usize) -> Rule {
-        self.merged_item = bytes;
+        self.merge_bytes = bytes;
         for factor in &mut self.factors {
-            if matches!(factor.kind, Kind::Reducing(_)) {
-                factor.kind = Kind::Merging;
+            if matches!(factor.kind, FactorKind::Reducing(_)) {
+                factor.kind = FactorKind::Merging;
             }
         }
         self
     }
 
-    /// This factor, which outputs may carry, stays cut whatever else that costs: ranks find out
-    /// together what their parts of the outputs depend on. Only where a part would
-    /// have to be one range of indices and is not is it brought together. There is an example at
-    /// `Together`.
+    /// Makes the operator merge results over the ranks if this factor is sharded. The factor keeps its sharding at any cost, and
+    /// outputs may have it. It is gathered only if it is [`contiguous`](Rule::contiguous) and its shards are not. There is an
+    /// example at `Together`.
     pub fn merging_along(mut self, name: &str) -> Result<Rule> {
         let f = self.find(name)?;
-        self.factors[f].kind = Kind::Merging;
+        self.factors[f].kind = FactorKind::Merging;
         Ok(self)
     }
 
-    /// A part of this factor must be one range of indices: the kernel goes by its
-    /// `Here::offset`.
+    /// Requires that each shard of this factor is one contiguous range of indices, because the kernel uses its `Here::offset`.
     pub fn contiguous(mut self, name: &str) -> Result<Rule> {
         let f = self.find(name)?;
         self.factors[f].contiguous = true;
         Ok(self)
     }
 
-    /// The kernel adds this input to what the others give, so that it is partial where they make partial sums or have them.
+    /// Declares that the kernel adds this input to a function of the other inputs. It is partial if they are partial or give a
+    /// partial sum.
     pub fn addend(mut self, input: usize) -> Result<Rule> {
         if input >= self.inputs.len().min(MAX_INPUTS) {
-            let message = format!("there is no input {input}, or it is not among the first {MAX_INPUTS}");
+            let message = format!("input {input} does not exist, or is not among the first {MAX_INPUTS}");
             return Err(Error::argument("Rule", message));
         }
         self.addends |= 1 << input;
         Ok(self)
     }
 
-    /// The outputs are linear in these inputs together, the others being constant: sums and averages over ranks go through.
-    /// As always with floats, that holds for finite numbers: where `1 · ∞` is, `(3 − 2) · ∞` need not be.
+    /// Declares that the outputs are linear in these inputs together, if the other inputs are constant. So partial sums and averages
+    /// of these inputs give partial sums and averages of the outputs.
+    ///
+    /// With floating-point numbers this holds only for finite values: `1 · ∞` is defined, but `3 · ∞ − 2 · ∞` is not.
     pub fn linear(self, inputs: &[usize]) -> Result<Rule> {
         self.passing(&[ReduceOp::Sum, ReduceOp::Avg], inputs)
     }
 
-    /// These reductions of these inputs together are the same reductions of the outputs, the others being constant.
+    /// Declares that partial values of these inputs give partial values of the outputs, for each of these reductions, if the other
+    /// inputs are constant.
     pub fn passing(self, ops: &[ReduceOp], inputs: &[usize]) -> Result<Rule> {
         self.mapping(&ops.iter().map(|&op| (op, op)).collect::<Vec<_>>(), inputs)
     }
 
-    /// As [`passing`](Rule::passing), where a reduction of the inputs is another one of the outputs: largest values become
-    /// smallest ones in a function that falls.
+    /// Same as [`passing`](Rule::passing), but with pairs of the inputs' reduction and the outputs' reduction. For example, a
+    /// decreasing function maps `Max` to `Min`.
     pub fn mapping(mut self, ops: &[(ReduceOp, ReduceOp)], inputs: &[usize]) -> Result<Rule> {
         if let Some(&input) = inputs.iter().find(|&&i| i >= self.inputs.len().min(MAX_INPUTS)) {
-            // Lists longer than this are reduced before they are used: right, though not the cheapest.
+            // A rule for an input beyond the first 32 is dropped, so such inputs are reduced first: correct, but not the cheapest.
             if input < self.inputs.len() {
                 return Ok(self);
             }
-            return Err(Error::argument("Rule", format!("there is no input {input}")));
+            return Err(Error::argument("Rule", format!("input {input} does not exist")));
         }
         let inputs = inputs.iter().fold(0, |bits, &input| bits | 1 << input);
-        self.flows.push(Flow { inputs, ops: ops.into() });
+        self.partial_rules.push(PartialRule { inputs, ops: ops.into() });
         Ok(self)
     }
 
-    /// The inputs must lie as they are needed: to move them is an error instead.
+    /// Makes it an error if an input would have to be redistributed with communication.
     pub fn strictly(mut self, strict: bool) -> Rule {
         self.strict = strict;
         self
     }
 
-    /// A factor that only outputs carry is cut along the mesh dims whose placement cuts `dim`: that is where the output will go.
+    /// Asks for a factor that only outputs have to be sharded along the mesh dims whose placement is `Shard(dim)`, because the output
+    /// will be needed with these placements.
     pub fn wanting(mut self, name: &str, dim: usize, placements: &[Placement]) -> Result<Rule> {
         let f = self.find(name)?;
-        let cuts = placements.iter().enumerate().filter(|(_, p)| **p == Placement::Shard(dim as isize));
-        self.wanted.extend(cuts.map(|(m, _)| (m, f)));
+        let shards = placements.iter().enumerate().filter(|(_, p)| **p == Placement::Shard(dim as isize));
+        self.preferred.extend(shards.map(|(m, _)| (m, f)));
         Ok(self)
     }
 
-    /// `n c … -> n (c inside) …`: the second dim of the output holds `inside` elements of each channel of the
-    /// input's, and further dims of both are whole. With `back`, the other way round.
+    /// Creates the rule of an unfold or fold, `n c … -> n (c inside) …`: the second dim of the output holds `inside` elements for each
+    /// channel of the input. Further dims must not be sharded. With `back`, input and output are swapped.
     pub fn channels(inside: usize, x: &Meta, out: &Meta, back: bool) -> Rule {
         let mut rule = Rule::default();
         let planes = if back { out } else { x };
-        let batch = rule.factor(planes.shape[0], Kind::Passing);
-        let channels = rule.factor(planes.shape[1], Kind::Passing);
-        let inside = (inside != 1).then(|| rule.factor(inside, Kind::Whole));
-        let carried = |meta: &Meta, second: Factors| {
-            let mut dims = Carried::from_elem(Factors::new(), meta.shape.rank());
+        let batch = rule.add_factor(planes.shape[0], FactorKind::Passing);
+        let channels = rule.add_factor(planes.shape[1], FactorKind::Passing);
+        let inside = (inside != 1).then(|| rule.add_factor(inside, FactorKind::Unsharded));
+        let factors = |meta: &Meta, second: DimFactors| {
+            let mut dims = TensorFactors::from_elem(DimFactors::new(), meta.shape.rank());
             dims[0].push(batch);
             dims[1] = second;
             dims
         };
-        let (plain, wide): (Factors, Factors) =
+        let (plain, wide): (DimFactors, DimFactors) =
             ([channels].into_iter().collect(), [channels].into_iter().chain(inside).collect());
         let (first, last) = if back { (wide, plain) } else { (plain, wide) };
-        rule.inputs.push(carried(x, first));
-        rule.outputs.push(carried(out, last));
+        rule.inputs.push(factors(x, first));
+        rule.outputs.push(factors(out, last));
         rule
     }
 
-    /// The same elements in row-by-row order under another shape.
+    /// Creates the rule of a reshape: the same elements, in row-major order, under another shape.
     pub fn reshape(x: &Shape, out: &Shape) -> Rule {
         let mut rule = Rule::default();
-        let (mut left, mut right) = (Carried::new(), Carried::new());
-        left.resize(x.rank(), Factors::new());
-        right.resize(out.rank(), Factors::new());
+        let (mut left, mut right) = (TensorFactors::new(), TensorFactors::new());
+        left.resize(x.rank(), DimFactors::new());
+        right.resize(out.rank(), DimFactors::new());
         if x.numel() == 0 {
-            // Any sizes are products of nothing. As long as dims are alike, but for those of size 1, they
-            // correspond; the rest has no parts worth having.
+            // Without elements, the sizes do not tell which dims correspond. Leading dims of equal size (dims of size 1 left out)
+            // correspond, and the others are not sharded.
             let large = |dims: &Shape| (0..dims.rank()).filter(|&d| dims[d] != 1).collect::<Vec<_>>();
             for (i, j) in large(x).into_iter().zip(large(out)).take_while(|&(i, j)| x[i] == out[j]) {
-                let f = rule.factor(x[i], Kind::Passing);
+                let f = rule.add_factor(x[i], FactorKind::Passing);
                 (left[i], right[j]) = (SmallVec::from_elem(f, 1), SmallVec::from_elem(f, 1));
             }
         } else {
             let (mut i, mut j) = (0, 0);
-            // What is left of the dims that are being matched.
+            // The sizes that remain of the two dims that are being matched.
             let (mut a, mut b) = (1, 1);
             loop {
                 while a == 1 && i < x.rank() {
@@ -365,16 +372,16 @@ impl Rule {
                 if a == 1 || b == 1 {
                     break;
                 }
-                // Both begin here: what divides both is a factor of both.
+                // Both dims begin at the same element, so a common divisor of their sizes is a factor of both.
                 let common = gcd(a, b);
                 if common > 1 {
-                    let f = rule.factor(common, Kind::Passing);
+                    let f = rule.add_factor(common, FactorKind::Passing);
                     left[i - 1].push(f);
                     right[j - 1].push(f);
                     (a, b) = (a / common, b / common);
                     continue;
                 }
-                // Nothing does: until both end together, their elements cannot be told apart.
+                // There is no common divisor. All dims up to the next common boundary form one factor that must not be sharded.
                 let (mut p, mut q) = (a, b);
                 let (from_i, from_j) = (i - 1, j - 1);
                 while p != q {
@@ -386,7 +393,7 @@ impl Rule {
                         j += 1;
                     }
                 }
-                let f = rule.factor(p, Kind::Whole);
+                let f = rule.add_factor(p, FactorKind::Unsharded);
                 left[from_i..i].iter_mut().for_each(|dim| dim.push(f));
                 right[from_j..j].iter_mut().for_each(|dim| dim.push(f));
                 (a, b) = (1, 1);
@@ -402,22 +409,22 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// `text`, so many times.
+/// Repeats `text` `n` times, separated by commas.
 fn list(text: &str, n: usize) -> String {
     vec![text; n].join(", ")
 }
 
-/// One name for each of these dims.
+/// Returns the names of the given dims, separated by spaces: a tensor in the text of a [`Rule`].
 pub fn named(dims: impl IntoIterator<Item = usize>, name: impl Fn(usize) -> String) -> String {
     dims.into_iter().map(name).collect::<Vec<_>>().join(" ")
 }
 
-/// `a0 middle a2`: the names of all dims but one, in the place of which stands something else.
+/// Returns the names `a0 a1 …` of `rank` dims, with `middle` in place of the name of `dim`: `a0 middle a2`.
 pub fn around(dim: usize, rank: usize, middle: &str) -> String {
     named(0..rank, |d| if d == dim { middle.into() } else { format!("a{d}") })
 }
 
-/// One name for each dim of a tensor.
+/// Returns one token for each dim of a tensor, or `None` if the text does not fit its shape.
 fn tokens(text: &str, meta: &Meta, broadcasts: bool) -> Option<Vec<String>> {
     let tokens: Vec<&str> = text.split_whitespace().collect();
     let rank = meta.shape.rank();
@@ -448,16 +455,16 @@ mod tests {
     }
 
     fn shown(rule: &Rule) -> String {
-        let dims = |carried: &Carried| {
-            let dim = |dim: &Factors| dim.iter().map(|&f| (b'a' + f as u8) as char).collect::<String>();
-            carried.iter().map(dim).collect::<Vec<_>>().join(" ")
+        let dims = |dims: &TensorFactors| {
+            let dim = |dim: &DimFactors| dim.iter().map(|&f| (b'a' + f as u8) as char).collect::<String>();
+            dims.iter().map(dim).collect::<Vec<_>>().join(" ")
         };
-        let all = |list: &[Carried]| list.iter().map(dims).collect::<Vec<_>>().join(", ");
+        let all = |list: &[TensorFactors]| list.iter().map(dims).collect::<Vec<_>>().join(", ");
         format!("{} -> {}", all(&rule.inputs), all(&rule.outputs))
     }
 
     #[test]
-    fn names_are_factors() {
+    fn each_name_is_one_factor() {
         let rule = Rule::of(
             "… m k, … k n, n -> … m n",
             &[meta(&[5, 2, 3]), meta(&[3, 4]), meta(&[4])],
@@ -465,8 +472,8 @@ mod tests {
         );
         let rule = rule.unwrap();
         assert_eq!(shown(&rule), "a b c, c d, d -> a b d");
-        let kinds: Vec<Kind> = rule.factors.iter().map(|f| f.kind).collect();
-        use Kind::{Passing, Reducing};
+        let kinds: Vec<FactorKind> = rule.factors.iter().map(|f| f.kind).collect();
+        use FactorKind::{Passing, Reducing};
         assert_eq!(kinds, [Passing, Passing, Reducing(ReduceOp::Sum), Passing]);
     }
 
@@ -479,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_said() {
+    fn errors_say_what_does_not_fit() {
         let error = |text: &str| Rule::of(text, &[meta(&[2, 3])], &[meta(&[2])]).unwrap_err().to_string();
         assert!(error("a b").contains("no `->`"));
         assert!(error("a b, c -> a").contains("2 operands for 1"));
@@ -488,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn reshapes_have_the_factors_of_both_sides() {
+    fn reshape_finds_the_factors_of_both_shapes() {
         let of = |x: &[usize], out: &[usize]| shown(&Rule::reshape(&x.into(), &out.into()));
         assert_eq!(of(&[4, 6], &[24]), "a b -> ab");
         assert_eq!(of(&[24], &[4, 6]), "ab -> a b");

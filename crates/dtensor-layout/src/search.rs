@@ -1,4 +1,4 @@
-//! The cheapest way from one state to another.
+//! Searches the cheapest path from one state to another.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -7,258 +7,273 @@ use std::collections::hash_map::Entry;
 use rustc_hash::FxHashMap;
 
 use crate::cost::Cost;
-use crate::state::{Dims, Field, Holds, Kind, Move, State};
+use crate::state::{DimState, MeshDimList, SearchSpace, ShardState, Transition, TransitionKind};
 use dtensor_array::ReduceOp;
 
-/// A way from the source to the target.
+/// A path from the source to the target.
 #[derive(Debug)]
-pub(crate) struct Way {
-    pub(crate) moves: Vec<Move>,
+pub(crate) struct Path {
+    pub(crate) transitions: Vec<Transition>,
     pub(crate) cost: Cost,
 }
 
-impl Way {
-    /// The bytes that a rank sends, at most.
-    pub(crate) fn bytes(&self, field: &Field) -> usize {
-        let mut state = field.source;
+impl Path {
+    /// Returns the largest number of bytes that a rank sends.
+    pub(crate) fn bytes(&self, space: &SearchSpace) -> usize {
+        let mut state = space.source;
         let mut bytes = 0;
-        for &done in &self.moves {
-            let cuts = field.cuts(state);
-            bytes += field.bytes(&cuts, done);
-            state = field.after(state, &cuts, done);
+        for &transition in &self.transitions {
+            let shards = space.shard_sizes(state);
+            bytes += space.bytes(&shards, transition);
+            state = space.after(state, &shards, transition);
         }
         bytes
     }
 }
 
-/// The straight way, mesh dim by mesh dim: what PyTorch does. From right to left every mesh dim takes its target, unless it
-/// has to make room for one further left; then from left to right what is left to do.
-pub(crate) fn straight(field: &Field) -> Way {
-    let mut way = Walk { field, state: field.source, moves: Vec::new(), cost: Cost(0) };
-    let in_order = |state: State| {
-        (0..field.ndim).all(|m| match state.get(m) {
-            Holds::Cut { dim, place, split } => split == 0 && place == left_of(state, m, dim),
+/// Returns the path that changes one mesh dim at a time, as PyTorch does. From right to left, every mesh dim moves to its target if
+/// the mesh dims to its left shard its tensor dim as in the target, and is replicated otherwise. Then every mesh dim that is not at
+/// its target moves there, from left to right.
+pub(crate) fn dim_by_dim(space: &SearchSpace) -> Path {
+    let mut path = PathBuilder { space, state: space.source, transitions: Vec::new(), cost: Cost(0) };
+    let in_order = |state: ShardState| {
+        (0..space.ndim).all(|m| match state.get(m) {
+            DimState::Sharded { dim, order, split } => split == 0 && order == count_left_of(state, m, dim),
             _ => true,
         })
     };
-    if in_order(field.source) && in_order(field.target) {
-        let cut = |m: usize| matches!(field.source.get(m), Holds::Cut { .. });
-        if (0..field.ndim).any(cut) {
-            for m in (0..field.ndim).rev() {
-                let mut wanted = field.target.get(m);
-                if let Holds::Cut { dim, .. } = wanted {
-                    let cutters = |state: State| {
-                        (0..m).filter(move |&m| matches!(state.get(m), Holds::Cut { dim: d, .. } if d == dim))
+    if in_order(space.source) && in_order(space.target) {
+        let is_sharded = |m: usize| matches!(space.source.get(m), DimState::Sharded { .. });
+        if (0..space.ndim).any(is_sharded) {
+            for m in (0..space.ndim).rev() {
+                let mut target = space.target.get(m);
+                if let DimState::Sharded { dim, .. } = target {
+                    let shards_left_of_m = |state: ShardState| {
+                        (0..m).filter(
+                            move |&m| matches!(state.get(m), DimState::Sharded { dim: d, .. } if d == dim),
+                        )
                     };
-                    if !cutters(way.state).eq(cutters(field.target)) {
-                        wanted = Holds::All;
+                    if !shards_left_of_m(path.state).eq(shards_left_of_m(space.target)) {
+                        target = DimState::Replicated;
                     }
                 }
-                way.turn(m, way.undivided(m, wanted));
+                path.change(m, path.without_divide(m, target));
             }
         }
-        for m in 0..field.ndim {
-            way.turn(m, way.undivided(m, field.target.get(m)));
+        for m in 0..space.ndim {
+            path.change(m, path.without_divide(m, space.target.get(m)));
         }
-        for m in 0..field.ndim {
-            way.turn(m, field.target.get(m));
+        for m in 0..space.ndim {
+            path.change(m, space.target.get(m));
         }
     } else {
-        way.unwind();
+        path.unshard_and_shard();
     }
-    Way { moves: way.moves, cost: way.cost }
+    Path { transitions: path.transitions, cost: path.cost }
 }
 
-/// How many mesh dims left of `m` cut a dim.
-fn left_of(state: State, m: usize, dim: usize) -> usize {
-    (0..m).filter(|&other| matches!(state.get(other), Holds::Cut { dim: d, .. } if d == dim)).count()
+/// Returns how many mesh dims left of `m` shard a tensor dim.
+fn count_left_of(state: ShardState, m: usize, dim: usize) -> usize {
+    (0..m).filter(|&other| matches!(state.get(other), DimState::Sharded { dim: d, .. } if d == dim)).count()
 }
 
-struct Walk<'a> {
-    field: &'a Field,
-    state: State,
-    moves: Vec<Move>,
+/// A path under construction.
+struct PathBuilder<'a> {
+    space: &'a SearchSpace,
+    state: ShardState,
+    transitions: Vec<Transition>,
     cost: Cost,
 }
 
-impl Walk<'_> {
-    fn go(&mut self, kind: Kind, m: usize) {
-        let done = Move { kind, over: Dims::one(m) };
-        let cuts = self.field.cuts(self.state);
-        self.cost = self.cost.plus(self.field.cost(&cuts, done));
-        self.state = self.field.after(self.state, &cuts, done);
-        self.moves.push(done);
+impl PathBuilder<'_> {
+    /// Appends a transition along one mesh dim.
+    fn push(&mut self, kind: TransitionKind, m: usize) {
+        let transition = Transition { kind, over: MeshDimList::one(m) };
+        let shards = self.space.shard_sizes(self.state);
+        self.cost = self.cost.plus(self.space.cost(&shards, transition));
+        self.state = self.space.after(self.state, &shards, transition);
+        self.transitions.push(transition);
     }
 
-    /// What is wanted, but that values are divided only when all that are to be reduced have been.
-    fn undivided(&self, m: usize, wanted: Holds) -> Holds {
-        match (self.state.get(m), wanted) {
-            (here, Holds::Partial(_)) if here == wanted => wanted,
-            (Holds::Cut { .. }, Holds::Partial(ReduceOp::Sum)) => wanted,
-            (_, Holds::Partial(_)) => Holds::All,
-            _ => wanted,
+    /// Returns `target`, or replicated if a replicated value would have to become partial. This is transition last, after all reductions.
+    fn without_divide(&self, m: usize, target: DimState) -> DimState {
+        match (self.state.get(m), target) {
+            (here, DimState::Partial(_)) if here == target => target,
+            (DimState::Sharded { .. }, DimState::Partial(ReduceOp::Sum)) => target,
+            (_, DimState::Partial(_)) => DimState::Replicated,
+            _ => target,
         }
     }
 
-    /// Brings one mesh dim to what is wanted of it.
-    fn turn(&mut self, m: usize, wanted: Holds) {
-        let alike = |a: Holds, b: Holds| match (a, b) {
-            (Holds::Cut { dim: a, .. }, Holds::Cut { dim: b, .. }) => a == b,
+    /// Appends the transitions that bring one mesh dim to `target`.
+    fn change(&mut self, m: usize, target: DimState) {
+        let alike = |a: DimState, b: DimState| match (a, b) {
+            (DimState::Sharded { dim: a, .. }, DimState::Sharded { dim: b, .. }) => a == b,
             (a, b) => a == b,
         };
         let here = self.state.get(m);
-        if alike(here, wanted) {
+        if alike(here, target) {
             return;
         }
-        match (here, wanted) {
-            (Holds::Cut { dim: from, .. }, Holds::Cut { dim: to, .. }) => {
-                return self.go(Kind::Exchange { from, to }, m);
+        match (here, target) {
+            (DimState::Sharded { dim: from, .. }, DimState::Sharded { dim: to, .. }) => {
+                return self.push(TransitionKind::Exchange { from, to }, m);
             }
-            (Holds::Partial(_), Holds::Cut { dim, .. }) => return self.go(Kind::ReduceScatter { dim }, m),
-            (Holds::Cut { dim, .. }, Holds::Partial(ReduceOp::Sum)) => {
-                return self.go(Kind::Embed { dim }, m);
+            (DimState::Partial(_), DimState::Sharded { dim, .. }) => {
+                return self.push(TransitionKind::ReduceScatter { dim }, m);
             }
-            (Holds::Cut { dim, .. }, _) => self.go(Kind::Gather { dim }, m),
-            (Holds::Partial(_), _) => self.go(Kind::Reduce, m),
-            (Holds::All, _) => {}
+            (DimState::Sharded { dim, .. }, DimState::Partial(ReduceOp::Sum)) => {
+                return self.push(TransitionKind::Embed { dim }, m);
+            }
+            (DimState::Sharded { dim, .. }, _) => self.push(TransitionKind::Gather { dim }, m),
+            (DimState::Partial(_), _) => self.push(TransitionKind::Reduce, m),
+            (DimState::Replicated, _) => {}
         }
-        match wanted {
-            Holds::All => {}
-            Holds::Cut { dim, split, .. } => self.go(Kind::Take { dim, split }, m),
-            Holds::Partial(op) => self.go(Kind::Divide { op }, m),
+        match target {
+            DimState::Replicated => {}
+            DimState::Sharded { dim, split, .. } => self.push(TransitionKind::Slice { dim, split }, m),
+            DimState::Partial(op) => self.push(TransitionKind::Divide { op }, m),
         }
     }
 
-    /// Undoes every cut that is not the target's own, last ones first, and makes the target's. Always possible.
-    fn unwind(&mut self) {
-        for m in 0..self.field.ndim {
-            if let (Holds::Partial(op), wanted) = (self.state.get(m), self.field.target.get(m))
-                && wanted != Holds::Partial(op)
+    /// Undoes every sharding that the target does not have, the last one first, then adds those of the target. This is always
+    /// possible.
+    fn unshard_and_shard(&mut self) {
+        for m in 0..self.space.ndim {
+            if let (DimState::Partial(op), target) = (self.state.get(m), self.space.target.get(m))
+                && target != DimState::Partial(op)
             {
-                self.go(Kind::Reduce, m);
+                self.push(TransitionKind::Reduce, m);
             }
         }
-        for dim in 0..self.field.shape.len() {
-            let cutters = |state: State| state.cutters(self.field.ndim, dim);
-            let (here, there) = (cutters(self.state), cutters(self.field.target));
+        for dim in 0..self.space.shape.len() {
+            let sharding_order = |state: ShardState| state.sharding_order(self.space.ndim, dim);
+            let (here, there) = (sharding_order(self.state), sharding_order(self.space.target));
             let common = here.iter().zip(&there).take_while(|(a, b)| a == b).count();
             for &(_, m, _) in here[common..].iter().rev() {
-                self.go(Kind::Gather { dim }, m);
+                self.push(TransitionKind::Gather { dim }, m);
             }
         }
-        // A mesh dim may have left one tensor dim for another, so that all room is made before any is taken.
-        for dim in 0..self.field.shape.len() {
-            for (_, m, split) in self.field.target.cutters(self.field.ndim, dim) {
-                if self.state.get(m) == Holds::All {
-                    self.go(Kind::Take { dim, split }, m);
+        // A mesh dim may shard another tensor dim in the target, so all shardings are undone before any is added.
+        for dim in 0..self.space.shape.len() {
+            for (_, m, split) in self.space.target.sharding_order(self.space.ndim, dim) {
+                if self.state.get(m) == DimState::Replicated {
+                    self.push(TransitionKind::Slice { dim, split }, m);
                 }
             }
         }
-        for m in 0..self.field.ndim {
-            if let (Holds::All, Holds::Partial(op)) = (self.state.get(m), self.field.target.get(m)) {
-                self.go(Kind::Divide { op }, m);
+        for m in 0..self.space.ndim {
+            if let (DimState::Replicated, DimState::Partial(op)) =
+                (self.state.get(m), self.space.target.get(m))
+            {
+                self.push(TransitionKind::Divide { op }, m);
             }
         }
     }
 }
 
-/// The cheapest way to a state so far.
-struct Reached {
-    state: State,
+/// A state that the search has reached, and the cheapest path to it so far.
+struct Node {
+    state: ShardState,
     cost: Cost,
-    /// What is left to pay at least.
+    /// A lower bound of the cost from here to the target.
     remaining: Cost,
     steps: u32,
-    /// Where the state before is among those reached.
+    /// The index of the node before.
     from: u32,
-    by: Move,
+    /// The transition from the node before.
+    by: Transition,
     settled: bool,
 }
 
-/// A way that is cheaper than `limit`, and as cheap as any; or nothing.
-pub(crate) fn cheapest(field: &Field, limit: Cost) -> Option<Way> {
-    let nothing = Move { kind: Kind::Reduce, over: Dims::default() };
-    let remaining = field.remaining(field.source);
-    let mut reached = Vec::with_capacity(USUAL);
-    reached.push(Reached {
-        state: field.source,
+/// Returns the cheapest path if it is cheaper than `limit`, by an A* search. On large meshes the search is cut short (see
+/// [`MAX_NODES`]), and the path may not be the cheapest.
+pub(crate) fn cheapest(space: &SearchSpace, limit: Cost) -> Option<Path> {
+    let no_transition = Transition { kind: TransitionKind::Reduce, over: MeshDimList::default() };
+    let remaining = space.min_remaining_cost(space.source);
+    let mut nodes = Vec::with_capacity(USUAL);
+    nodes.push(Node {
+        state: space.source,
         cost: Cost(0),
         remaining,
         steps: 0,
         from: 0,
-        by: nothing,
+        by: no_transition,
         settled: false,
     });
-    let mut known: FxHashMap<State, u32> = FxHashMap::with_capacity_and_hasher(USUAL, Default::default());
-    known.insert(field.source, 0);
-    // The most promising first; among equals the one that has come furthest.
+    let mut known: FxHashMap<ShardState, u32> =
+        FxHashMap::with_capacity_and_hasher(USUAL, Default::default());
+    known.insert(space.source, 0);
+    // The node with the lowest bound first. Among equals, the one nearest to the target.
     let mut queue = BinaryHeap::with_capacity(USUAL);
     queue.push(Reverse((remaining, remaining, 0u32, 0u32)));
-    let mut budget = BUDGET;
+    let mut budget = MAX_NODES;
     while let Some(Reverse((_, _, _, at))) = queue.pop() {
-        let here = &mut reached[at as usize];
+        let here = &mut nodes[at as usize];
         if std::mem::replace(&mut here.settled, true) {
             continue;
         }
         let (state, cost, steps) = (here.state, here.cost, here.steps + 1);
-        if state == field.target {
-            return Some(trace(&reached, at));
+        if state == space.target {
+            return Some(path_to(&nodes, at));
         }
         budget -= 1;
         if budget == 0 {
             break;
         }
-        let cuts = field.cuts(state);
-        field.moves(state, &cuts, |by, price| {
+        let shards = space.shard_sizes(state);
+        space.transitions(state, &shards, |by, price| {
             let cost = cost.plus(price);
             if cost >= limit {
                 return;
             }
-            let next = field.after(state, &cuts, by);
+            let next = space.after(state, &shards, by);
             match known.entry(next) {
                 Entry::Occupied(old) => {
                     let index = *old.get();
-                    let old = &mut reached[index as usize];
+                    let old = &mut nodes[index as usize];
                     if (cost, steps) < (old.cost, old.steps) {
-                        *old = Reached { cost, steps, from: at, by, settled: false, ..*old };
+                        *old = Node { cost, steps, from: at, by, settled: false, ..*old };
                         queue.push(Reverse((cost.plus(old.remaining), old.remaining, steps, index)));
                     }
                 }
                 Entry::Vacant(new) => {
-                    let remaining = field.remaining(next);
+                    let remaining = space.min_remaining_cost(next);
                     let bound = cost.plus(remaining);
                     if bound < limit {
-                        let index = reached.len() as u32;
+                        let index = nodes.len() as u32;
                         new.insert(index);
                         let settled = false;
-                        reached.push(Reached { state: next, cost, remaining, steps, from: at, by, settled });
+                        nodes.push(Node { state: next, cost, remaining, steps, from: at, by, settled });
                         queue.push(Reverse((bound, remaining, steps, index)));
                     }
                 }
             }
         });
     }
-    // The best found so far, if the target was reached at all.
-    known.get(&field.target).map(|&at| trace(&reached, at))
+    // The best path so far, if the target was reached at all.
+    known.get(&space.target).map(|&at| path_to(&nodes, at))
 }
 
-/// How many states are looked at. Up to three mesh dims, and nearly always up to four, fewer are enough to find the cheapest way;
-/// beyond, a good one in a few milliseconds is better than the best one in minutes. All ranks count alike.
-const BUDGET: u32 = 1 << 12;
+/// The maximum number of states that the search expands. It is enough for the cheapest path on meshes of up to three dims, and nearly
+/// always of four. On larger meshes, a good path in a few milliseconds is better than the best one in minutes. The limit is a count
+/// and not a time, so that all ranks find the same path.
+const MAX_NODES: u32 = 1 << 12;
 
-/// How many states most searches reach.
+/// The number of states that most searches reach.
 const USUAL: usize = 512;
 
-fn trace(reached: &[Reached], mut at: u32) -> Way {
-    let cost = reached[at as usize].cost;
-    let mut moves = Vec::new();
+/// Returns the path from the source to a node.
+fn path_to(nodes: &[Node], mut at: u32) -> Path {
+    let cost = nodes[at as usize].cost;
+    let mut transitions = Vec::new();
     while at != 0 {
-        let step = &reached[at as usize];
-        moves.push(step.by);
-        at = step.from;
+        let node = &nodes[at as usize];
+        transitions.push(node.by);
+        at = node.from;
     }
-    moves.reverse();
-    Way { moves, cost }
+    transitions.reverse();
+    Path { transitions, cost }
 }
 
 #[cfg(test)]
@@ -266,18 +281,18 @@ mod tests {
     use super::*;
     use crate::{CostModel, Mesh, Partial, Planner, Replicate, Shard};
 
-    /// What the cheapest ways to all states cost that are not dearer than `limit`, found without any estimate.
-    fn costs(field: &Field, limit: Cost) -> FxHashMap<State, Cost> {
-        let mut known: FxHashMap<State, Cost> = FxHashMap::default();
-        known.insert(field.source, Cost(0));
-        let mut todo = BinaryHeap::from([Reverse((Cost(0), field.source))]);
+    /// Returns the costs of the cheapest paths to all states, up to `limit`, found by Dijkstra's algorithm, without an estimate.
+    fn costs(space: &SearchSpace, limit: Cost) -> FxHashMap<ShardState, Cost> {
+        let mut known: FxHashMap<ShardState, Cost> = FxHashMap::default();
+        known.insert(space.source, Cost(0));
+        let mut todo = BinaryHeap::from([Reverse((Cost(0), space.source))]);
         while let Some(Reverse((cost, state))) = todo.pop() {
             if known[&state] < cost {
                 continue;
             }
-            let cuts = field.cuts(state);
-            field.moves(state, &cuts, |by, price| {
-                let (next, total) = (field.after(state, &cuts, by), cost.plus(price));
+            let shards = space.shard_sizes(state);
+            space.transitions(state, &shards, |by, price| {
+                let (next, total) = (space.after(state, &shards, by), cost.plus(price));
                 if total <= limit && known.get(&next).is_none_or(|&old| total < old) {
                     known.insert(next, total);
                     todo.push(Reverse((total, next)));
@@ -287,9 +302,9 @@ mod tests {
         known
     }
 
-    /// If the estimate of what remains were ever too high, the search would miss the cheapest way.
+    /// If the lower bound were ever too high, the search would miss the cheapest path.
     #[test]
-    fn no_way_is_cheaper_than_the_one_found() {
+    fn the_search_finds_the_cheapest_path() {
         let each = [Replicate, Partial(ReduceOp::Sum), Shard(0), Shard(1), Shard(2)];
         for (sizes, shape) in
             [([2, 3], [4096, 1024, 600]), ([4, 3], [33, 1000, 7]), ([3, 3], [100_000, 10_000, 9])]
@@ -301,10 +316,10 @@ mod tests {
                     let placements = |i: usize| [each[i % 5], each[i / 5]];
                     let spec = |i: usize| planner.spec("test", placements(i), shape).unwrap();
                     let (from, to) = (spec(i % 25), spec(i / 25));
-                    let field = Field::new(&sizes, &model, &from, &to, 4);
-                    let direct = straight(&field);
-                    let least = costs(&field, direct.cost)[&field.target];
-                    let found = cheapest(&field, direct.cost).unwrap_or(direct).cost;
+                    let space = SearchSpace::new(&sizes, &model, &from, &to, 4);
+                    let direct = dim_by_dim(&space);
+                    let least = costs(&space, direct.cost)[&space.target];
+                    let found = cheapest(&space, direct.cost).unwrap_or(direct).cost;
                     assert_eq!(found, least, "{from} to {to} on {sizes:?}");
                 }
             }

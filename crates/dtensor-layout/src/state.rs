@@ -1,95 +1,97 @@
-//! The states between two layouts, and the moves from one to the next.
+//! The states between two layouts, and the transitions from one state to the next.
 //!
-//! A state says for every mesh dim what the ranks along it hold, and for every tensor dim in which order mesh dims cut it. Cuts
-//! are undone in the reverse of that order, and new ones come last. So every part is what the chunk rule makes of it, whatever
-//! the sizes, and all moves are exact.
+//! A state says how the tensor is distributed along every mesh dim, and in which order mesh dims shard each tensor dim. The last
+//! sharding of a tensor dim is undone first, and a new one is added last. So every shard follows the chunk rule, for all sizes, and
+//! every transition is exact without padding.
 
 use smallvec::SmallVec;
 
 use crate::MAX_DIMS;
-use crate::chunk::cut_len;
+use crate::chunk::shard_len;
 use crate::cost::{Cost, CostModel, Rate};
 use crate::{Partial, Placement, Replicate, Shard, Spec, StridedShard};
 use dtensor_array::ReduceOp;
 
-/// What the ranks along one mesh dim hold.
+/// How a tensor is distributed along one mesh dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holds {
-    All,
+pub(crate) enum DimState {
+    Replicated,
     Partial(ReduceOp),
-    /// A part each: the dim is cut by `place` mesh dims before.
-    Cut {
+    /// Tensor dim `dim` is sharded, after `order` other mesh dims sharded it. `split` is the index of the split factor in
+    /// [`SearchSpace::splits`].
+    Sharded {
         dim: usize,
-        place: usize,
+        order: usize,
         split: usize,
     },
 }
 
-/// What the ranks along every mesh dim hold: 16 bits each.
+/// How a tensor is distributed along every mesh dim, in 16 bits each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub(crate) struct State(u128);
+pub(crate) struct ShardState(u128);
 
-impl State {
-    /// `split` is a number of the field's list of split factors here.
-    fn code(holds: Holds) -> u16 {
-        match holds {
-            Holds::All => 0,
-            Holds::Partial(op) => 1 | (op as u16) << 2,
-            Holds::Cut { dim, place, split } => {
-                2 | (place as u16) << 2 | (split as u16) << 5 | (dim as u16) << 10
+impl ShardState {
+    /// Encodes one mesh dim in 16 bits.
+    fn encode(dim_state: DimState) -> u16 {
+        match dim_state {
+            DimState::Replicated => 0,
+            DimState::Partial(op) => 1 | (op as u16) << 2,
+            DimState::Sharded { dim, order, split } => {
+                2 | (order as u16) << 2 | (split as u16) << 5 | (dim as u16) << 10
             }
         }
     }
 
-    pub(crate) fn get(self, mesh_dim: usize) -> Holds {
+    pub(crate) fn get(self, mesh_dim: usize) -> DimState {
         let code = (self.0 >> (16 * mesh_dim)) as u16;
         match code & 3 {
-            0 => Holds::All,
-            1 => Holds::Partial(ReduceOp::ALL[usize::from(code >> 2)]),
-            _ => Holds::Cut {
-                place: usize::from(code >> 2 & 7),
+            0 => DimState::Replicated,
+            1 => DimState::Partial(ReduceOp::ALL[usize::from(code >> 2)]),
+            _ => DimState::Sharded {
+                order: usize::from(code >> 2 & 7),
                 split: usize::from(code >> 5 & 31),
                 dim: usize::from(code >> 10),
             },
         }
     }
 
-    pub(crate) fn with(self, mesh_dim: usize, holds: Holds) -> State {
+    /// Returns the state with another distribution along one mesh dim.
+    pub(crate) fn with(self, mesh_dim: usize, dim_state: DimState) -> ShardState {
         let shift = 16 * mesh_dim;
-        State(self.0 & !(0xffff << shift) | u128::from(State::code(holds)) << shift)
+        ShardState(self.0 & !(0xffff << shift) | u128::from(ShardState::encode(dim_state)) << shift)
     }
 
-    /// How what the ranks along a mesh dim hold is reduced.
+    /// Returns the reduction of the partial values along a mesh dim.
     pub(crate) fn op_along(self, mesh_dim: usize) -> ReduceOp {
         match self.get(mesh_dim) {
-            Holds::Partial(op) => op,
+            DimState::Partial(op) => op,
             _ => ReduceOp::Sum,
         }
     }
 
-    /// The mesh dims, of so many, that cut a tensor dim, in the order in which they do: the place, the mesh
+    /// Returns which of the `ndim` mesh dims shard a tensor dim, in the order in which they do: the position in that order, the mesh
     /// dim and the split of each.
-    pub(crate) fn cutters(self, ndim: usize, dim: usize) -> SmallVec<[(usize, usize, usize); 8]> {
-        let cut = |m| match self.get(m) {
-            Holds::Cut { dim: d, place, split } if d == dim => Some((place, m, split)),
+    pub(crate) fn sharding_order(self, ndim: usize, dim: usize) -> SmallVec<[(usize, usize, usize); 8]> {
+        let sharding = |m| match self.get(m) {
+            DimState::Sharded { dim: d, order, split } if d == dim => Some((order, m, split)),
             _ => None,
         };
-        let mut list: SmallVec<[_; 8]> = (0..ndim).filter_map(cut).collect();
+        let mut list: SmallVec<[_; 8]> = (0..ndim).filter_map(sharding).collect();
         list.sort_unstable();
         list
     }
 }
 
-/// Mesh dims in an order.
+/// A list of mesh dims in a fixed order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Dims {
+pub(crate) struct MeshDimList {
     len: u8,
     dims: [u8; MAX_DIMS],
 }
 
-impl Dims {
-    pub(crate) fn one(dim: usize) -> Dims {
-        let mut dims = Dims::default();
+impl MeshDimList {
+    pub(crate) fn one(dim: usize) -> MeshDimList {
+        let mut dims = MeshDimList::default();
         dims.push(dim);
         dims
     }
@@ -107,90 +109,97 @@ impl Dims {
         self.dims[..self.len()].iter().map(|&dim| usize::from(dim))
     }
 
-    /// The last so many.
-    fn tail(&self, len: usize) -> Dims {
-        let mut tail = Dims::default();
+    /// Returns the last `len` mesh dims.
+    fn tail(&self, len: usize) -> MeshDimList {
+        let mut tail = MeshDimList::default();
         self.iter().skip(self.len() - len).for_each(|dim| tail.push(dim));
         tail
     }
 }
 
-/// One change on the way.
+/// A transition from one state to the next, along one or several mesh dims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Move {
-    pub(crate) kind: Kind,
-    /// The mesh dims, in the order in which they cut.
-    pub(crate) over: Dims,
+pub(crate) struct Transition {
+    pub(crate) kind: TransitionKind,
+    /// The mesh dims, in the order in which they shard.
+    pub(crate) over: MeshDimList,
 }
 
-/// What is done. Dims are those of the tensor.
+/// What happens in a transition. MeshDimList are those of the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// All parts come together.
+pub(crate) enum TransitionKind {
+    /// Sharded -> replicated: an all-gather.
     Gather { dim: usize },
-    /// Parts along one dim become parts along another.
+    /// Sharded along one dim -> sharded along another: an all-to-all.
     Exchange { from: usize, to: usize },
-    /// Values are reduced, and everybody has the result.
+    /// Partial -> replicated: an all-reduce.
     Reduce,
-    /// Values are reduced, and everybody has a part of the result.
+    /// Partial -> sharded: a reduce-scatter.
     ReduceScatter { dim: usize },
-    /// Everybody keeps a part; `split` as in [`Holds`].
-    Take { dim: usize, split: usize },
-    /// Everybody sets its part into zeros.
+    /// Replicated -> sharded: every rank keeps its shard, without communication. `split` as in [`DimState`].
+    Slice { dim: usize, split: usize },
+    /// Sharded -> partial sum: every rank pads its shard with zeros, without communication.
     Embed { dim: usize },
-    /// Together the values are to make up what everybody has now.
+    /// Replicated -> partial, without communication: in a sum, for example, one rank keeps the value and the others take zeros.
     Divide { op: ReduceOp },
 }
 
-impl Kind {
-    /// The name of the collective, if there is one.
+impl TransitionKind {
+    /// Returns the name of the collective, if it communicates.
     pub(crate) fn collective(self) -> Option<&'static str> {
         match self {
-            Kind::Gather { .. } => Some("all_gather"),
-            Kind::Exchange { .. } => Some("all_to_all"),
-            Kind::Reduce => Some("all_reduce"),
-            Kind::ReduceScatter { .. } => Some("reduce_scatter"),
-            Kind::Take { .. } | Kind::Embed { .. } | Kind::Divide { .. } => None,
+            TransitionKind::Gather { .. } => Some("all_gather"),
+            TransitionKind::Exchange { .. } => Some("all_to_all"),
+            TransitionKind::Reduce => Some("all_reduce"),
+            TransitionKind::ReduceScatter { .. } => Some("reduce_scatter"),
+            TransitionKind::Slice { .. } | TransitionKind::Embed { .. } | TransitionKind::Divide { .. } => {
+                None
+            }
         }
     }
 }
 
-/// All that a search is about.
-pub(crate) struct Field {
-    /// The sizes of the mesh dims. Those of size 1 never matter and are left out of states.
+/// The search for the cheapest path: source, target, and everything that transitions and costs depend on.
+pub(crate) struct SearchSpace {
+    /// The sizes of the mesh dims. States leave out mesh dims of size 1, because these never matter.
     pub(crate) sizes: [usize; MAX_DIMS],
     pub(crate) ndim: usize,
     pub(crate) shape: SmallVec<[usize; 6]>,
+    /// The bytes of one element.
     item: usize,
     rates: [Rate; MAX_DIMS],
-    /// The split factors that occur; the first is 1.
+    /// The split factors that occur. The first is 1.
     pub(crate) splits: SmallVec<[usize; 4]>,
+    /// True if one collective may run along several mesh dims.
     across: bool,
-    pub(crate) source: State,
-    pub(crate) target: State,
-    /// The tensor dims that are worth cutting.
+    pub(crate) source: ShardState,
+    pub(crate) target: ShardState,
+    /// The tensor dims that the search may shard.
     candidates: SmallVec<[usize; 6]>,
-    /// One over the sizes of the mesh dims, the number of elements and the fastest of the links, for estimates.
+    /// One divided by the size of each mesh dim, for estimates.
     shares: [f64; MAX_DIMS],
+    /// The number of elements of the full tensor.
     elements: f64,
-    /// The number of elements of a part if every mesh dim cuts.
+    /// The number of elements of a shard if every mesh dim shards.
     smallest: f64,
+    /// The lowest latency and the highest speed of all links.
     fastest: Rate,
 }
 
-/// The order in which mesh dims cut each tensor dim, and how large the largest part is.
-pub(crate) struct Cuts {
-    lists: SmallVec<[Dims; 6]>,
+/// For one state: the order in which mesh dims shard each tensor dim, and the size of the largest shard.
+pub(crate) struct ShardSizes {
+    orders: SmallVec<[MeshDimList; 6]>,
+    /// The largest shard size along each tensor dim.
     lens: SmallVec<[usize; 6]>,
-    /// The number of elements of the largest part.
+    /// The number of elements of the largest shard.
     local: usize,
-    /// How many there are for each index of a dim.
-    across: SmallVec<[usize; 6]>,
+    /// The number of elements of the largest shard for each index of a tensor dim.
+    per_index: SmallVec<[usize; 6]>,
 }
 
-impl Field {
-    pub(crate) fn new(sizes: &[usize], cost: &CostModel, from: &Spec, to: &Spec, item: usize) -> Field {
-        let mut field = Field {
+impl SearchSpace {
+    pub(crate) fn new(sizes: &[usize], cost: &CostModel, from: &Spec, to: &Spec, item: usize) -> SearchSpace {
+        let mut space = SearchSpace {
             sizes: [1; MAX_DIMS],
             ndim: sizes.len(),
             shape: from.key.shape[..].into(),
@@ -198,71 +207,71 @@ impl Field {
             rates: [Rate::default(); MAX_DIMS],
             splits: SmallVec::from_elem(1, 1),
             across: cost.is_across_dims(),
-            source: State::default(),
-            target: State::default(),
+            source: ShardState::default(),
+            target: ShardState::default(),
             candidates: SmallVec::new(),
             shares: [1.0; MAX_DIMS],
             elements: from.key.shape.iter().map(|&len| len as f64).product(),
             smallest: 0.0,
-            fastest: Rate::NEVER,
+            fastest: Rate::SLOWEST,
         };
-        field.sizes[..sizes.len()].copy_from_slice(sizes);
-        for (dim, rate) in field.rates[..sizes.len()].iter_mut().enumerate() {
+        space.sizes[..sizes.len()].copy_from_slice(sizes);
+        for (dim, rate) in space.rates[..sizes.len()].iter_mut().enumerate() {
             *rate = Rate::of(cost.link(dim));
-            field.shares[dim] = 1.0 / sizes[dim] as f64;
+            space.shares[dim] = 1.0 / sizes[dim] as f64;
             if sizes[dim] > 1 {
-                field.fastest = field.fastest.faster(*rate);
+                space.fastest = space.fastest.faster(*rate);
             }
         }
-        field.smallest = field.elements * field.shares.iter().product::<f64>();
-        field.source = field.state(from);
-        field.target = field.state(to);
-        let cut = |spec: &Spec, dim: usize| spec.cuts.iter().any(|cut| cut.dim == dim);
-        let mut spare: SmallVec<[usize; 4]> = SmallVec::new();
+        space.smallest = space.elements * space.shares.iter().product::<f64>();
+        space.source = space.state(from);
+        space.target = space.state(to);
+        let is_sharded = |spec: &Spec, dim: usize| spec.shardings.iter().any(|sharding| sharding.dim == dim);
+        let mut extra: SmallVec<[usize; 4]> = SmallVec::new();
         for (dim, &len) in from.key.shape.iter().enumerate() {
-            let named = cut(from, dim) || cut(to, dim);
-            // Of dims that neither end cuts, as many of each length will do as there are mesh dims to cut them.
-            let alike = spare.iter().filter(|&&known| known == len).count();
-            if named || (len > 1 && alike < sizes.len()) {
-                field.candidates.push(dim);
-                if !named {
-                    spare.push(len);
+            let needed = is_sharded(from, dim) || is_sharded(to, dim);
+            // Other dims can help on the way. Of those of equal size, as many are enough as there are mesh dims to shard them.
+            let alike = extra.iter().filter(|&&other| other == len).count();
+            if needed || (len > 1 && alike < sizes.len()) {
+                space.candidates.push(dim);
+                if !needed {
+                    extra.push(len);
                 }
             }
         }
-        field
+        space
     }
 
-    /// The state that a layout is.
-    fn state(&mut self, spec: &Spec) -> State {
-        let mut state = State::default();
+    /// Returns the state of a spec.
+    fn state(&mut self, spec: &Spec) -> ShardState {
+        let mut state = ShardState::default();
         for (mesh_dim, placement) in spec.key.placements.iter().enumerate() {
             if let (Partial(op), true) = (*placement, self.sizes[mesh_dim] > 1) {
-                state = state.with(mesh_dim, Holds::Partial(op));
+                state = state.with(mesh_dim, DimState::Partial(op));
             }
         }
-        let mut places: SmallVec<[usize; 6]> = SmallVec::from_elem(0, self.shape.len());
-        for cut in spec.cuts.iter().filter(|cut| self.sizes[cut.mesh_dim] > 1) {
-            let split = self.splits.iter().position(|&known| known == cut.split).unwrap_or_else(|| {
-                self.splits.push(cut.split);
+        let mut orders: SmallVec<[usize; 6]> = SmallVec::from_elem(0, self.shape.len());
+        for sharding in spec.shardings.iter().filter(|sharding| self.sizes[sharding.mesh_dim] > 1) {
+            let split = self.splits.iter().position(|&split| split == sharding.split).unwrap_or_else(|| {
+                self.splits.push(sharding.split);
                 self.splits.len() - 1
             });
-            let place = places[cut.dim];
-            places[cut.dim] += 1;
-            state = state.with(cut.mesh_dim, Holds::Cut { dim: cut.dim, place, split });
+            let order = orders[sharding.dim];
+            orders[sharding.dim] += 1;
+            state = state.with(sharding.mesh_dim, DimState::Sharded { dim: sharding.dim, order, split });
         }
         state
     }
 
-    /// The placements that a state stands for, for people to read.
-    pub(crate) fn placements(&self, state: State) -> Vec<Placement> {
-        let cuts = self.cuts(state);
-        let shown = |mesh_dim| match state.get(mesh_dim) {
-            Holds::All => Replicate,
-            Holds::Partial(op) => Partial(op),
-            Holds::Cut { dim, place, split } => {
-                // Cuts by mesh dims further right that came before show as pieces.
-                let before = cuts.lists[dim].iter().take(place).filter(|&other| other > mesh_dim);
+    /// Returns the placements of a state, to be displayed.
+    pub(crate) fn placements(&self, state: ShardState) -> Vec<Placement> {
+        let shards = self.shard_sizes(state);
+        let placement = |mesh_dim| match state.get(mesh_dim) {
+            DimState::Replicated => Replicate,
+            DimState::Partial(op) => Partial(op),
+            DimState::Sharded { dim, order, split } => {
+                // If mesh dims further right sharded the dim before, the placement is a strided shard.
+                let before = shards.orders[dim].iter().take(order).filter(|&other| other > mesh_dim);
                 let factor = self.splits[split] * before.map(|other| self.sizes[other]).product::<usize>();
                 match factor {
                     1 => Shard(dim as isize),
@@ -270,37 +279,39 @@ impl Field {
                 }
             }
         };
-        (0..self.ndim).map(shown).collect()
+        (0..self.ndim).map(placement).collect()
     }
 
-    pub(crate) fn cuts(&self, state: State) -> Cuts {
-        let lists = SmallVec::from_elem(Dims::default(), self.shape.len());
-        let mut cuts = Cuts { lists, lens: self.shape.clone(), local: 0, across: SmallVec::new() };
+    /// Returns the sharding orders and shard sizes of a state.
+    pub(crate) fn shard_sizes(&self, state: ShardState) -> ShardSizes {
+        let orders = SmallVec::from_elem(MeshDimList::default(), self.shape.len());
+        let mut shards =
+            ShardSizes { orders, lens: self.shape.clone(), local: 0, per_index: SmallVec::new() };
         for mesh_dim in 0..self.ndim {
-            if let Holds::Cut { dim, place, .. } = state.get(mesh_dim) {
-                let list = &mut cuts.lists[dim];
-                list.dims[place] = mesh_dim as u8;
+            if let DimState::Sharded { dim, order, .. } = state.get(mesh_dim) {
+                let list = &mut shards.orders[dim];
+                list.dims[order] = mesh_dim as u8;
                 list.len += 1;
             }
         }
-        for (list, len) in cuts.lists.iter().zip(&mut cuts.lens) {
-            let strided = |m: usize| matches!(state.get(m), Holds::Cut { split, .. } if split > 0);
+        for (list, len) in shards.orders.iter().zip(&mut shards.lens) {
+            let strided = |m: usize| matches!(state.get(m), DimState::Sharded { split, .. } if split > 0);
             if list.iter().skip(1).any(strided) {
-                *len = self.largest(*len, state, list);
+                *len = self.largest_shard_len(*len, state, list);
                 continue;
             }
             for mesh_dim in list.iter() {
-                let Holds::Cut { split, .. } = state.get(mesh_dim) else { continue };
-                *len = self.first_len(*len, split, self.sizes[mesh_dim]);
+                let DimState::Sharded { split, .. } = state.get(mesh_dim) else { continue };
+                *len = self.first_shard_len(*len, split, self.sizes[mesh_dim]);
             }
         }
-        cuts.local = cuts.lens.iter().product();
-        cuts.across = cuts.lens.iter().map(|&len| cuts.local / len.max(1)).collect();
-        cuts
+        shards.local = shards.lens.iter().product();
+        shards.per_index = shards.lens.iter().map(|&len| shards.local / len.max(1)).collect();
+        shards
     }
 
-    /// The size of the first of `n` parts, which is the largest.
-    fn first_len(&self, len: usize, split: usize, n: usize) -> usize {
+    /// Returns the size of the first of `n` shards, which is the largest.
+    fn first_shard_len(&self, len: usize, split: usize, n: usize) -> usize {
         if split == 0 || len == 0 {
             return len.div_ceil(n);
         }
@@ -308,186 +319,199 @@ impl Field {
         (len / piece) * piece.div_ceil(n) + (len % piece).div_ceil(n)
     }
 
-    /// The size of the largest part that some cuts leave. Of fewer indices, a strided cut may leave more: seven cut in two
-    /// are four and three, and of these the first of two ranks has two and three when they are cut into three pieces.
-    fn largest(&self, len: usize, state: State, list: &Dims) -> usize {
+    /// Returns the size of the largest shard after all shardings in `list`. With strided shardings it need not be that of the first
+    /// ranks, because a strided sharding may give a larger shard of fewer indices. For example, seven indices over two ranks are four
+    /// and three. Split into three pieces and sharded over two ranks, the first rank then holds two of the four, but three of the
+    /// three.
+    fn largest_shard_len(&self, len: usize, state: ShardState, list: &MeshDimList) -> usize {
         let mut lens: SmallVec<[usize; 8]> = SmallVec::from_elem(len, 1);
         for mesh_dim in list.iter() {
-            let Holds::Cut { split, .. } = state.get(mesh_dim) else { continue };
+            let DimState::Sharded { split, .. } = state.get(mesh_dim) else { continue };
             let n = self.sizes[mesh_dim];
-            let mut parts: SmallVec<[usize; 8]> = SmallVec::new();
+            let mut shard_lens: SmallVec<[usize; 8]> = SmallVec::new();
             for &len in &lens {
-                for part in (0..n).map(|i| cut_len(len, self.splits[split], n, i)) {
-                    if !parts.contains(&part) {
-                        parts.push(part);
+                for shard in (0..n).map(|i| shard_len(len, self.splits[split], n, i)) {
+                    if !shard_lens.contains(&shard) {
+                        shard_lens.push(shard);
                     }
                 }
             }
-            lens = parts;
+            lens = shard_lens;
         }
         lens.into_iter().max().unwrap_or(0)
     }
 
-    /// A cost that remains at least.
+    /// Returns a lower bound of the cost from a state to the target: the estimate of the A* search.
     ///
-    /// In numbers of elements, as if all parts were equal, and with an all-reduce as a reduction and a gather: let `y` be the
-    /// least that a rank holds on the way.
+    /// It counts elements, treats all shards as equal, and treats an all-reduce as a reduce-scatter and an all-gather. Let `y` be the
+    /// smallest number of elements that a rank holds on the path.
     ///
-    /// - Gathering, or setting into zeros, costs what the value grows by: from `y` to what is wanted, and by what it shrank before,
-    ///   which is what reductions send.
-    /// - A reduction over `n` ranks leaves at least `y`, so it costs `(n - 1) * y`. And of `n` summands all but one have to be sent
-    ///   for every element, a job that ranks with the same summands can share.
-    /// - A cut that has to go to another tensor dim takes an exchange, which costs a share of `y`, or a gather that has to be
-    ///   undone; and one exchange undoes cuts of one tensor dim.
+    /// - Gathering, or padding with zeros, costs what the value grows by: from `y` to its size in the target, plus what it shrank
+    ///   before, which is what reductions send.
+    /// - A reduction over `n` ranks leaves at least `y` elements, so it costs at least `(n - 1) * y`. And for every element, all but
+    ///   one of the `n` summands must be sent. Ranks that hold the same summands can share this work.
+    /// - If a mesh dim must shard another tensor dim, this takes an exchange, which costs a share of `y`, or a gather that must be
+    ///   undone. One exchange moves mesh dims from one tensor dim only.
     ///
-    /// The sum is convex in `y` and made of straight pieces: it is least at one of its corners.
-    pub(crate) fn remaining(&self, state: State) -> Cost {
-        let (mut size, mut wanted) = (self.elements, self.elements);
+    /// The sum is convex and piecewise linear in `y`, so its minimum is at one of the corners.
+    pub(crate) fn min_remaining_cost(&self, state: ShardState) -> Cost {
+        let (mut size, mut target_size) = (self.elements, self.elements);
         let (mut misplaced, mut exchanged) = (0u64, 0u64);
         let (mut slope, mut share) = (0.0, 1.0f64);
         let (mut summands, mut sharing) = (1.0, 1.0);
         for m in 0..self.ndim {
             let (here, there) = (state.get(m), self.target.get(m));
             match here {
-                Holds::All => sharing *= self.shares[m],
-                Holds::Cut { dim, .. } => {
+                DimState::Replicated => sharing *= self.shares[m],
+                DimState::Sharded { dim, .. } => {
                     size *= self.shares[m];
                     if here != there {
                         misplaced |= 1 << dim;
-                        if matches!(there, Holds::Cut { .. }) {
+                        if matches!(there, DimState::Sharded { .. }) {
                             exchanged |= 1 << dim;
                             share = share.min(1.0 - self.shares[m]);
                         }
                     }
                 }
-                Holds::Partial(_) if here != there => {
+                DimState::Partial(_) if here != there => {
                     slope += self.sizes[m] as f64 - 1.0;
                     summands *= self.shares[m];
                 }
-                // It may be reduced for a while, to make others smaller.
-                Holds::Partial(_) => sharing *= self.shares[m],
+                // It may be reduced on the path for a while, so that other transitions send less.
+                DimState::Partial(_) => sharing *= self.shares[m],
             }
-            if matches!(there, Holds::Cut { .. }) {
-                wanted *= self.shares[m];
+            if matches!(there, DimState::Sharded { .. }) {
+                target_size *= self.shares[m];
             }
         }
         let collectives = u64::from(misplaced.count_ones()) + u64::from(slope > 0.0);
         let moved = f64::from(exchanged.count_ones()) * share;
         let sent = (1.0 - summands) * size * sharing;
-        let high = size.min(wanted);
-        // Products in another order may differ in their last digit.
+        let high = size.min(target_size);
+        // Products in another order may differ in the last digit.
         let low = self.smallest.min(high);
         let corner = if slope > 0.0 { (sent / slope).clamp(low, high) } else { high };
-        let grown = wanted - size + sent;
+        let grown = target_size - size + sent;
         let bend = (size - sent).clamp(low, high);
-        let at = |y: f64| (wanted - y).max(grown) + (slope * y).max(sent) + moved * y;
+        let at = |y: f64| (target_size - y).max(grown) + (slope * y).max(sent) + moved * y;
         let elements = at(low).min(at(corner)).min(at(bend)).min(at(high));
-        // Less than all that rounding could add, here and in the costs of moves.
+        // Subtract more than rounding could add, here and in the costs of transitions.
         let bytes = elements * self.item as f64 * (1.0 - 1e-12) - 8.0;
-        self.fastest.least(collectives, bytes.max(0.0) as usize)
+        self.fastest.total_cost(collectives, bytes.max(0.0) as usize)
     }
 
-    /// The state after a move, which must be possible.
-    pub(crate) fn after(&self, state: State, cuts: &Cuts, done: Move) -> State {
+    /// Returns the state after a transition, which must be possible.
+    pub(crate) fn after(&self, state: ShardState, shards: &ShardSizes, transition: Transition) -> ShardState {
         let mut next = state;
-        let cuts = |dim: usize| cuts.lists[dim].len();
-        match done.kind {
-            Kind::Gather { .. } | Kind::Reduce => {
-                done.over.iter().for_each(|m| next = next.with(m, Holds::All));
+        let count = |dim: usize| shards.orders[dim].len();
+        match transition.kind {
+            TransitionKind::Gather { .. } | TransitionKind::Reduce => {
+                transition.over.iter().for_each(|m| next = next.with(m, DimState::Replicated));
             }
-            Kind::Exchange { to: dim, .. } | Kind::ReduceScatter { dim } => {
-                for (place, m) in (cuts(dim)..).zip(done.over.iter()) {
-                    next = next.with(m, Holds::Cut { dim, place, split: 0 });
+            TransitionKind::Exchange { to: dim, .. } | TransitionKind::ReduceScatter { dim } => {
+                for (order, m) in (count(dim)..).zip(transition.over.iter()) {
+                    next = next.with(m, DimState::Sharded { dim, order, split: 0 });
                 }
             }
-            Kind::Take { dim, split } => {
-                for (place, m) in (cuts(dim)..).zip(done.over.iter()) {
-                    next = next.with(m, Holds::Cut { dim, place, split });
+            TransitionKind::Slice { dim, split } => {
+                for (order, m) in (count(dim)..).zip(transition.over.iter()) {
+                    next = next.with(m, DimState::Sharded { dim, order, split });
                 }
             }
-            Kind::Embed { .. } => {
-                done.over.iter().for_each(|m| next = next.with(m, Holds::Partial(ReduceOp::Sum)));
+            TransitionKind::Embed { .. } => {
+                transition.over.iter().for_each(|m| next = next.with(m, DimState::Partial(ReduceOp::Sum)));
             }
-            Kind::Divide { op } => done.over.iter().for_each(|m| next = next.with(m, Holds::Partial(op))),
+            TransitionKind::Divide { op } => {
+                transition.over.iter().for_each(|m| next = next.with(m, DimState::Partial(op)))
+            }
         }
         next
     }
 
-    /// The bytes that a rank sends, at most.
-    pub(crate) fn bytes(&self, cuts: &Cuts, done: Move) -> usize {
-        self.bytes_among(cuts, done.kind, done.over.iter().map(|m| self.sizes[m]).product())
+    /// Returns the largest number of bytes that a rank sends in a transition.
+    pub(crate) fn bytes(&self, shards: &ShardSizes, transition: Transition) -> usize {
+        self.bytes_over(shards, transition.kind, transition.over.iter().map(|m| self.sizes[m]).product())
     }
 
-    /// As [`bytes`](Field::bytes), for a number of ranks.
-    fn bytes_among(&self, cuts: &Cuts, kind: Kind, n: usize) -> usize {
-        let local = cuts.local;
-        // The largest of the parts that a cut makes of what a rank has.
-        let part = |dim: usize| cuts.across[dim].saturating_mul(cuts.lens[dim].div_ceil(n));
+    /// Same as [`bytes`](SearchSpace::bytes), for a transition over `n` ranks.
+    fn bytes_over(&self, shards: &ShardSizes, kind: TransitionKind, n: usize) -> usize {
+        let local = shards.local;
+        // The size of the largest shard if the largest shard of the state is sharded again over the ranks.
+        let shard = |dim: usize| shards.per_index[dim].saturating_mul(shards.lens[dim].div_ceil(n));
         let elements = match kind {
-            Kind::Gather { .. } => local.saturating_mul(n - 1),
-            Kind::Exchange { to, .. } => local.min(part(to).saturating_mul(n - 1)),
-            Kind::ReduceScatter { dim } => part(dim).saturating_mul(n - 1),
-            Kind::Reduce => local.div_ceil(n).saturating_mul(2 * (n - 1)),
-            Kind::Take { .. } | Kind::Embed { .. } | Kind::Divide { .. } => 0,
+            TransitionKind::Gather { .. } => local.saturating_mul(n - 1),
+            TransitionKind::Exchange { to, .. } => local.min(shard(to).saturating_mul(n - 1)),
+            TransitionKind::ReduceScatter { dim } => shard(dim).saturating_mul(n - 1),
+            TransitionKind::Reduce => local.div_ceil(n).saturating_mul(2 * (n - 1)),
+            TransitionKind::Slice { .. } | TransitionKind::Embed { .. } | TransitionKind::Divide { .. } => 0,
         };
         elements.saturating_mul(self.item)
     }
 
-    pub(crate) fn cost(&self, cuts: &Cuts, done: Move) -> Cost {
-        self.cost_among(cuts, done.kind, self.among(&done.over))
+    /// Returns the cost of a transition.
+    pub(crate) fn cost(&self, shards: &ShardSizes, transition: Transition) -> Cost {
+        self.cost_over(shards, transition.kind, self.ranks_and_rate(&transition.over))
     }
 
-    /// How many ranks there are along some mesh dims, and how fast they are.
-    fn among(&self, over: &Dims) -> (usize, Rate) {
+    /// Returns the number of ranks along some mesh dims, and the rate of a collective over them.
+    fn ranks_and_rate(&self, over: &MeshDimList) -> (usize, Rate) {
         let rate = over.iter().map(|m| self.rates[m]).reduce(Rate::slower).unwrap_or_default();
         (over.iter().map(|m| self.sizes[m]).product(), rate)
     }
 
-    fn cost_among(&self, cuts: &Cuts, kind: Kind, (n, rate): (usize, Rate)) -> Cost {
+    /// Same as [`cost`](SearchSpace::cost), for a transition over `n` ranks at this rate.
+    fn cost_over(&self, shards: &ShardSizes, kind: TransitionKind, (n, rate): (usize, Rate)) -> Cost {
         match kind {
-            Kind::Take { .. } | Kind::Divide { .. } => Cost(0),
-            // Zeros are written, not sent. If they cost nothing, what is cut would become a sum to be reduced
-            // together with others, and sums that are to stay would be reduced for a while. So they cost what
-            // the gather does that they stand for.
-            Kind::Embed { dim } => rate.cost(self.bytes_among(cuts, Kind::Gather { dim }, n)),
-            _ => rate.cost(self.bytes_among(cuts, kind, n)),
+            TransitionKind::Slice { .. } | TransitionKind::Divide { .. } => Cost(0),
+            // Padding with zeros sends nothing. But if it were free, shards would be turned into partial sums to be reduced
+            // together with others, and partial sums that the target keeps would be reduced for a while. So it costs as much
+            // as the gather that it replaces.
+            TransitionKind::Embed { dim } => {
+                rate.cost(self.bytes_over(shards, TransitionKind::Gather { dim }, n))
+            }
+            _ => rate.cost(self.bytes_over(shards, kind, n)),
         }
     }
 
-    /// Whether values may be divided to be reduced by `op`: not while others are to be reduced in another way.
-    fn may_divide(&self, state: State, op: ReduceOp) -> bool {
+    /// Returns true if a value may become partial with `op`: the reductions of all partial mesh dims must be compatible.
+    fn can_divide(&self, state: ShardState, op: ReduceOp) -> bool {
         (0..self.ndim).all(|m| match state.get(m) {
-            Holds::Partial(other) => other.commutes_with(op),
+            DimState::Partial(other) => other.commutes_with(op),
             _ => true,
         })
     }
 
-    /// Calls `visit` with every move that is possible in a state, and its cost.
-    pub(crate) fn moves(&self, state: State, cuts: &Cuts, mut visit: impl FnMut(Move, Cost)) {
-        for (dim, list) in cuts.lists.iter().enumerate() {
+    /// Calls `visit` with every transition that is possible in a state, and its cost.
+    pub(crate) fn transitions(
+        &self,
+        state: ShardState,
+        shards: &ShardSizes,
+        mut visit: impl FnMut(Transition, Cost),
+    ) {
+        for (dim, list) in shards.orders.iter().enumerate() {
             for len in 1..=list.len() {
                 let over = list.tail(len);
-                let plain = over.iter().all(|m| matches!(state.get(m), Holds::Cut { split: 0, .. }));
+                let plain = over.iter().all(|m| matches!(state.get(m), DimState::Sharded { split: 0, .. }));
                 if len > 1 && !(self.across && plain) {
                     break;
                 }
-                let among = self.among(&over);
-                let mut visit = |kind| visit(Move { kind, over }, self.cost_among(cuts, kind, among));
-                visit(Kind::Gather { dim });
+                let ranks = self.ranks_and_rate(&over);
+                let mut visit = |kind| visit(Transition { kind, over }, self.cost_over(shards, kind, ranks));
+                visit(TransitionKind::Gather { dim });
                 for &to in self.candidates.iter().filter(|&&to| to != dim) {
-                    visit(Kind::Exchange { from: dim, to });
+                    visit(TransitionKind::Exchange { from: dim, to });
                 }
-                let wanted = |m| self.target.get(m) == Holds::Partial(ReduceOp::Sum);
-                if len == 1 && plain && over.iter().all(wanted) {
-                    visit(Kind::Embed { dim });
+                let becomes_sum = |m| self.target.get(m) == DimState::Partial(ReduceOp::Sum);
+                if len == 1 && plain && over.iter().all(becomes_sum) {
+                    visit(TransitionKind::Embed { dim });
                 }
             }
         }
-        let mut partial = Dims::default();
-        // What everybody has can be reduced together with what is partial, too.
+        let mut partial = MeshDimList::default();
+        // A replicated mesh dim may become partial, to be reduced together with the partial ones in one collective.
         let mut ops: SmallVec<[ReduceOp; 2]> = SmallVec::new();
         for m in 0..self.ndim {
-            if let Holds::Partial(op) = state.get(m) {
+            if let DimState::Partial(op) = state.get(m) {
                 partial.push(m);
                 if self.across && !ops.contains(&op) {
                     ops.push(op);
@@ -496,54 +520,63 @@ impl Field {
         }
         for m in 0..self.ndim {
             match (state.get(m), self.target.get(m)) {
-                (Holds::All, wanted) if self.sizes[m] > 1 => {
-                    let over = Dims::one(m);
-                    let mut visit = |kind| visit(Move { kind, over }, Cost(0));
+                (DimState::Replicated, target) if self.sizes[m] > 1 => {
+                    let over = MeshDimList::one(m);
+                    let mut visit = |kind| visit(Transition { kind, over }, Cost(0));
                     for &dim in &self.candidates {
-                        visit(Kind::Take { dim, split: 0 });
+                        visit(TransitionKind::Slice { dim, split: 0 });
                     }
-                    match wanted {
-                        Holds::Cut { dim, split, .. } if split > 0 => visit(Kind::Take { dim, split }),
-                        Holds::Partial(op) if self.may_divide(state, op) && !ops.contains(&op) => {
-                            visit(Kind::Divide { op });
+                    match target {
+                        DimState::Sharded { dim, split, .. } if split > 0 => {
+                            visit(TransitionKind::Slice { dim, split })
+                        }
+                        DimState::Partial(op) if self.can_divide(state, op) && !ops.contains(&op) => {
+                            visit(TransitionKind::Divide { op });
                         }
                         _ => {}
                     }
-                    ops.iter().for_each(|&op| visit(Kind::Divide { op }));
+                    ops.iter().for_each(|&op| visit(TransitionKind::Divide { op }));
                 }
                 _ => {}
             }
         }
-        self.reductions(state, cuts, &partial, &mut visit);
+        self.reductions(state, shards, &partial, &mut visit);
     }
 
-    /// Reductions along any of the mesh dims that hold partial values, as many at once as may be.
-    fn reductions(&self, state: State, cuts: &Cuts, partial: &Dims, visit: &mut impl FnMut(Move, Cost)) {
+    /// Visits the reductions over every subset of the partial mesh dims whose reductions are compatible.
+    fn reductions(
+        &self,
+        state: ShardState,
+        shards: &ShardSizes,
+        partial: &MeshDimList,
+        visit: &mut impl FnMut(Transition, Cost),
+    ) {
         for set in 1u32..1 << partial.len() {
             if set.count_ones() > 1 && !self.across {
                 continue;
             }
-            let mut over = Dims::default();
+            let mut over = MeshDimList::default();
             partial.iter().enumerate().filter(|(i, _)| set >> i & 1 == 1).for_each(|(_, m)| over.push(m));
             let first = state.op_along(over.dims[0].into());
             if !over.iter().all(|m| state.op_along(m).commutes_with(first)) {
                 continue;
             }
-            let among = self.among(&over);
-            let mut visit = |kind, over| visit(Move { kind, over }, self.cost_among(cuts, kind, among));
-            visit(Kind::Reduce, over);
+            let ranks = self.ranks_and_rate(&over);
+            let mut visit =
+                |kind, over| visit(Transition { kind, over }, self.cost_over(shards, kind, ranks));
+            visit(TransitionKind::Reduce, over);
             for &dim in &self.candidates {
-                self.orders(over, dim, |over| visit(Kind::ReduceScatter { dim }, over));
+                self.orders(over, dim, |over| visit(TransitionKind::ReduceScatter { dim }, over));
             }
         }
     }
 
-    /// The orders in which mesh dims may come to cut a dim at once: all of them on meshes of few dims; else that in which they
-    /// are wanted, here or where they will go to together.
-    fn orders(&self, over: Dims, dim: usize, mut visit: impl FnMut(Dims)) {
+    /// Visits the orders in which several mesh dims may begin to shard a dim at once. On meshes of up to three dims these are all
+    /// orders. On larger meshes it is only the order in which the mesh dims shard a tensor dim in the target.
+    fn orders(&self, over: MeshDimList, dim: usize, mut visit: impl FnMut(MeshDimList)) {
         let len = over.len();
         if self.ndim <= 3 {
-            // A step of the usual walk through all permutations, as often as there are any.
+            // The next permutation in lexicographic order, until there is none.
             let mut over = over;
             loop {
                 visit(over);
@@ -556,7 +589,7 @@ impl Field {
         }
         let mut over = over;
         over.dims[..len].sort_by_key(|&m| match self.target.get(m.into()) {
-            Holds::Cut { dim: wanted, place, .. } => (wanted != dim, wanted, place, m),
+            DimState::Sharded { dim: target, order, .. } => (target != dim, target, order, m),
             _ => (true, usize::MAX, MAX_DIMS, m),
         });
         visit(over);

@@ -134,8 +134,8 @@ fn other_shapes_on_another_rank_are_found() {
         let Some(Failure::Collective(fault)) = Failure::of(&error) else { panic!("rank {rank}: {error}") };
         assert!(matches!(*fault.cause, Cause::Mismatch { .. }), "{error}");
         let message = error.to_string();
-        assert!(message.contains("put together of 2: [2], [4]"), "{message}");
-        assert!(message.contains("put together of 2: [4], [2]"), "{message}");
+        assert!(message.contains("bundle of 2: [2], [4]"), "{message}");
+        assert!(message.contains("bundle of 2: [4], [2]"), "{message}");
     });
     // Of many, the first are shown.
     let body = |world: World| {
@@ -147,10 +147,7 @@ fn other_shapes_on_another_rank_are_found() {
     };
     spmd_outcomes(2, body, |_, outcome| {
         let message = outcome.unwrap_err().to_string();
-        assert!(
-            message.contains("put together of 20: [2, 3], [2, 3],") && message.contains(", … (#"),
-            "{message}"
-        );
+        assert!(message.contains("bundle of 20: [2, 3], [2, 3],") && message.contains(", … (#"), "{message}");
     });
 }
 

@@ -81,15 +81,15 @@ fn a_plan_explains_itself() {
         plan(&mesh, [P, S0], [S0, S0], [8, 8]).explain(),
         "P(sum)S(0) -> S(0)S(0) of [8, 8] (4 bytes each): 256 bytes sent per rank at most, 20.0 µs\n  \
          1. P(sum)S(0) -> P(sum)R: all_gather along tp (gather dim 0), 128 bytes, 10.0 µs\n  \
-         2. P(sum)R -> S(0)R: reduce_scatter along dp (reduce and cut dim 0), 128 bytes, 10.0 µs\n  \
-         3. S(0)R -> S(0)S(0): keep a part of dim 0, without communication\n  \
-         why: no other way costs less"
+         2. P(sum)R -> S(0)R: reduce_scatter along dp (reduce and shard dim 0), 128 bytes, 10.0 µs\n  \
+         3. S(0)R -> S(0)S(0): keep this rank's shard of dim 0, without communication\n  \
+         why: no other path costs less"
     );
     assert_eq!(
         plan(&mesh, [S0, S0], [R, R], [1000, 1000]).explain(),
         "S(0)S(0) -> RR of [1000, 1000] (4 bytes each): 3000000 bytes sent per rank at most, 310.0 µs\n  \
          1. S(0)S(0) -> RR: all_gather along dp×tp (gather dim 0), 3000000 bytes, 310.0 µs\n  \
-         why: one mesh dim after the other it would be 3000000 bytes in 2 collectives, 320.0 µs"
+         why: one mesh dim at a time would send 3000000 bytes in 2 collectives, 320.0 µs"
     );
     let nothing = plan(&mesh, [S0, R], [S0, R], [8, 8]).explain();
     assert_eq!(nothing, "S(0)R -> S(0)R of [8, 8] (4 bytes each): nothing to do");

@@ -57,7 +57,7 @@ fn run(f: Reduce, x: &Array, plan: &Plan, shape: &[usize]) -> Result<Array> {
         Reduce::Mean => with_float!("mean", dtype, T => {
             let n = <T as Elem>::Acc::from_f64(plan.count() as f64);
             let sums = plan.run::<T, _>(Total::sum())?;
-            rounded::<T, T>(plan, sums.into_iter().map(|sum| sum / n).collect(), shape)
+            round_results::<T, T>(plan, sums.into_iter().map(|sum| sum / n).collect(), shape)
         }),
     }
 }

@@ -1,4 +1,5 @@
-//! The line for bad news: who has left the world, and which groups have failed. And values on their way to others.
+//! The control channel of a rank: notices about ranks that left and groups that failed, and the sends and collectives that are
+//! still in progress.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,32 +9,34 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::MpiOptions;
-use super::letter::{Letter, write};
+use super::member::Operation;
+use super::message::{Message, encode};
 use super::raw::Comm;
-use super::seat::Voyage;
-use super::step::Step;
+use super::stage::Stage;
 use crate::fault::{Cause, Departure};
 use crate::ring::Ring;
 use crate::transport::Key;
 
 use crate::Result;
 
-/// The longest piece of news.
-const NEWS: usize = 16 << 10;
-/// The most that is said of an error or panic.
-const WORDS: usize = 2 << 10;
+/// The maximum length of a notice, in bytes.
+const MAX_NOTICE: usize = 16 << 10;
+/// The maximum length of an error or panic message in a notice, in bytes.
+const MAX_ERROR: usize = 2 << 10;
 const TAG: i32 = 0;
-/// How long a rank that returns waits for what it has sent to be taken.
+/// How long a rank that returns waits for its sends and collectives to finish.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// What ranks tell each other besides collectives.
+/// A notice that ranks send besides collectives.
 #[derive(Debug, Serialize, Deserialize)]
-enum News {
+enum Notice {
+    /// The sender left the world.
     Left(Cause),
+    /// A group failed.
     Failed(Key, Cause),
 }
 
-/// One rank's end of the line.
+/// One rank's end of the control channel.
 #[derive(Debug)]
 pub(super) struct Control {
     rank: usize,
@@ -41,59 +44,61 @@ pub(super) struct Control {
     comm: Comm,
     pub(super) options: MpiOptions,
     pub(super) ring: Ring,
-    state: Mutex<State>,
-    /// The collectives that are on their way.
-    voyages: Mutex<Vec<Arc<Mutex<Voyage>>>>,
+    state: Mutex<ControlState>,
+    /// The collectives and receives in progress.
+    operations: Mutex<Vec<Arc<Mutex<Operation>>>>,
 }
 
 #[derive(Debug)]
-struct State {
-    /// The next piece of news, when it comes.
-    inbox: Letter,
+struct ControlState {
+    /// The receive of the next notice.
+    inbox: Message,
+    /// The ranks that left, why, and when this rank learned of it.
     left: HashMap<usize, (Arc<Cause>, Instant)>,
     failed: HashMap<Key, Arc<Cause>>,
-    /// Values and news that have been sent and not yet taken.
-    outbox: Vec<Step>,
-    letters: Vec<Letter>,
+    /// Values whose send is not done.
+    sends: Vec<Stage>,
+    /// Messages whose send is not done.
+    messages: Vec<Message>,
 }
 
 impl Control {
     pub(super) fn new(rank: usize, size: usize, comm: Comm, options: MpiOptions) -> Result<Self> {
-        let state = State {
-            inbox: Letter::receive(comm, NEWS, None, TAG)?,
+        let state = ControlState {
+            inbox: Message::receive(comm, MAX_NOTICE, None, TAG)?,
             left: HashMap::new(),
             failed: HashMap::new(),
-            outbox: Vec::new(),
-            letters: Vec::new(),
+            sends: Vec::new(),
+            messages: Vec::new(),
         };
-        let (state, voyages) = (Mutex::new(state), Mutex::default());
-        Ok(Control { rank, size, comm, options, ring: Ring::default(), state, voyages })
+        let (state, operations) = (Mutex::new(state), Mutex::default());
+        Ok(Control { rank, size, comm, options, ring: Ring::default(), state, operations })
     }
 
-    /// Takes a collective along that is on its way.
-    pub(super) fn take_along(&self, voyage: Arc<Mutex<Voyage>>) {
-        self.voyages.lock().push(voyage);
+    /// Adds an operation in progress, which `poll` advances from now on.
+    pub(super) fn add_operation(&self, operation: Arc<Mutex<Operation>>) {
+        self.operations.lock().push(operation);
     }
 
-    /// Whether more than one collective is on its way.
-    pub(super) fn others_wait(&self) -> bool {
-        self.voyages.lock().len() > 1
+    /// Returns true if more than one operation is in progress.
+    pub(super) fn has_several_operations(&self) -> bool {
+        self.operations.lock().len() > 1
     }
 
-    /// Reads what has come, and helps everything on its way.
+    /// Reads the notices that arrived and advances everything in progress.
     pub(super) fn poll(&self) -> Result<()> {
-        self.keep_voyages(|voyage| !voyage.advance());
+        self.retain_operations(|operation| !operation.advance());
         let mut state = self.state.lock();
-        let State { outbox, letters, .. } = &mut *state;
+        let ControlState { sends, messages, .. } = &mut *state;
         let mut error = None;
-        outbox.retain_mut(|step| match step.test() {
+        sends.retain_mut(|stage| match stage.test() {
             Ok((done, _)) => !done,
             Err(e) => {
                 error.get_or_insert(e);
                 false
             }
         });
-        letters.retain_mut(|letter| match letter.test() {
+        messages.retain_mut(|message| match message.test() {
             Ok(done) => !done,
             Err(e) => {
                 error.get_or_insert(e);
@@ -102,14 +107,14 @@ impl Control {
         });
         let mut failed = false;
         while state.inbox.test()? {
-            let next = Letter::receive(self.comm, NEWS, None, TAG)?;
-            match std::mem::replace(&mut state.inbox, next).read()? {
-                News::Left(cause) => {
+            let next = Message::receive(self.comm, MAX_NOTICE, None, TAG)?;
+            match std::mem::replace(&mut state.inbox, next).decode()? {
+                Notice::Left(cause) => {
                     if let Cause::Left { rank, .. } = cause {
                         state.left.entry(rank).or_insert((Arc::new(cause), Instant::now()));
                     }
                 }
-                News::Failed(key, cause) => {
+                Notice::Failed(key, cause) => {
                     state.failed.entry(key).or_insert(Arc::new(cause));
                     failed = true;
                 }
@@ -117,47 +122,48 @@ impl Control {
         }
         drop(state);
         if failed {
-            self.keep_voyages(|voyage| self.failed(voyage.key()).is_none());
+            self.retain_operations(|operation| self.failed(operation.key()).is_none());
         }
         error.map_or(Ok(()), Err)
     }
 
-    /// Gives up the voyages for which `keep` is false. That may end the last handle to a group, which looks in here: so
-    /// nothing is locked then.
-    fn keep_voyages(&self, keep: impl Fn(&mut Voyage) -> bool) {
-        let voyages = std::mem::take(&mut *self.voyages.lock());
-        // One that is locked is being moved on by somebody else.
-        let keeps =
-            |voyage: &&Arc<Mutex<Voyage>>| voyage.try_lock().is_none_or(|mut voyage| keep(&mut voyage));
-        let kept: Vec<_> = voyages.iter().filter(keeps).cloned().collect();
-        // Those that have been taken along meanwhile come after them.
-        self.voyages.lock().splice(0..0, kept);
-        drop(voyages);
+    /// Drops the operations for which `keep` returns false. Dropping one may drop the last handle to a group, which locks
+    /// `state`, so nothing is locked meanwhile.
+    fn retain_operations(&self, keep: impl Fn(&mut Operation) -> bool) {
+        let operations = std::mem::take(&mut *self.operations.lock());
+        // Another thread is advancing an operation that is locked, so it stays.
+        let stays = |operation: &&Arc<Mutex<Operation>>| {
+            operation.try_lock().is_none_or(|mut operation| keep(&mut operation))
+        };
+        let retained: Vec<_> = operations.iter().filter(stays).cloned().collect();
+        // Before the operations that other threads added meanwhile.
+        self.operations.lock().splice(0..0, retained);
+        drop(operations);
     }
 
-    /// Sends a letter, and keeps it until it has been taken.
-    pub(super) fn post(&self, comm: Comm, text: Vec<u8>, rank: usize, tag: i32) -> Result<()> {
-        let letter = Letter::send(comm, text, rank, tag)?;
-        self.state.lock().letters.push(letter);
+    /// Sends a message and holds its memory until the send is done.
+    pub(super) fn post(&self, comm: Comm, bytes: Vec<u8>, rank: usize, tag: i32) -> Result<()> {
+        let message = Message::send(comm, bytes, rank, tag)?;
+        self.state.lock().messages.push(message);
         Ok(())
     }
 
-    /// Why a rank will not come any more.
+    /// Returns why a rank left the world, if it did.
     pub(super) fn left(&self, rank: usize) -> Option<Arc<Cause>> {
-        // What it sent before it left may be behind the news that it did.
+        // Messages that the rank sent before it left may arrive after its notice.
         const GRACE: Duration = Duration::from_millis(100);
         let state = self.state.lock();
         state.left.get(&rank).filter(|(_, since)| since.elapsed() > GRACE).map(|(cause, _)| cause.clone())
     }
 
-    /// Why a group has failed.
+    /// Returns why a group failed, if it did.
     pub(super) fn failed(&self, key: &Key) -> Option<Arc<Cause>> {
         self.state.lock().failed.get(key).cloned()
     }
 
-    /// A group has failed: its members are told. The first cause is the one that counts.
+    /// Fails a group and notifies its members. Only the first cause counts, and this returns it.
     pub(super) fn fail(&self, key: &Key, cause: Arc<Cause>) -> Arc<Cause> {
-        self.keep_voyages(|voyage| voyage.key() != key);
+        self.retain_operations(|operation| operation.key() != key);
         let mut state = self.state.lock();
         if let Some(cause) = state.failed.get(key) {
             return cause.clone();
@@ -165,35 +171,36 @@ impl Control {
         state.failed.insert(key.clone(), cause.clone());
         drop(state);
         let others = key.members.iter().copied().filter(|&rank| rank != self.rank);
-        self.tell(others, &News::Failed(key.clone(), Cause::clone(&cause)));
+        self.notify(others, &Notice::Failed(key.clone(), Cause::clone(&cause)));
         cause
     }
 
-    /// Keeps something that was sent until it has been taken.
-    pub(super) fn keep(&self, step: Step) {
-        self.state.lock().outbox.push(step);
+    /// Holds the memory of a send until it is done.
+    pub(super) fn hold(&self, send: Stage) {
+        self.state.lock().sends.push(send);
     }
 
-    /// Tells all ranks that this one has left.
+    /// Notifies all ranks that this one has left.
     pub(super) fn depart(&self, how: Departure) {
         let how = match how {
-            // What it has sent is still on its way, and so is its part in what it has begun.
+            // Sends and collectives that this rank began may still be in progress.
             Departure::Returned => {
                 self.linger();
                 Departure::Returned
             }
-            Departure::Failed(words) => Departure::Failed(cut(words)),
-            Departure::Panicked(words) => Departure::Panicked(cut(words)),
+            Departure::Failed(message) => Departure::Failed(truncate(message)),
+            Departure::Panicked(message) => Departure::Panicked(truncate(message)),
         };
         let cause = Cause::Left { rank: self.rank, how, last: self.ring.last().map(Box::new) };
-        self.tell((0..self.size).filter(|&rank| rank != self.rank), &News::Left(cause));
+        self.notify((0..self.size).filter(|&rank| rank != self.rank), &Notice::Left(cause));
     }
 
+    /// Waits, for a limited time, until the sends and operations in progress are done.
     fn linger(&self) {
         let deadline = Instant::now() + LINGER;
         while Instant::now() < deadline && self.poll().is_ok() {
             let state = self.state.lock();
-            if state.outbox.is_empty() && self.voyages.lock().is_empty() {
+            if state.sends.is_empty() && self.operations.lock().is_empty() {
                 return;
             }
             drop(state);
@@ -201,21 +208,21 @@ impl Control {
         }
     }
 
-    /// Sends news. Who cannot be told finds out by waiting.
-    fn tell(&self, ranks: impl Iterator<Item = usize>, news: &News) {
-        let Ok(text) = write(news, NEWS) else { return };
+    /// Sends a notice. Errors are ignored: a rank that does not get it runs into its timeout.
+    fn notify(&self, ranks: impl Iterator<Item = usize>, notice: &Notice) {
+        let Ok(bytes) = encode(notice, MAX_NOTICE) else { return };
         for rank in ranks.filter(|rank| !self.state.lock().left.contains_key(rank)) {
-            let _ = self.post(self.comm, text.clone(), rank, TAG);
+            let _ = self.post(self.comm, bytes.clone(), rank, TAG);
         }
     }
 }
 
-/// The beginning of a long text.
-fn cut(mut words: String) -> String {
-    if words.len() > WORDS {
-        let end = (0..=WORDS).rev().find(|&end| words.is_char_boundary(end)).unwrap_or(0);
-        words.truncate(end);
-        words.push('…');
+/// Shortens a long error message.
+fn truncate(mut message: String) -> String {
+    if message.len() > MAX_ERROR {
+        let end = (0..=MAX_ERROR).rev().find(|&end| message.is_char_boundary(end)).unwrap_or(0);
+        message.truncate(end);
+        message.push('…');
     }
-    words
+    message
 }

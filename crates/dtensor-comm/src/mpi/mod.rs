@@ -1,19 +1,19 @@
-//! A world whose ranks are processes that MPI connects.
+//! A world whose ranks are processes connected by MPI.
 //!
-//! MPI moves bytes; it never computes. Reductions are sums in rank order of what was moved, by the same loop as on threads,
-//! so that both worlds give the same bits. Everything is a non-blocking call that is polled against the deadline: a
-//! rank that does not come is an error here, not a hang.
+//! MPI only moves bytes. Reductions run on the received values in rank order, with the same loop as on threads, so both kinds of
+//! world give the same bits. Every MPI call is non-blocking and is polled against the deadline, so a rank that does not arrive
+//! causes an error, not a hang.
 //!
-//! A collective begins with an exchange of descriptors ([`MpiOptions::check`]), by which ranks learn whether they mean the
-//! same, who is missing, and what sizes come. Besides there is a line for bad news ([`control`]): who has left, and which
-//! groups have failed.
+//! A collective begins with an exchange of descriptors ([`MpiOptions::check`]). From them, ranks learn whether their calls
+//! match, which rank is missing, and what sizes to receive. A separate control channel ([`control`]) carries notices about ranks
+//! that left and groups that failed.
 
 mod control;
 mod exchange;
-mod letter;
+mod member;
+mod message;
 mod raw;
-mod seat;
-mod step;
+mod stage;
 
 use std::mem::ManuallyDrop;
 use std::process::Command;
@@ -23,22 +23,22 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use self::control::Control;
-use self::letter::Letter;
+use self::member::Member;
+use self::message::Message;
 use self::raw::Comm;
-use self::seat::Seat;
 
-use crate::call::{Call, Collective, nothing};
+use crate::call::{Call, Collective, empty_meta};
 use crate::drawn::Drawn;
 use crate::fault::{Cause, Departure};
 use crate::transport::{Channel, Joining, Key, Transport, deadline};
 use crate::{Error, Failure, Result};
 
-/// Settings of a world over MPI.
+/// Options of a world over MPI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MpiOptions {
-    /// Whether ranks compare what they are about to do before each collective. Without it a collective takes one exchange of
-    /// small messages less, but ranks that disagree get garbage, an error of the library or a timeout.
+    /// If true (the default), ranks compare their calls before each collective. Turning it off saves one exchange of small
+    /// messages per collective. But then ranks whose calls do not match get garbage, an MPI error or a timeout.
     pub check: bool,
 }
 
@@ -49,14 +49,14 @@ impl Default for MpiOptions {
 }
 
 impl MpiOptions {
-    /// Without comparing what ranks are about to do.
+    /// Returns options with [`check`](MpiOptions::check) turned off.
     pub fn unchecked() -> Self {
         MpiOptions { check: false }
     }
 }
 
-/// A command that starts a program, to be added as its arguments, on `ranks` processes of this machine, more than it has
-/// cores if need be.
+/// Returns an `mpirun` command for `ranks` processes on this machine. Add the program and its arguments to it. There may be more
+/// processes than cores.
 ///
 /// ```no_run
 /// dtensor_comm::mpirun(4).arg("./my-program").status()?;
@@ -65,7 +65,7 @@ impl MpiOptions {
 pub fn mpirun(ranks: usize) -> Command {
     let mut command = Command::new("mpirun");
     command.args(["-n", &ranks.to_string()]);
-    // Settings of Open MPI, as variables: other launchers pass over them.
+    // Options of Open MPI as environment variables, because other launchers ignore those.
     let settings = [
         ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
         ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
@@ -88,7 +88,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// A new world of all processes, all of which must call this.
+    /// Creates a new world of all processes. All of them must call this.
     pub(crate) fn connect(options: MpiOptions, timeout: Duration) -> Result<Self> {
         raw::initialize()?;
         let (rank, size) = Comm::world().rank_and_size()?;
@@ -105,21 +105,23 @@ impl Process {
         self.size
     }
 
-    /// Makes sure that all members are about to make the group: the call that makes it cannot be given a deadline.
+    /// Waits until all members are ready to create the group, because the MPI call that creates it blocks without a deadline.
     ///
-    /// All tell the first that they are here. When all have, it asks whether they still are, and when all say so it tells
-    /// them to go. Whoever has given up does not say so: then nobody goes, and all learn why.
-    fn gather(&self, joining: &Joining, tag: i32) -> Result<()> {
+    /// The members agree in two rounds. In each, every member sends a note to the first member, and the first member answers
+    /// when it has all of them. The second round confirms that no member timed out in the first. If a member is missing, the
+    /// answer carries the cause, and no member creates the group.
+    fn agree_to_join(&self, joining: &Joining, tag: i32) -> Result<()> {
         let members = &joining.key.members;
         let note = |cause: Option<&Cause>| {
             let cause = cause.cloned();
-            letter::write(&Note { key: joining.key.clone(), cause }, NOTE)
+            message::encode(&JoinNote { key: joining.key.clone(), cause }, MAX_NOTE)
         };
         if joining.me > 0 {
             for round in [0, 2] {
                 self.control.post(self.base, note(None)?, members[0], tag + round)?;
-                // The first may come late by the timeout, and then wait as long for others.
-                let answer = self.notes(joining, &[0], tag + round + 1, joining.timeout * 2)?.remove(0);
+                // The first member may arrive one timeout later, and then wait another timeout for the others.
+                let timeout = joining.timeout * 2;
+                let answer = self.receive_notes(joining, &[0], tag + round + 1, timeout)?.remove(0);
                 if let Some(cause) = answer.cause {
                     return Err(self.fault(joining, Arc::new(cause)));
                 }
@@ -128,29 +130,35 @@ impl Process {
         }
         let others: Vec<usize> = (1..members.len()).collect();
         for round in [0, 2] {
-            let heard = self.notes(joining, &others, tag + round, joining.timeout);
-            let cause = match heard.as_ref().err().and_then(Failure::of) {
+            let notes = self.receive_notes(joining, &others, tag + round, joining.timeout);
+            let cause = match notes.as_ref().err().and_then(Failure::of) {
                 Some(Failure::Collective(fault)) => Some(&*fault.cause),
                 _ => None,
             };
             for &member in &others {
                 self.control.post(self.base, note(cause)?, members[member], tag + round + 1)?;
             }
-            heard?;
+            notes?;
         }
         Ok(())
     }
 
-    /// Waits for a note from each of some members.
-    fn notes(&self, joining: &Joining, from: &[usize], tag: i32, timeout: Duration) -> Result<Vec<Note>> {
+    /// Waits for a note from each of the given members.
+    fn receive_notes(
+        &self,
+        joining: &Joining,
+        from: &[usize],
+        tag: i32,
+        timeout: Duration,
+    ) -> Result<Vec<JoinNote>> {
         let members = &joining.key.members;
-        let receive = |&member: &usize| Letter::receive(self.base, NOTE, Some(members[member]), tag);
-        let mut letters = from.iter().map(receive).collect::<Result<Vec<_>>>()?;
+        let receive = |&member: &usize| Message::receive(self.base, MAX_NOTE, Some(members[member]), tag);
+        let mut messages = from.iter().map(receive).collect::<Result<Vec<_>>>()?;
         let deadline = deadline(timeout);
         loop {
             let mut missing = Vec::new();
-            for (letter, &member) in letters.iter_mut().zip(from) {
-                if !letter.test()? {
+            for (message, &member) in messages.iter_mut().zip(from) {
+                if !message.test()? {
                     missing.push(members[member]);
                 }
             }
@@ -167,21 +175,22 @@ impl Process {
             }
             std::thread::yield_now();
         }
-        let notes = letters.iter().map(Letter::read).collect::<Result<Vec<Note>>>()?;
-        // Tags are drawn from few numbers.
+        let notes = messages.iter().map(Message::decode).collect::<Result<Vec<JoinNote>>>()?;
+        // There are few tags, so those of two groups may collide.
         if notes.iter().any(|note| note.key != joining.key) {
-            let message = "two groups that are made at the same time cannot be told apart";
+            let message = "two groups that are created at the same time have the same MPI tag: create them one after the other";
             return Err(Error::argument("new_group", message));
         }
         Ok(notes)
     }
 
+    /// Returns the error of a group that could not be created.
     fn fault(&self, joining: &Joining, cause: Arc<Cause>) -> Error {
         let call = Call {
             collective: Collective::Join,
             group: joining.name.clone(),
             sequence: joining.key.number,
-            meta: nothing(),
+            meta: empty_meta(),
             bundle: None,
             grad: false,
             drawn: Drawn::default(),
@@ -191,26 +200,26 @@ impl Process {
     }
 }
 
-/// What members tell each other before a group is made.
+/// A message between the members of a group before it is created.
 #[derive(Debug, Serialize, Deserialize)]
-struct Note {
+struct JoinNote {
     key: Key,
-    /// Why the group will not be made.
+    /// Why the group cannot be created, if so.
     cause: Option<Cause>,
 }
 
-/// The longest note.
-const NOTE: usize = 32 << 10;
+/// The maximum length of a note, in bytes.
+const MAX_NOTE: usize = 32 << 10;
 
-/// Another communicator of all processes.
+/// Returns a new communicator of all processes.
 fn duplicate(timeout: Duration) -> Result<Comm> {
     let (mut request, comm) = Comm::world().duplicate()?;
-    // The library writes to it when the request is done. If that never happens, it stays.
+    // The library writes to it when the request is done. If that never happens, it leaks.
     let comm = ManuallyDrop::new(comm);
     let deadline = deadline(timeout);
     while !request.test()? {
         if Instant::now() > deadline {
-            let message = format!("not all processes made their world within {timeout:?}");
+            let message = format!("not all processes created their world within {timeout:?}");
             return Err(Error::argument("mpi", message));
         }
         std::thread::yield_now();
@@ -222,9 +231,9 @@ impl Transport for Process {
     fn join(&self, joining: &Joining) -> Result<Arc<dyn Channel>> {
         let Joining { key, me, .. } = joining;
         let tag = tag(key) * 4;
-        self.gather(joining, tag)?;
+        self.agree_to_join(joining, tag)?;
         let comm = self.base.subset(&key.members, tag)?;
-        Ok(Arc::new(Seat::new(self.rank, *me, key.clone(), comm, self.control.clone())))
+        Ok(Arc::new(Member::new(self.rank, *me, key.clone(), comm, self.control.clone())))
     }
 
     fn depart(&self, how: Departure) {
@@ -232,7 +241,7 @@ impl Transport for Process {
     }
 }
 
-/// A tag by which the messages that make a group are told from others. Collisions are noticed.
+/// Returns the tag of the messages that create a group. Two groups may have the same tag, which is detected.
 fn tag(key: &Key) -> i32 {
     // FNV-1a, so that it is the same in every process.
     let words = key.members.iter().map(|&rank| rank as u64).chain([key.number]);

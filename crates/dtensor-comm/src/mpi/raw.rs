@@ -1,6 +1,6 @@
-//! The calls into the MPI library, each made safe by what owns the memory it is given.
+//! The calls into the MPI library. They are safe or state what the caller must guarantee about memory.
 //!
-//! The library is asked for the level at which threads may call it one at a time; [`turn`] sees to that.
+//! MPI is initialized at the level at which only one thread may call it at a time. [`lock`] ensures that.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -13,46 +13,50 @@ use crate::{Error, Result};
 use dtensor_array::{Array, HostCopy, HostRoom};
 use dtensor_array::{DType, Meta};
 
-/// The right to call the library.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock()
+/// Locks the library. Every call into it holds this lock.
+fn lock() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock()
 }
 
 unsafe extern "C" {
     fn atexit(callback: extern "C" fn()) -> c_int;
 }
 
-/// Ends MPI when the program ends: worlds come and go, but MPI can be begun only once.
+/// Finalizes MPI when the program ends. Not earlier, because MPI can be initialized only once and a program may have several
+/// worlds.
 extern "C" fn finalize() {
-    let _turn = turn();
+    let _lock = lock();
     if !mpi::environment::is_finalized() {
-        // SAFETY: MPI was begun by `initialize`, has not been ended, and nobody else is calling it. What an ending program
-        // could do about an error is nothing.
+        // SAFETY: `initialize` initialized MPI, it is not finalized, and the lock keeps other threads out. An error is ignored,
+        // because the program is ending.
         unsafe { ffi::MPI_Finalize() };
     }
 }
 
-/// Begins MPI, the first time.
+/// Initializes MPI in the first call. Later calls do nothing.
 pub(super) fn initialize() -> Result<()> {
-    static BEGUN: OnceLock<std::result::Result<(), String>> = OnceLock::new();
-    let begun = BEGUN.get_or_init(|| {
+    static RESULT: OnceLock<std::result::Result<(), String>> = OnceLock::new();
+    let result = RESULT.get_or_init(|| {
         if let Some((universe, level)) = mpi::initialize_with_threading(Threading::Serialized) {
-            // Its end is that of the program.
+            // MPI is finalized at the end of the program instead.
             std::mem::forget(universe);
             // SAFETY: `finalize` is a function without arguments that lives as long as the program.
             unsafe { atexit(finalize) };
             if level < Threading::Serialized {
-                return Err(format!("this MPI library allows no calls from several threads ({level:?})"));
+                return Err(format!(
+                    "this MPI library does not support calls from several threads ({level:?})"
+                ));
             }
         }
-        // SAFETY: MPI has begun; both are constants of the library.
+        // SAFETY: MPI is initialized, and both arguments are constants of the library.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(ffi::RSMPI_COMM_WORLD, ffi::RSMPI_ERRORS_RETURN) };
         check("MPI_Comm_set_errhandler", code).map_err(|error| error.to_string())
     });
-    begun.clone().map_err(|message| Error::argument("mpi", message))
+    result.clone().map_err(|message| Error::argument("mpi", message))
 }
 
+/// Turns the return code of an MPI call into a result.
 fn check(call: &'static str, code: c_int) -> Result<()> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
@@ -65,9 +69,9 @@ fn check(call: &'static str, code: c_int) -> Result<()> {
     Err(Error::argument("mpi", format!("{call}: {text}")))
 }
 
-/// A number as the library takes it.
+/// Converts a number to an MPI integer.
 fn int(n: usize) -> Result<c_int> {
-    let message = || format!("{n} is more than MPI can count ({})", c_int::MAX);
+    let message = || format!("{n} is larger than the largest MPI integer, {}", c_int::MAX);
     c_int::try_from(n).map_err(|_| Error::argument("mpi", message()))
 }
 
@@ -83,22 +87,22 @@ fn datatype(dtype: DType) -> ffi::MPI_Datatype {
     }
 }
 
-/// Some processes in an order.
+/// A communicator: a list of processes in a fixed order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Comm(ffi::MPI_Comm);
 
-// SAFETY: a handle, which any thread may use when it has its turn.
+// SAFETY: a handle, which any thread may use while it holds the lock.
 unsafe impl Send for Comm {}
 // SAFETY: as above.
 unsafe impl Sync for Comm {}
 
-/// Something that the library is doing. The memory it was given must live until it is done: see [`Step`](super::Step).
+/// A request that the library works on. Its memory must live until it is done: see [`Stage`](super::stage::Stage).
 #[derive(Debug)]
 pub(super) struct Request {
     raw: ffi::MPI_Request,
-    /// The member of the group that it waits for, where that is one.
+    /// The member at the other end, if there is one.
     pub(super) peer: Option<usize>,
-    /// What must come, if something must.
+    /// For a receive of fixed length: the number of elements and their dtype.
     expects: Option<(usize, DType)>,
     done: bool,
 }
@@ -107,26 +111,28 @@ pub(super) struct Request {
 unsafe impl Send for Request {}
 
 impl Request {
-    /// Whether it is done. An error if something else came than was expected.
+    /// Returns true if the request is done. Returns an error if the received message has an unexpected length.
     pub(super) fn test(&mut self) -> Result<bool> {
         if self.done {
             return Ok(true);
         }
         let mut flag = 0;
         let mut status = std::mem::MaybeUninit::<ffi::MPI_Status>::zeroed();
-        let _turn = turn();
+        let _lock = lock();
         // SAFETY: the request has not been completed before, and its memory is alive.
         let code = unsafe { ffi::MPI_Test(&mut self.raw, &mut flag, status.as_mut_ptr()) };
-        // A request that failed is over too.
+        // A failed request is done too.
         self.done = flag != 0 || code != ffi::MPI_SUCCESS as c_int;
         check("MPI_Test", code)?;
         if let Some((len, dtype)) = self.expects.filter(|_| self.done) {
-            let mut came = 0;
+            let mut received = 0;
             // SAFETY: the status was zeroed, and then written by the library.
-            let code = unsafe { ffi::MPI_Get_count(status.as_ptr(), datatype(dtype), &mut came) };
+            let code = unsafe { ffi::MPI_Get_count(status.as_ptr(), datatype(dtype), &mut received) };
             check("MPI_Get_count", code)?;
-            if came as usize != len {
-                let message = format!("{len} elements were expected, but {came} came: ranks disagree");
+            if received as usize != len {
+                let message = format!(
+                    "expected {len} elements, but received {received}: the ranks' calls do not match"
+                );
                 return Err(Error::argument("mpi", message));
             }
         }
@@ -139,15 +145,16 @@ impl Request {
 }
 
 impl Comm {
+    /// Returns the communicator of all processes.
     pub(super) fn world() -> Self {
         // SAFETY: a constant of the library.
         Comm(unsafe { ffi::RSMPI_COMM_WORLD })
     }
 
-    /// This process's number and how many there are.
+    /// Returns the number of this process and the number of processes.
     pub(super) fn rank_and_size(self) -> Result<(usize, usize)> {
         let (mut rank, mut size) = (0, 0);
-        let _turn = turn();
+        let _lock = lock();
         // SAFETY: the communicator is alive, and both numbers are written before they are read.
         unsafe {
             check("MPI_Comm_rank", ffi::MPI_Comm_rank(self.0, &mut rank))?;
@@ -156,6 +163,7 @@ impl Comm {
         Ok((rank as usize, size as usize))
     }
 
+    /// Starts a request with the MPI call `start`.
     fn request(
         call: &'static str,
         peer: Option<usize>,
@@ -163,14 +171,14 @@ impl Comm {
     ) -> Result<Request> {
         // SAFETY: a constant of the library.
         let mut raw = unsafe { ffi::RSMPI_REQUEST_NULL };
-        let _turn = turn();
+        let _lock = lock();
         check(call, start(&mut raw))?;
         Ok(Request { raw, peer, expects: None, done: false })
     }
 
-    /// The same processes as another communicator, which is valid when the request is done. All must call this.
+    /// Duplicates the communicator. The new one is valid when the request is done. All processes must call this.
     pub(super) fn duplicate(self) -> Result<(Request, Box<Comm>)> {
-        // On the heap: the library writes to it later.
+        // On the heap, because the library writes to it later.
         let mut copy = Box::new(Comm(self.0));
         let request = Comm::request("MPI_Comm_idup", None, |request| {
             // SAFETY: the target lives on the heap until the request is done.
@@ -179,11 +187,11 @@ impl Comm {
         Ok((request, copy))
     }
 
-    /// Some of the processes, in an order. They must all call this, and it waits for them.
+    /// Creates a communicator of the given processes, in the given order. All of them must call this, and it blocks until they do.
     pub(super) fn subset(self, members: &[usize], tag: c_int) -> Result<Comm> {
         let ranks = members.iter().map(|&rank| int(rank)).collect::<Result<Vec<_>>>()?;
         let mut comm = self.0;
-        let _turn = turn();
+        let _lock = lock();
         // SAFETY: handles are written before they are read; the list lives through the call.
         unsafe {
             let mut all = ffi::RSMPI_GROUP_NULL;
@@ -198,57 +206,61 @@ impl Comm {
         Ok(Comm(comm))
     }
 
-    /// Gives a communicator back to the library. Nobody may use it any more.
+    /// Frees the communicator. It must not be used afterwards.
     pub(super) fn free(mut self) {
-        let _turn = turn();
+        let _lock = lock();
         if !mpi::environment::is_finalized() {
             // SAFETY: the communicator is alive and its owner is done with it.
             unsafe { ffi::MPI_Comm_free(&mut self.0) };
         }
     }
 
+    /// Begins to send elements to a member.
+    ///
     /// # Safety
-    /// The elements behind `data` must live and stay as they are until the request is done.
+    /// The elements of `data` must live and must not change until the request is done.
     pub(super) unsafe fn send(self, data: &Span, to: usize, tag: c_int) -> Result<Request> {
         let (n, to_int) = (int(data.len)?, int(to)?);
         Comm::request("MPI_Isend", Some(to), |request| {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             unsafe { ffi::MPI_Isend(data.at, n, datatype(data.dtype), to_int, tag, self.0, request) }
         })
     }
 
-    /// # Safety
-    /// The memory must live, and nobody else may use it, until the request is done.
-    pub(super) unsafe fn receive(self, room: &Span, from: usize, tag: c_int) -> Result<Request> {
-        // SAFETY: the caller's promise.
-        let request = unsafe { self.receive_up_to(room, Some(from), tag)? };
-        Ok(Request { expects: Some((room.len, room.dtype)), ..request })
-    }
-
-    /// As [`receive`](Comm::receive), also of fewer elements, and from anybody.
+    /// Begins to receive as many elements as `buffer` holds from a member.
     ///
     /// # Safety
-    /// As for [`receive`](Comm::receive).
+    /// The memory of `buffer` must live, and nothing else may access it, until the request is done.
+    pub(super) unsafe fn receive(self, buffer: &Span, from: usize, tag: c_int) -> Result<Request> {
+        // SAFETY: the caller guarantees it.
+        let request = unsafe { self.receive_up_to(buffer, Some(from), tag)? };
+        Ok(Request { expects: Some((buffer.len, buffer.dtype)), ..request })
+    }
+
+    /// Same as [`receive`](Comm::receive), but also accepts fewer elements, and accepts any sender if `from` is `None`.
+    ///
+    /// # Safety
+    /// Same as for [`receive`](Comm::receive).
     pub(super) unsafe fn receive_up_to(
         self,
-        room: &Span,
+        buffer: &Span,
         from: Option<usize>,
         tag: c_int,
     ) -> Result<Request> {
-        let n = int(room.len)?;
+        let n = int(buffer.len)?;
         let source = match from {
             Some(from) => int(from)?,
             // SAFETY: a constant of the library.
             None => unsafe { ffi::RSMPI_ANY_SOURCE },
         };
         Comm::request("MPI_Irecv", from, |request| {
-            // SAFETY: the caller's promise.
-            unsafe { ffi::MPI_Irecv(room.at, n, datatype(room.dtype), source, tag, self.0, request) }
+            // SAFETY: the caller guarantees it.
+            unsafe { ffi::MPI_Irecv(buffer.at, n, datatype(buffer.dtype), source, tag, self.0, request) }
         })
     }
 }
 
-/// Elements in memory that somebody else owns.
+/// A range of elements in memory that another value owns.
 #[derive(Debug)]
 pub(super) struct Span {
     at: *mut c_void,
@@ -258,39 +270,39 @@ pub(super) struct Span {
 
 impl Span {
     fn new(at: *mut c_void, len: usize, dtype: DType) -> Self {
-        // Where there is nothing, Rust's addresses are made up, and Open MPI takes some of them for constants of its own.
-        static NOTHING: [u64; 2] = [0; 2];
-        let at = if len == 0 { NOTHING.as_ptr().cast_mut().cast() } else { at };
+        // An empty Rust slice has an arbitrary address, and Open MPI takes some addresses for constants of its own.
+        static EMPTY: [u64; 2] = [0; 2];
+        let at = if len == 0 { EMPTY.as_ptr().cast_mut().cast() } else { at };
         Span { at, len, dtype }
     }
 
-    /// The parts that go as messages of their own, one after the other: the library counts elements in 32 bits. Nothing is no
-    /// message. Where the program is checked for mistakes messages are short, so that tests see several.
+    /// Splits the range into messages, because MPI counts elements in 32 bits. An empty range gives no message. Debug builds use
+    /// short messages, so that tests send several.
     pub(super) fn messages(&self) -> impl Iterator<Item = Span> {
-        const LONGEST: usize = if cfg!(debug_assertions) { 1 << 16 } else { 1 << 30 };
-        (0..self.len).step_by(LONGEST).map(|start| self.part(start, LONGEST.min(self.len - start)))
+        const MAX_LEN: usize = if cfg!(debug_assertions) { 1 << 16 } else { 1 << 30 };
+        (0..self.len).step_by(MAX_LEN).map(|start| self.slice(start, MAX_LEN.min(self.len - start)))
     }
 
-    /// Some of the elements.
-    pub(super) fn part(&self, start: usize, len: usize) -> Span {
-        assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "inside the memory");
+    /// Returns a part of the range.
+    pub(super) fn slice(&self, start: usize, len: usize) -> Span {
+        assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "slice out of bounds");
         Span::new(self.at.wrapping_byte_add(start * self.dtype.size()), len, self.dtype)
     }
 
-    /// Copies as many elements of the same type.
+    /// Copies the elements to another range of the same length and dtype.
     ///
     /// # Safety
-    /// Both must be alive, they must not overlap, and nobody else may use the target.
+    /// Both ranges must be alive, they must not overlap, and nothing else may access the target.
     pub(super) unsafe fn copy_to(&self, to: &Span) {
         assert_eq!((self.len, self.dtype), (to.len, to.dtype));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe {
             let bytes = self.len * self.dtype.size();
             self.at.cast::<u8>().copy_to_nonoverlapping(to.at.cast::<u8>(), bytes);
         }
     }
 
-    /// The elements of an array. They must not be written to.
+    /// Returns the elements of an array. They must not be written to.
     pub(super) fn of(x: &HostCopy) -> Self {
         Span::new(x.as_ptr().cast_mut().cast(), x.array().numel(), x.array().dtype())
     }
@@ -300,29 +312,29 @@ impl Span {
     }
 }
 
-/// Memory for a value that is to come.
+/// Memory that a value is received into.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct ReceiveBuffer {
     pub(super) span: Span,
     memory: HostRoom,
 }
 
-impl Room {
+impl ReceiveBuffer {
     pub(super) fn new(meta: &Meta) -> Result<Self> {
         let mut memory = HostRoom::new(meta)?;
         let span = Span::new(memory.as_mut_ptr().cast(), meta.shape.numel(), meta.dtype);
-        Ok(Room { span, memory })
+        Ok(ReceiveBuffer { span, memory })
     }
 
-    /// The value.
+    /// Returns the received value.
     ///
     /// # Safety
     /// The library must have written every element.
-    pub(super) unsafe fn arrived(self) -> Result<Array> {
-        // SAFETY: the caller's promise.
+    pub(super) unsafe fn into_array(self) -> Result<Array> {
+        // SAFETY: the caller guarantees it.
         unsafe { self.memory.arrived() }
     }
 }
 
-// SAFETY: the pointer is into memory that moves along, or whose owner does.
+// SAFETY: the pointer is into memory that is sent along, or whose owner is.
 unsafe impl Send for Span {}

@@ -1,6 +1,7 @@
-//! Messages between two members of a group.
+//! Messages between two members of a group: `send` and `recv` on threads.
 //!
-//! The n-th message sent from one member to another with a tag goes to the n-th receive begun for it, whoever waits first.
+//! The n-th message from one member to another with a tag goes to the n-th receive that was begun for it, even if a later
+//! receive is waited for first.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -8,143 +9,146 @@ use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
 
-use super::sync::Patience;
+use super::sync::Backoff;
 use crate::fault::Cause;
 use dtensor_array::Array;
 
-/// The messages of one group that have been sent and not yet taken.
-pub(crate) struct Mail {
+/// The messages of one group that have been sent but not received.
+pub(crate) struct Mailbox {
     members: usize,
-    boxes: Mutex<Boxes>,
-    bell: Condvar,
+    state: Mutex<MailboxState>,
+    wakeup: Condvar,
 }
 
-/// Where messages go that are taken in the order in which they are sent.
+/// Sender, receiver and tag of a message. Messages with the same route arrive in the order in which they were sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Address {
+pub(crate) struct Route {
     pub(crate) from: usize,
     pub(crate) to: usize,
     pub(crate) tag: u32,
 }
 
-/// One message of an address, by its number.
-pub(crate) type Ticket = (Address, u64);
+/// Identifies a message: its route and its number on that route.
+pub(crate) type MessageId = (Route, u64);
 
-struct Boxes {
-    messages: HashMap<Ticket, Array>,
-    /// Tickets whose holders have gone: their messages are nobody's.
-    abandoned: HashSet<Ticket>,
-    /// How many messages have been sent to an address, and how many receives have begun.
-    sent: HashMap<Address, u64>,
-    asked: HashMap<Address, u64>,
+struct MailboxState {
+    messages: HashMap<MessageId, Array>,
+    /// Messages whose receive was dropped before they arrived. They are dropped when they arrive.
+    abandoned: HashSet<MessageId>,
+    /// How many messages have been sent on each route.
+    sent: HashMap<Route, u64>,
+    /// How many receives have begun on each route.
+    receives: HashMap<Route, u64>,
+    /// For each member: why it left, if it did.
     left: Vec<Option<Arc<Cause>>>,
     failed: Option<Arc<Cause>>,
 }
 
-fn next(counts: &mut HashMap<Address, u64>, address: Address) -> Ticket {
-    let count = counts.entry(address).or_default();
+/// Returns the id of the next message on a route, and counts it.
+fn next_id(counts: &mut HashMap<Route, u64>, route: Route) -> MessageId {
+    let count = counts.entry(route).or_default();
     *count += 1;
-    (address, *count - 1)
+    (route, *count - 1)
 }
 
-impl Mail {
+impl Mailbox {
     pub(crate) fn new(members: usize) -> Self {
-        let boxes = Boxes {
+        let state = MailboxState {
             messages: HashMap::new(),
             abandoned: HashSet::new(),
             sent: HashMap::new(),
-            asked: HashMap::new(),
+            receives: HashMap::new(),
             left: vec![None; members],
             failed: None,
         };
-        Mail { members, boxes: Mutex::new(boxes), bell: Condvar::new() }
+        Mailbox { members, state: Mutex::new(state), wakeup: Condvar::new() }
     }
 
-    /// Hands a message over. An error if the group has failed or the other one will never take it.
-    pub(crate) fn put(&self, address: Address, value: Array) -> Result<(), Arc<Cause>> {
-        let mut boxes = self.boxes.lock();
-        if let Some(cause) = boxes.failed.as_ref().or(boxes.left[address.to].as_ref()) {
+    /// Delivers a message. Returns an error if the group has failed or the receiver has left.
+    pub(crate) fn send(&self, route: Route, value: Array) -> Result<(), Arc<Cause>> {
+        let mut state = self.state.lock();
+        if let Some(cause) = state.failed.as_ref().or(state.left[route.to].as_ref()) {
             return Err(cause.clone());
         }
-        let ticket = next(&mut boxes.sent, address);
-        if !boxes.abandoned.remove(&ticket) {
-            boxes.messages.insert(ticket, value);
+        let id = next_id(&mut state.sent, route);
+        if !state.abandoned.remove(&id) {
+            state.messages.insert(id, value);
         }
-        drop(boxes);
-        self.bell.notify_all();
+        drop(state);
+        self.wakeup.notify_all();
         Ok(())
     }
 
-    /// Begins a receive.
-    pub(crate) fn ask(&self, address: Address) -> Ticket {
-        next(&mut self.boxes.lock().asked, address)
+    /// Begins a receive and returns the id of the message that it will get.
+    pub(crate) fn begin_receive(&self, route: Route) -> MessageId {
+        next_id(&mut self.state.lock().receives, route)
     }
 
-    /// Gives up a receive: its message is thrown away.
-    pub(crate) fn abandon(&self, ticket: Ticket) {
-        let mut boxes = self.boxes.lock();
-        let message = boxes.messages.remove(&ticket);
+    /// Abandons a receive. Its message is dropped.
+    pub(crate) fn abandon(&self, id: MessageId) {
+        let mut state = self.state.lock();
+        let message = state.messages.remove(&id);
         if message.is_none() {
-            boxes.abandoned.insert(ticket);
+            state.abandoned.insert(id);
         }
-        drop(boxes);
+        drop(state);
         drop(message);
     }
 
-    /// Whether taking would return at once.
-    pub(crate) fn ready(&self, ticket: Ticket) -> bool {
-        let boxes = self.boxes.lock();
-        boxes.failed.is_some() || boxes.left[ticket.0.from].is_some() || boxes.messages.contains_key(&ticket)
+    /// Returns true if [`receive`](Self::receive) would return at once.
+    pub(crate) fn is_ready(&self, id: MessageId) -> bool {
+        let state = self.state.lock();
+        state.failed.is_some() || state.left[id.0.from].is_some() || state.messages.contains_key(&id)
     }
 
-    /// Takes a message. `None` if the deadline passes first.
-    pub(crate) fn take(&self, ticket: Ticket, deadline: Instant) -> Result<Option<Array>, Arc<Cause>> {
-        let mut patience = Patience::new(self.members);
-        let (mut sleepy, mut late) = (false, false);
+    /// Waits for a message. Returns `None` if the deadline passes first.
+    pub(crate) fn receive(&self, id: MessageId, deadline: Instant) -> Result<Option<Array>, Arc<Cause>> {
+        let mut backoff = Backoff::new(self.members);
+        let (mut may_sleep, mut late) = (false, false);
         loop {
-            let mut boxes = self.boxes.lock();
-            if let Some(cause) = &boxes.failed {
+            let mut state = self.state.lock();
+            if let Some(cause) = &state.failed {
                 return Err(cause.clone());
             }
-            if let Some(value) = boxes.messages.remove(&ticket) {
+            if let Some(value) = state.messages.remove(&id) {
                 return Ok(Some(value));
             }
-            // What it sent before it left has been looked for.
-            if let Some(cause) = &boxes.left[ticket.0.from] {
+            // Checked after the messages, because the sender may have sent this one before it left.
+            if let Some(cause) = &state.left[id.0.from] {
                 return Err(cause.clone());
             }
             if late {
                 return Ok(None);
             }
-            if !sleepy {
-                drop(boxes);
-                // Looks once more before it sleeps: something may have come while nothing was locked.
-                sleepy = !patience.pause();
+            if !may_sleep {
+                drop(state);
+                // Check again before sleeping, because a message may have arrived while the lock was not held.
+                may_sleep = !backoff.pause();
                 continue;
             }
-            late = self.bell.wait_until(&mut boxes, deadline).timed_out();
+            late = self.wakeup.wait_until(&mut state, deadline).timed_out();
         }
     }
 
-    /// A member will send nothing more.
+    /// Records that a member has left. It will send no more messages.
     pub(crate) fn leave(&self, member: usize, cause: Arc<Cause>) {
-        self.boxes.lock().left[member].get_or_insert(cause);
-        self.bell.notify_all();
+        self.state.lock().left[member].get_or_insert(cause);
+        self.wakeup.notify_all();
     }
 
-    /// Nothing more will be sent or taken.
+    /// Fails all sends and receives from now on, and drops the messages.
     pub(crate) fn fail(&self, cause: Arc<Cause>) {
-        let mut boxes = self.boxes.lock();
-        boxes.failed.get_or_insert(cause);
-        let messages = std::mem::take(&mut boxes.messages);
-        drop(boxes);
-        self.bell.notify_all();
+        let mut state = self.state.lock();
+        state.failed.get_or_insert(cause);
+        let messages = std::mem::take(&mut state.messages);
+        drop(state);
+        self.wakeup.notify_all();
         drop(messages);
     }
 }
 
-impl std::fmt::Debug for Mail {
+impl std::fmt::Debug for Mailbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Mail({} members)", self.members)
+        write!(f, "Mailbox({} members)", self.members)
     }
 }

@@ -1,7 +1,7 @@
 //! A world whose ranks are threads of this process.
 //!
-//! Values are passed as handles: a rank reads another's value where it lies, and a result that is equal on all ranks is one
-//! allocation that all of them hold.
+//! Values are passed as handles: a rank reads another rank's value in place, and a result that is equal on all ranks is one
+//! allocation that all of them share.
 
 mod mail;
 mod rendezvous;
@@ -14,75 +14,78 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use self::mail::{Address, Mail, Ticket};
-use self::rendezvous::{Hub, Meeting, Round};
-use self::work::{Shares, Work};
+use self::mail::{Mailbox, MessageId, Route};
+use self::rendezvous::{Rendezvous, Round, RoundTask};
+use self::work::{Outputs, Work};
 use crate::Arrays;
 use crate::call::Call;
 use crate::fault::{Cause, Departure};
 use crate::ring::Ring;
-use crate::transport::{Channel, Flight, Joining, Key, Transport, deadline};
+use crate::transport::{Channel, InFlight, Joining, Key, Transport, deadline};
 use crate::{Error, Result};
 use dtensor_array::Array;
 
-/// What all ranks of a world share.
+/// The state that all ranks of a world share.
 #[derive(Debug)]
-struct Shared {
+struct WorldState {
     rings: Vec<Ring>,
-    state: Mutex<State>,
+    groups: Mutex<Groups>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Groups that not all members have joined, and how many have.
-    joining: HashMap<Key, (Arc<Table>, usize)>,
-    /// Every group that somebody still holds.
-    tables: Vec<Weak<Table>>,
+struct Groups {
+    /// Groups that not all members have joined yet, and how many have.
+    joining: HashMap<Key, (Arc<GroupState>, usize)>,
+    /// Every group that is still in use.
+    live: Vec<Weak<GroupState>>,
+    /// The ranks that have left the world.
     left: HashMap<usize, Arc<Cause>>,
 }
 
-/// Where a group's members meet.
+/// The state that the members of a group share.
 #[derive(Debug)]
-struct Table {
+struct GroupState {
     members: Arc<[usize]>,
-    hub: Hub<Together>,
-    mail: Mail,
+    rendezvous: Rendezvous<CollectiveTask>,
+    mailbox: Mailbox,
 }
 
-impl Table {
+impl GroupState {
+    /// Records that a rank has left the world, if it is a member.
     fn leave(&self, rank: usize, cause: &Arc<Cause>) {
         if let Some(member) = self.members.iter().position(|&r| r == rank) {
-            self.hub.leave(member, cause.clone());
-            self.mail.leave(member, cause.clone());
+            self.rendezvous.leave(member, cause.clone());
+            self.mailbox.leave(member, cause.clone());
         }
     }
 
+    /// Fails the group. Only the first cause counts, and this returns it.
     fn fail(&self, cause: Arc<Cause>) -> Arc<Cause> {
-        let cause = self.hub.fail(cause);
-        self.mail.fail(cause.clone());
+        let cause = self.rendezvous.fail(cause);
+        self.mailbox.fail(cause.clone());
         cause
     }
 }
 
-/// A collective as the meeting of a group.
+/// Runs one collective per round: compares the members' calls, then computes the outputs.
 #[derive(Debug)]
-struct Together {
+struct CollectiveTask {
     members: Arc<[usize]>,
 }
 
-impl Meeting for Together {
-    type Ticket = (Call, Arrays);
+impl RoundTask for CollectiveTask {
+    type Input = (Call, Arrays);
     type Work = Work;
-    type Outcome = Arc<Shares>;
+    type Output = Arc<Outputs>;
     type Fault = Arc<Cause>;
 
-    fn open(&self, tickets: Vec<Self::Ticket>) -> std::result::Result<Self::Work, Self::Fault> {
-        let (calls, values): (Vec<Call>, Vec<Arrays>) = tickets.into_iter().unzip();
+    fn open(&self, inputs: Vec<Self::Input>) -> std::result::Result<Self::Work, Self::Fault> {
+        let (calls, values): (Vec<Call>, Vec<Arrays>) = inputs.into_iter().unzip();
         if let Some((a, b)) = Call::first_mismatch(&calls.iter().collect::<Vec<_>>()) {
-            let named = |member: usize| (self.members[member], Box::new(calls[member].clone()));
-            return Err(Arc::new(Cause::Mismatch { one: named(a), other: named(b) }));
+            let rank_and_call = |member: usize| (self.members[member], Box::new(calls[member].clone()));
+            return Err(Arc::new(Cause::Mismatch { one: rank_and_call(a), other: rank_and_call(b) }));
         }
-        work::plan(&calls, values).map_err(|error| self.broke(error.to_string()))
+        work::plan(&calls, values).map_err(|error| self.transport_cause(error.to_string()))
     }
 
     fn parts(work: &Self::Work) -> usize {
@@ -93,17 +96,17 @@ impl Meeting for Together {
         work.run(part);
     }
 
-    fn close(&self, work: &Self::Work) -> std::result::Result<Self::Outcome, Self::Fault> {
-        work.close().map(Arc::new).map_err(|error| self.broke(error.to_string()))
+    fn close(&self, work: &Self::Work) -> std::result::Result<Self::Output, Self::Fault> {
+        work.close().map(Arc::new).map_err(|error| self.transport_cause(error.to_string()))
     }
 
-    fn broken(&self) -> Self::Fault {
-        self.broke("the arithmetic of a collective panicked".into())
+    fn panic_fault(&self) -> Self::Fault {
+        self.transport_cause("a kernel panicked in a collective".into())
     }
 }
 
-impl Together {
-    fn broke(&self, message: String) -> Arc<Cause> {
+impl CollectiveTask {
+    fn transport_cause(&self, message: String) -> Arc<Cause> {
         Arc::new(Cause::Transport { rank: self.members[0], message })
     }
 }
@@ -112,108 +115,115 @@ impl Together {
 #[derive(Debug)]
 pub(crate) struct Thread {
     rank: usize,
-    shared: Arc<Shared>,
+    world: Arc<WorldState>,
 }
 
-/// The ranks of a new world.
+/// Creates the ranks of a new world.
 pub(crate) fn ranks(n: usize) -> Vec<Thread> {
     let rings = (0..n).map(|_| Ring::default()).collect();
-    let shared = Arc::new(Shared { rings, state: Mutex::default() });
-    (0..n).map(|rank| Thread { rank, shared: shared.clone() }).collect()
+    let world = Arc::new(WorldState { rings, groups: Mutex::default() });
+    (0..n).map(|rank| Thread { rank, world: world.clone() }).collect()
 }
 
 impl Transport for Thread {
     fn join(&self, joining: &Joining) -> Result<Arc<dyn Channel>> {
         let Joining { key, me, .. } = joining;
         let members = &key.members;
-        let mut state = self.shared.state.lock();
-        let State { joining, tables, left } = &mut *state;
-        let table = match joining.get_mut(key) {
-            Some((table, count)) => {
+        let mut groups = self.world.groups.lock();
+        let Groups { joining, live, left } = &mut *groups;
+        let group = match joining.get_mut(key) {
+            Some((group, count)) => {
                 *count += 1;
-                let (table, complete) = (table.clone(), *count == members.len());
+                let (group, complete) = (group.clone(), *count == members.len());
                 if complete {
                     joining.remove(key);
                 }
-                table
+                group
             }
             None => {
-                let hub = Hub::new(Together { members: members.clone() }, members.len());
-                let mail = Mail::new(members.len());
-                let table = Arc::new(Table { members: members.clone(), hub, mail });
+                let task = CollectiveTask { members: members.clone() };
+                let rendezvous = Rendezvous::new(task, members.len());
+                let mailbox = Mailbox::new(members.len());
+                let group = Arc::new(GroupState { members: members.clone(), rendezvous, mailbox });
                 let gone: Vec<_> = left.iter().filter(|(rank, _)| members.contains(rank)).collect();
-                gone.iter().for_each(|(rank, cause)| table.leave(**rank, cause));
-                tables.retain(|table| table.strong_count() > 0);
-                tables.push(Arc::downgrade(&table));
-                // One that has left will never join, so nobody needs to find this one.
+                gone.iter().for_each(|(rank, cause)| group.leave(**rank, cause));
+                live.retain(|group| group.strong_count() > 0);
+                live.push(Arc::downgrade(&group));
+                // If a member has left, the group is never complete and would stay in `joining` for ever. It cannot run a
+                // collective anyway.
                 if gone.is_empty() && members.len() > 1 {
-                    joining.insert(key.clone(), (table.clone(), 1));
+                    joining.insert(key.clone(), (group.clone(), 1));
                 }
-                table
+                group
             }
         };
-        drop(state);
-        Ok(Arc::new(Seat { rank: self.rank, me: *me, table, shared: self.shared.clone() }))
+        drop(groups);
+        Ok(Arc::new(Member { rank: self.rank, me: *me, group, world: self.world.clone() }))
     }
 
     fn depart(&self, how: Departure) {
-        let last = self.shared.rings[self.rank].last();
+        let last = self.world.rings[self.rank].last();
         let cause = Arc::new(Cause::Left { rank: self.rank, how, last: last.map(Box::new) });
-        let mut state = self.shared.state.lock();
-        state.left.insert(self.rank, cause.clone());
-        let tables: Vec<Arc<Table>> = state.tables.iter().filter_map(Weak::upgrade).collect();
-        drop(state);
-        for table in tables {
-            table.leave(self.rank, &cause);
+        let mut groups = self.world.groups.lock();
+        groups.left.insert(self.rank, cause.clone());
+        let live: Vec<Arc<GroupState>> = groups.live.iter().filter_map(Weak::upgrade).collect();
+        drop(groups);
+        for group in live {
+            group.leave(self.rank, &cause);
         }
     }
 }
 
-/// One rank's seat at a group's table.
+/// One rank as a member of a group.
 #[derive(Debug)]
-struct Seat {
+struct Member {
     rank: usize,
     me: usize,
-    table: Arc<Table>,
-    shared: Arc<Shared>,
+    group: Arc<GroupState>,
+    world: Arc<WorldState>,
 }
 
-impl Seat {
-    /// The error of a call. Whatever went wrong, the group stays failed.
+impl Member {
+    /// Returns the error of a call and fails the group.
     fn fault(&self, call: &Call, cause: Arc<Cause>, earlier: bool) -> Error {
-        let cause = self.table.fail(cause);
-        self.shared.rings[self.rank].fault(self.rank, call, cause, earlier)
+        let cause = self.group.fail(cause);
+        self.world.rings[self.rank].fault(self.rank, call, cause, earlier)
     }
 
-    /// Why members who are not there have failed the group.
-    fn late(&self, members: &[usize], waited: Duration) -> Arc<Cause> {
-        let ranks = members.iter().map(|&m| self.table.members[m]);
-        let ranks = ranks.map(|rank| (rank, self.shared.rings[rank].last())).collect();
+    /// Returns the cause of a timeout that these members caused.
+    fn late_cause(&self, members: &[usize], waited: Duration) -> Arc<Cause> {
+        let ranks = members.iter().map(|&m| self.group.members[m]);
+        let ranks = ranks.map(|rank| (rank, self.world.rings[rank].last())).collect();
         Arc::new(Cause::Late { ranks, waited })
     }
 }
 
-impl Channel for Seat {
-    fn start(self: Arc<Self>, call: Call, mut values: Arrays, timeout: Duration) -> Result<Box<dyn Flight>> {
+impl Channel for Member {
+    fn start(
+        self: Arc<Self>,
+        call: Call,
+        mut values: Arrays,
+        timeout: Duration,
+    ) -> Result<Box<dyn InFlight>> {
         self.note(&call);
         if call.collective.reduces()
             && let Some(x) = values.first_mut()
         {
-            // Sums run over rows of memory.
+            // Reduction kernels read contiguous memory.
             *x = x.contiguous()?;
         }
-        let earlier = self.table.hub.has_failed();
-        match self.table.hub.arrive(self.me, call.sequence, (call.clone(), values)) {
-            Ok(round) => Ok(Box::new(Meet { round, call, seat: self, timeout, since: None })),
+        let earlier = self.group.rendezvous.has_failed();
+        match self.group.rendezvous.arrive(self.me, call.sequence, (call.clone(), values)) {
+            Ok(round) => Ok(Box::new(CollectiveInFlight { round, call, member: self, timeout, since: None })),
             Err(cause) => Err(self.fault(&call, cause, earlier)),
         }
     }
 
     fn send(&self, call: Call, value: Array, dst: usize, tag: u32) -> Result<()> {
         self.note(&call);
-        let earlier = self.table.hub.has_failed();
-        let sent = self.table.mail.put(Address { from: self.me, to: dst, tag }, value);
-        sent.map_err(|cause| self.fault(&call, cause, earlier))
+        let earlier = self.group.rendezvous.has_failed();
+        let result = self.group.mailbox.send(Route { from: self.me, to: dst, tag }, value);
+        result.map_err(|cause| self.fault(&call, cause, earlier))
     }
 
     fn receive(
@@ -222,57 +232,57 @@ impl Channel for Seat {
         src: usize,
         tag: u32,
         timeout: Duration,
-    ) -> Result<Box<dyn Flight>> {
+    ) -> Result<Box<dyn InFlight>> {
         self.note(&call);
-        let ticket = self.table.mail.ask(Address { from: src, to: self.me, tag });
-        Ok(Box::new(Letter { ticket, call, seat: self, timeout, since: None }))
+        let message = self.group.mailbox.begin_receive(Route { from: src, to: self.me, tag });
+        Ok(Box::new(ReceiveInFlight { message, call, member: self, timeout, since: None }))
     }
 
     fn note(&self, call: &Call) {
-        self.shared.rings[self.rank].note(call);
+        self.world.rings[self.rank].note(call);
     }
 }
 
-/// A collective on its way.
+/// A collective that has begun.
 #[derive(Debug)]
-struct Meet {
-    round: Arc<Round<Together>>,
+struct CollectiveInFlight {
+    round: Arc<Round<CollectiveTask>>,
     call: Call,
-    seat: Arc<Seat>,
+    member: Arc<Member>,
     timeout: Duration,
-    /// When it was first asked for.
+    /// When it was first polled or waited for. The timeout begins then.
     since: Option<Instant>,
 }
 
-/// When the time is up of something that was first asked for at `since`, or is now.
-fn time_is_up(since: &mut Option<Instant>, timeout: Duration) -> Instant {
+/// Returns the deadline of a timeout that begins at `since`. Sets `since` to now if it is not set.
+fn deadline_since(since: &mut Option<Instant>, timeout: Duration) -> Instant {
     let since = *since.get_or_insert_with(Instant::now);
     since.checked_add(timeout).unwrap_or_else(|| deadline(timeout))
 }
 
-impl Flight for Meet {
+impl InFlight for CollectiveInFlight {
     fn poll(&mut self) -> bool {
-        let hub = &self.seat.table.hub;
-        // Whoever only polls must hear of it too when the time is up; it is told when it waits.
-        self.round.poll(hub)
-            || (Instant::now() > time_is_up(&mut self.since, self.timeout)
-                && !hub.missing(self.call.sequence).is_empty())
+        let rendezvous = &self.member.group.rendezvous;
+        // After the timeout the result is an error, which `wait` returns: so it is ready.
+        self.round.poll(rendezvous)
+            || (Instant::now() > deadline_since(&mut self.since, self.timeout)
+                && !rendezvous.missing(self.call.sequence).is_empty())
     }
 
     fn wait(mut self: Box<Self>) -> Result<Arrays> {
-        let mut until = time_is_up(&mut self.since, self.timeout);
-        let Seat { me, table, .. } = &*self.seat;
+        let mut until = deadline_since(&mut self.since, self.timeout);
+        let Member { me, group, .. } = &*self.member;
         loop {
-            match self.round.wait(&table.hub, until) {
-                Ok(Ok(shares)) => return Ok(shares[if shares.len() == 1 { 0 } else { *me }].clone()),
-                Ok(Err(cause)) => return Err(self.seat.fault(&self.call, cause, false)),
+            match self.round.wait(&group.rendezvous, until) {
+                Ok(Ok(outputs)) => return Ok(outputs[if outputs.len() == 1 { 0 } else { *me }].clone()),
+                Ok(Err(cause)) => return Err(self.member.fault(&self.call, cause, false)),
                 Err(_) => {
-                    let missing = table.hub.missing(self.call.sequence);
+                    let missing = group.rendezvous.missing(self.call.sequence);
                     if !missing.is_empty() {
-                        let cause = self.seat.late(&missing, self.timeout);
-                        return Err(self.seat.fault(&self.call, cause, false));
+                        let cause = self.member.late_cause(&missing, self.timeout);
+                        return Err(self.member.fault(&self.call, cause, false));
                     }
-                    // All have come, and somebody is still at work: that ends by itself.
+                    // All members have arrived and the work is running. It ends by itself, so wait on.
                     until = deadline(self.timeout);
                 }
             }
@@ -280,36 +290,37 @@ impl Flight for Meet {
     }
 }
 
-/// A message on its way.
+/// A receive that has begun.
 #[derive(Debug)]
-struct Letter {
-    ticket: Ticket,
+struct ReceiveInFlight {
+    message: MessageId,
     call: Call,
-    seat: Arc<Seat>,
+    member: Arc<Member>,
     timeout: Duration,
-    /// When it was first asked for.
+    /// When it was first polled or waited for. The timeout begins then.
     since: Option<Instant>,
 }
 
-impl Flight for Letter {
+impl InFlight for ReceiveInFlight {
     fn poll(&mut self) -> bool {
-        self.seat.table.mail.ready(self.ticket) || Instant::now() > time_is_up(&mut self.since, self.timeout)
+        self.member.group.mailbox.is_ready(self.message)
+            || Instant::now() > deadline_since(&mut self.since, self.timeout)
     }
 
     fn wait(mut self: Box<Self>) -> Result<Arrays> {
-        let until = time_is_up(&mut self.since, self.timeout);
-        let Letter { ticket, call, seat, timeout, .. } = &*self;
-        match seat.table.mail.take(*ticket, until) {
+        let until = deadline_since(&mut self.since, self.timeout);
+        let ReceiveInFlight { message, call, member, timeout, .. } = &*self;
+        match member.group.mailbox.receive(*message, until) {
             Ok(Some(value)) => Ok(Arrays::from_elem(value, 1)),
-            Ok(None) => Err(seat.fault(call, seat.late(&[ticket.0.from], *timeout), false)),
-            Err(cause) => Err(seat.fault(call, cause, false)),
+            Ok(None) => Err(member.fault(call, member.late_cause(&[message.0.from], *timeout), false)),
+            Err(cause) => Err(member.fault(call, cause, false)),
         }
     }
 }
 
-impl Drop for Letter {
+impl Drop for ReceiveInFlight {
     fn drop(&mut self) {
-        self.seat.table.mail.abandon(self.ticket);
+        self.member.group.mailbox.abandon(self.message);
     }
 }
 
@@ -319,7 +330,7 @@ mod tests {
 
     use crate::{Group, ReduceOp, Result, launch};
 
-    /// Where a value lies, as a number that can be compared between ranks.
+    /// Returns the memory address of a value, as a number that can be compared between ranks.
     fn address(x: &Array) -> Result<i64> {
         Ok(x.copy_to_host_memory()?.as_ptr() as i64)
     }
@@ -329,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_equal_on_all_ranks_is_one_allocation() {
+    fn results_equal_on_all_ranks_share_one_allocation() {
         for len in [1usize, 1 << 20] {
             launch(4, |world| {
                 let group = world.group();
@@ -343,7 +354,7 @@ mod tests {
                     let at = addresses(group, y)?;
                     assert!(at.iter().all(|a| *a == at[0]), "{at:?}");
                 }
-                // The rank whose value was broadcast holds its own, and each rank's own value is still its own.
+                // On rank 2, the source, the broadcast returned the input itself. Each rank still has its own input.
                 assert_eq!(addresses(group, &x)?[2], address(&results[2])?);
                 let mut own = addresses(group, &x)?;
                 own.sort_unstable();
@@ -356,20 +367,20 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_value_is_not_its_owners_to_change_until_the_others_let_it_go() {
+    fn a_shared_result_is_unique_once_all_other_ranks_dropped_it() {
         launch(2, |world| {
             let group = world.group();
             let x = Array::from_vec(vec![1f32; 8], &[8])?;
             let mut sum = group.all_reduce(&x, ReduceOp::Sum)?;
             group.barrier()?;
-            assert!(!sum.is_unique(), "two ranks hold it");
+            assert!(!sum.is_unique(), "both ranks hold it");
             group.barrier()?;
             if world.rank() == 0 {
                 drop(sum);
                 return group.barrier();
             }
             group.barrier()?;
-            assert!(sum.is_unique(), "the other one has let it go");
+            assert!(sum.is_unique(), "the other rank has dropped it");
             Ok(())
         })
         .unwrap();

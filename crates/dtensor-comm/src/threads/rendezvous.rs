@@ -1,103 +1,108 @@
-//! Where the members of a group meet, once per collective.
+//! The rendezvous of a group: how its members, which are threads, run a collective together.
 //!
-//! A member **arrives** with a ticket: what it wants, and the values it brings. It does not wait for anybody. Whoever
-//! arrives last opens the meeting: from all tickets it makes the work, cut into parts. Every member that **waits** helps:
-//! it takes the next part that nobody has taken. Who does a part makes no difference to its result, and a member
-//! that is not running holds nobody up. Whoever finishes the last part closes the meeting, and all take the outcome.
-//! Small work has one part, which the last to arrive does itself: then nobody is woken before the outcome is there.
+//! Each collective is one **round**. A member **arrives** with an input and does not wait. The last member to arrive opens the
+//! round: it turns the inputs of all members into work, split into parts. Every member that **waits** helps: it runs the next
+//! part that no member has taken. The result does not depend on who runs a part, and a member that is not running does not
+//! block the others. The member that finishes the last part closes the round, and all members get the output. Small work has
+//! one part, which the last member to arrive runs itself, so the others wake up only once, when the output is ready.
 //!
-//! Nothing here knows of tensors, and nothing is unsafe. What can go wrong is handed in as a `Fault`: a member
-//! that **leaves** fails every meeting it has not arrived at, and a hub that has **failed** stays failed.
+//! This module does not depend on tensors and has no unsafe code. Errors are passed in as a `Fault`: a member that **leaves**
+//! fails every round at which it has not arrived, and a rendezvous that has **failed** stays failed.
 
 use std::time::Instant;
 
-use super::sync::{Arc, AtomicUsize, Condvar, Mutex, Ordering, Patience, wait_until};
+use super::sync::{Arc, AtomicUsize, Backoff, Condvar, Mutex, Ordering, wait_until};
 
-/// What members meet for.
-pub(crate) trait Meeting: Send + Sync + 'static {
-    /// What a member brings.
-    type Ticket: Send;
-    /// What is to be done, in parts that may run at the same time.
+/// What the members do in a round.
+pub(crate) trait RoundTask: Send + Sync + 'static {
+    /// The input of one member.
+    type Input: Send;
+    /// The work of a round, split into parts that may run at the same time.
     type Work: Send + Sync;
-    /// What comes of it.
-    type Outcome: Clone + Send;
-    /// Why nothing came of it.
+    /// The result of a round.
+    type Output: Clone + Send;
+    /// Why a round has no result.
     type Fault: Clone + Send;
 
-    /// Makes the work from the tickets of all members, in their order.
-    fn open(&self, tickets: Vec<Self::Ticket>) -> Result<Self::Work, Self::Fault>;
-    /// The number of parts.
+    /// Makes the work from the inputs of all members, in member order.
+    fn open(&self, inputs: Vec<Self::Input>) -> Result<Self::Work, Self::Fault>;
+    /// Returns the number of parts.
     fn parts(work: &Self::Work) -> usize;
-    /// Does one part. Each is done once.
+    /// Runs one part. Called once per part.
     fn run(work: &Self::Work, part: usize);
-    /// Called once, when all parts are done.
-    fn close(&self, work: &Self::Work) -> Result<Self::Outcome, Self::Fault>;
-    /// What is said when a part panics.
-    fn broken(&self) -> Self::Fault;
+    /// Returns the output. Called once, when all parts are done.
+    fn close(&self, work: &Self::Work) -> Result<Self::Output, Self::Fault>;
+    /// Returns the fault of a round whose work panicked.
+    fn panic_fault(&self) -> Self::Fault;
 }
 
-/// The meetings of one group.
-pub(crate) struct Hub<M: Meeting> {
-    meeting: M,
+/// The rounds of one group.
+pub(crate) struct Rendezvous<T: RoundTask> {
+    task: T,
     members: usize,
-    state: Mutex<State<M>>,
+    state: Mutex<RendezvousState<T>>,
 }
 
-struct State<M: Meeting> {
-    gathering: Vec<Gathering<M>>,
-    failed: Option<M::Fault>,
-    /// Why a member will not come again.
-    left: Vec<Option<M::Fault>>,
+struct RendezvousState<T: RoundTask> {
+    incomplete: Vec<IncompleteRound<T>>,
+    failed: Option<T::Fault>,
+    /// For each member: why it left, if it did.
+    left: Vec<Option<T::Fault>>,
 }
 
-/// A meeting that not all have arrived at.
-struct Gathering<M: Meeting> {
+/// A round at which some members have not arrived.
+struct IncompleteRound<T: RoundTask> {
     sequence: u64,
-    tickets: Vec<Option<M::Ticket>>,
+    inputs: Vec<Option<T::Input>>,
     arrived: usize,
-    round: Arc<Round<M>>,
+    round: Arc<Round<T>>,
 }
 
-/// One meeting, as its members hold it.
-pub(crate) struct Round<M: Meeting> {
+/// One round, as its members hold it.
+pub(crate) struct Round<T: RoundTask> {
     members: usize,
     phase: AtomicUsize,
-    /// The next part to be taken.
+    /// The next part that no member has taken.
     next: AtomicUsize,
     done: AtomicUsize,
     parts: AtomicUsize,
-    inner: Mutex<Inner<M>>,
+    state: Mutex<RoundState<T>>,
     sleepers: AtomicUsize,
-    bell: Condvar,
+    wakeup: Condvar,
 }
 
-struct Inner<M: Meeting> {
-    work: Option<Arc<M::Work>>,
-    result: Option<Result<M::Outcome, M::Fault>>,
+struct RoundState<T: RoundTask> {
+    work: Option<Arc<T::Work>>,
+    result: Option<Result<T::Output, T::Fault>>,
 }
 
-const GATHERING: usize = 0;
+const ARRIVING: usize = 0;
 const WORKING: usize = 1;
-const OVER: usize = 2;
+const FINISHED: usize = 2;
 
-impl<M: Meeting> Hub<M> {
-    pub(crate) fn new(meeting: M, members: usize) -> Self {
-        let state = State { gathering: Vec::new(), failed: None, left: (0..members).map(|_| None).collect() };
-        Hub { meeting, members, state: Mutex::new(state) }
+impl<T: RoundTask> Rendezvous<T> {
+    pub(crate) fn new(task: T, members: usize) -> Self {
+        let state = RendezvousState {
+            incomplete: Vec::new(),
+            failed: None,
+            left: (0..members).map(|_| None).collect(),
+        };
+        Rendezvous { task, members, state: Mutex::new(state) }
     }
 
-    /// A member comes to the meeting with this number. Who comes last begins it; nobody has to wait for the outcome.
+    /// Registers a member and its input at the round with this number. The last member to arrive opens the round. Returns
+    /// without waiting for the output.
     pub(crate) fn arrive(
         &self,
         member: usize,
         sequence: u64,
-        ticket: M::Ticket,
-    ) -> Result<Arc<Round<M>>, M::Fault> {
+        input: T::Input,
+    ) -> Result<Arc<Round<T>>, T::Fault> {
         let mut state = self.state.lock();
         if let Some(fault) = &state.failed {
             return Err(fault.clone());
         }
-        let at = match state.gathering.iter().position(|g| g.sequence == sequence) {
+        let at = match state.incomplete.iter().position(|incomplete| incomplete.sequence == sequence) {
             Some(at) => at,
             None => {
                 if let Some(fault) = state.left.iter().flatten().next() {
@@ -105,229 +110,232 @@ impl<M: Meeting> Hub<M> {
                     drop(state);
                     return Err(self.fail(fault));
                 }
-                state.gathering.push(Gathering {
+                state.incomplete.push(IncompleteRound {
                     sequence,
-                    tickets: (0..self.members).map(|_| None).collect(),
+                    inputs: (0..self.members).map(|_| None).collect(),
                     arrived: 0,
                     round: Arc::new(Round::new(self.members)),
                 });
-                state.gathering.len() - 1
+                state.incomplete.len() - 1
             }
         };
-        let gathering = &mut state.gathering[at];
-        if gathering.tickets[member].replace(ticket).is_none() {
-            gathering.arrived += 1;
+        let incomplete = &mut state.incomplete[at];
+        if incomplete.inputs[member].replace(input).is_none() {
+            incomplete.arrived += 1;
         }
-        if gathering.arrived < self.members {
-            return Ok(gathering.round.clone());
+        if incomplete.arrived < self.members {
+            return Ok(incomplete.round.clone());
         }
-        let gathering = state.gathering.swap_remove(at);
+        let incomplete = state.incomplete.swap_remove(at);
         drop(state);
-        let _guard = Guard::new(&gathering.round, &self.meeting);
-        match self.meeting.open(gathering.tickets.into_iter().flatten().collect()) {
-            Ok(work) => gathering.round.begin(&self.meeting, work),
+        let _guard = PanicGuard::new(&incomplete.round, &self.task);
+        match self.task.open(incomplete.inputs.into_iter().flatten().collect()) {
+            Ok(work) => incomplete.round.begin(&self.task, work),
             Err(fault) => {
                 let fault = self.fail(fault);
-                gathering.round.end(Err(fault));
+                incomplete.round.end(Err(fault));
             }
         }
-        Ok(gathering.round.clone())
+        Ok(incomplete.round.clone())
     }
 
-    /// Whether a fault has been.
+    /// Returns true if the rendezvous has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.state.lock().failed.is_some()
     }
 
-    /// The members that have not arrived at a meeting. None if it has begun or failed.
+    /// Returns the members that have not arrived at a round. Empty if the round has begun or failed.
     pub(crate) fn missing(&self, sequence: u64) -> Vec<usize> {
         let state = self.state.lock();
-        match state.gathering.iter().find(|g| g.sequence == sequence) {
-            Some(g) => (0..self.members).filter(|&m| g.tickets[m].is_none()).collect(),
+        match state.incomplete.iter().find(|incomplete| incomplete.sequence == sequence) {
+            Some(incomplete) => (0..self.members).filter(|&m| incomplete.inputs[m].is_none()).collect(),
             None => Vec::new(),
         }
     }
 
-    /// A member will not come again. If a meeting waits for it, the hub has failed: nobody can come to any other either.
-    pub(crate) fn leave(&self, member: usize, fault: M::Fault) {
+    /// Records that a member has left. If a round waits for it, the rendezvous fails: no member can arrive at a later round.
+    pub(crate) fn leave(&self, member: usize, fault: T::Fault) {
         let mut state = self.state.lock();
         if state.left[member].is_some() {
             return;
         }
-        if state.failed.is_none() && state.gathering.iter().any(|g| g.tickets[member].is_none()) {
+        if state.failed.is_none()
+            && state.incomplete.iter().any(|incomplete| incomplete.inputs[member].is_none())
+        {
             state.failed = Some(fault.clone());
-            Self::dissolve(state, &fault);
+            Self::end_incomplete(state, &fault);
             state = self.state.lock();
         }
         state.left[member] = Some(fault);
     }
 
-    /// Fails every meeting, now and later. The first fault is the one that counts, and is returned.
-    pub(crate) fn fail(&self, fault: M::Fault) -> M::Fault {
+    /// Fails every incomplete round and all later ones. Only the first fault counts, and this returns it.
+    pub(crate) fn fail(&self, fault: T::Fault) -> T::Fault {
         let mut state = self.state.lock();
         let fault = state.failed.get_or_insert(fault).clone();
-        Self::dissolve(state, &fault);
+        Self::end_incomplete(state, &fault);
         fault
     }
 
-    fn dissolve(mut state: super::sync::MutexGuard<'_, State<M>>, fault: &M::Fault) {
-        let gone = std::mem::take(&mut state.gathering);
+    fn end_incomplete(mut state: super::sync::MutexGuard<'_, RendezvousState<T>>, fault: &T::Fault) {
+        let ended = std::mem::take(&mut state.incomplete);
         drop(state);
-        for gathering in gone {
-            gathering.round.end(Err(fault.clone()));
+        for incomplete in ended {
+            incomplete.round.end(Err(fault.clone()));
         }
     }
 }
 
-/// Ends a meeting whose work panics.
-struct Guard<'a, M: Meeting> {
-    round: &'a Round<M>,
-    meeting: &'a M,
-    /// A thread that was unwinding before may do this properly.
+/// Ends a round with a fault if its work panics.
+struct PanicGuard<'a, T: RoundTask> {
+    round: &'a Round<T>,
+    task: &'a T,
+    /// True if the thread was unwinding before. Then this work has not panicked and may finish.
     unwinding: bool,
 }
 
-impl<'a, M: Meeting> Guard<'a, M> {
-    fn new(round: &'a Round<M>, meeting: &'a M) -> Self {
-        Guard { round, meeting, unwinding: std::thread::panicking() }
+impl<'a, T: RoundTask> PanicGuard<'a, T> {
+    fn new(round: &'a Round<T>, task: &'a T) -> Self {
+        PanicGuard { round, task, unwinding: std::thread::panicking() }
     }
 }
 
-impl<M: Meeting> Drop for Guard<'_, M> {
+impl<T: RoundTask> Drop for PanicGuard<'_, T> {
     fn drop(&mut self) {
         if std::thread::panicking() && !self.unwinding {
-            self.round.end(Err(self.meeting.broken()));
+            self.round.end(Err(self.task.panic_fault()));
         }
     }
 }
 
-/// The deadline passed before the meeting was over.
+/// The deadline passed before the round was over.
 #[derive(Debug)]
 pub(crate) struct TimedOut;
 
-impl<M: Meeting> Round<M> {
+impl<T: RoundTask> Round<T> {
     fn new(members: usize) -> Self {
         Round {
             members,
-            phase: AtomicUsize::new(GATHERING),
+            phase: AtomicUsize::new(ARRIVING),
             next: AtomicUsize::new(0),
             done: AtomicUsize::new(0),
             parts: AtomicUsize::new(0),
-            inner: Mutex::new(Inner { work: None, result: None }),
+            state: Mutex::new(RoundState { work: None, result: None }),
             sleepers: AtomicUsize::new(0),
-            bell: Condvar::new(),
+            wakeup: Condvar::new(),
         }
     }
 
-    fn begin(&self, meeting: &M, work: M::Work) {
-        let parts = M::parts(&work);
+    /// Publishes the work and runs parts of it. Work without parts finishes the round at once.
+    fn begin(&self, task: &T, work: T::Work) {
+        let parts = T::parts(&work);
         if parts == 0 {
-            self.end(meeting.close(&work));
+            self.end(task.close(&work));
             return;
         }
-        self.inner.lock().work = Some(Arc::new(work));
+        self.state.lock().work = Some(Arc::new(work));
         self.parts.store(parts, Ordering::SeqCst);
         self.phase.store(WORKING, Ordering::SeqCst);
         if parts > 1 {
             self.wake();
         }
-        self.help(meeting);
+        self.run_parts(task);
     }
 
-    /// Takes parts until there are no more to take.
-    fn help(&self, meeting: &M) {
+    /// Runs parts until none is left to take.
+    fn run_parts(&self, task: &T) {
         let parts = self.parts.load(Ordering::SeqCst);
         if self.next.load(Ordering::SeqCst) >= parts {
             return;
         }
-        let Some(work) = self.inner.lock().work.clone() else { return };
-        let _guard = Guard::new(self, meeting);
+        let Some(work) = self.state.lock().work.clone() else { return };
+        let _guard = PanicGuard::new(self, task);
         loop {
             let part = self.next.fetch_add(1, Ordering::SeqCst);
             if part >= parts {
                 return;
             }
-            M::run(&work, part);
+            T::run(&work, part);
             if self.done.fetch_add(1, Ordering::SeqCst) + 1 == parts {
-                self.end(meeting.close(&work));
+                self.end(task.close(&work));
                 return;
             }
         }
     }
 
-    /// The first result is the one that counts.
-    fn end(&self, result: Result<M::Outcome, M::Fault>) {
-        let mut inner = self.inner.lock();
-        let work = inner.work.take();
-        if inner.result.is_none() {
-            inner.result = Some(result);
+    /// Sets the result, unless there is one already, and wakes all members.
+    fn end(&self, result: Result<T::Output, T::Fault>) {
+        let mut state = self.state.lock();
+        let work = state.work.take();
+        if state.result.is_none() {
+            state.result = Some(result);
         }
-        drop(inner);
-        self.phase.store(OVER, Ordering::SeqCst);
+        drop(state);
+        self.phase.store(FINISHED, Ordering::SeqCst);
         self.wake();
         drop(work);
     }
 
-    /// Sleepers count themselves before they look at the phase for the last time, and the phase is changed before they are
-    /// counted: so either they see the change or they are seen.
+    /// Wakes the members that sleep. A sleeper increments `sleepers` before it reads the phase for the last time, and the phase
+    /// changes before `sleepers` is read here. So either the sleeper sees the change, or this sees the sleeper.
     fn wake(&self) {
         if self.sleepers.load(Ordering::SeqCst) > 0 {
-            drop(self.inner.lock());
-            self.bell.notify_all();
+            drop(self.state.lock());
+            self.wakeup.notify_all();
         }
     }
 
-    /// Whether there is something to do but wait.
-    fn calls(&self) -> bool {
+    /// Returns true if the round is over or has a part to run, so that a member need not sleep.
+    fn is_actionable(&self) -> bool {
         match self.phase.load(Ordering::SeqCst) {
-            GATHERING => false,
+            ARRIVING => false,
             WORKING => self.next.load(Ordering::SeqCst) < self.parts.load(Ordering::SeqCst),
             _ => true,
         }
     }
 
-    /// Helps if there is something to do. True if the meeting is over.
-    pub(crate) fn poll(&self, hub: &Hub<M>) -> bool {
+    /// Runs parts if there are any to take. Returns true if the round is over.
+    pub(crate) fn poll(&self, rendezvous: &Rendezvous<T>) -> bool {
         if self.phase.load(Ordering::SeqCst) == WORKING {
-            self.help(&hub.meeting);
+            self.run_parts(&rendezvous.task);
         }
-        self.phase.load(Ordering::SeqCst) == OVER
+        self.phase.load(Ordering::SeqCst) == FINISHED
     }
 
-    /// Helps, and waits until the meeting is over.
+    /// Runs parts and waits until the round is over. Returns its result, or an error if the deadline passes first.
     pub(crate) fn wait(
         &self,
-        hub: &Hub<M>,
+        rendezvous: &Rendezvous<T>,
         deadline: Instant,
-    ) -> Result<Result<M::Outcome, M::Fault>, TimedOut> {
-        let mut patience = Patience::new(self.members);
-        while !self.poll(hub) {
-            if patience.pause() {
+    ) -> Result<Result<T::Output, T::Fault>, TimedOut> {
+        let mut backoff = Backoff::new(self.members);
+        while !self.poll(rendezvous) {
+            if backoff.pause() {
                 continue;
             }
-            let mut inner = self.inner.lock();
+            let mut state = self.state.lock();
             self.sleepers.fetch_add(1, Ordering::SeqCst);
             let mut late = false;
-            while !self.calls() && !late {
-                late = wait_until(&self.bell, &mut inner, deadline);
+            while !self.is_actionable() && !late {
+                late = wait_until(&self.wakeup, &mut state, deadline);
             }
             self.sleepers.fetch_sub(1, Ordering::SeqCst);
-            drop(inner);
-            if late && !self.poll(hub) {
+            drop(state);
+            if late && !self.poll(rendezvous) {
                 return Err(TimedOut);
             }
         }
-        Ok(self.inner.lock().result.clone().expect("a meeting that is over has a result"))
+        Ok(self.state.lock().result.clone().expect("a finished round has a result"))
     }
 }
 
-impl<M: Meeting> std::fmt::Debug for Hub<M> {
+impl<T: RoundTask> std::fmt::Debug for Rendezvous<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Hub({} members)", self.members)
+        write!(f, "Rendezvous({} members)", self.members)
     }
 }
 
-impl<M: Meeting> std::fmt::Debug for Round<M> {
+impl<T: RoundTask> std::fmt::Debug for Round<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Round({} members)", self.members)
     }

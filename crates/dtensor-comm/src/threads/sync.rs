@@ -1,5 +1,5 @@
-//! The primitives that the meeting of ranks is built on. A test compiles the same meeting with the primitives of a
-//! checker of schedules in their place.
+//! The synchronization primitives of the rendezvous. `tests/schedules.rs` compiles the rendezvous with the primitives of a
+//! schedule checker instead.
 
 pub(crate) use std::sync::Arc;
 use std::sync::LazyLock;
@@ -8,32 +8,33 @@ use std::time::Instant;
 
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// Waits to be woken, or for the deadline. True if the deadline has passed.
-pub(crate) fn wait_until<T>(bell: &Condvar, guard: &mut MutexGuard<'_, T>, deadline: Instant) -> bool {
-    bell.wait_until(guard, deadline).timed_out()
+/// Waits for a notification or the deadline. Returns true if the deadline has passed.
+pub(crate) fn wait_until<T>(wakeup: &Condvar, guard: &mut MutexGuard<'_, T>, deadline: Instant) -> bool {
+    wakeup.wait_until(guard, deadline).timed_out()
 }
 
-/// How a rank waits before it sleeps.
+/// Spins, then yields, before a rank goes to sleep.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct Backoff {
     spins: u32,
     yields: u32,
 }
 
-impl Patience {
-    /// For a group of `ranks` on this machine. Spinning helps only if the one waited for can run meanwhile.
+impl Backoff {
+    /// Creates a backoff for a group of `ranks` threads. Spinning helps only if the other ranks can run meanwhile, so it spins
+    /// only if there are enough cores.
     pub(crate) fn new(ranks: usize) -> Self {
-        // Asking the system takes longer than a small collective.
+        // Cached: querying the number of cores takes longer than a small collective.
         static CORES: LazyLock<usize> =
             LazyLock::new(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
-        Patience { spins: if ranks <= *CORES { 2000 } else { 0 }, yields: 40 }
+        Backoff { spins: if ranks <= *CORES { 2000 } else { 0 }, yields: 40 }
     }
 
-    /// Waits a moment. False if it is time to sleep.
+    /// Spins or yields once. Returns false if it is time to sleep.
     pub(crate) fn pause(&mut self) -> bool {
         if self.spins > 0 {
             self.spins -= 1;
-            // The one waited for may be meant to run on this core.
+            // Yield now and then, because the system may have scheduled the awaited rank on this core.
             if self.spins.is_multiple_of(128) {
                 std::thread::yield_now();
             } else {

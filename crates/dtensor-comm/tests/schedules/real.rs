@@ -1,4 +1,4 @@
-//! The meeting of ranks on the primitives that it has in the library.
+//! The rendezvous with the primitives that the library uses.
 
 #[path = "../../src/threads/rendezvous.rs"]
 pub(crate) mod rendezvous;

@@ -206,7 +206,7 @@ fn barriers_hold_everybody_and_objects_reach_everybody() {
         assert_eq!(group.all_gather_object(&())?.len(), n);
         refused(
             group.broadcast_object(Some(&1).filter(|_| me != 0), 0),
-            &["broadcast_object", "rank 0 must give"],
+            &["broadcast_object", "rank 0 must pass"],
         );
         refused(group.broadcast_object::<u8>(None, 4), &["broadcast_object", "rank 4 is not in the group"]);
         // What was refused has not been sent: the group goes on.
@@ -214,9 +214,9 @@ fn barriers_hold_everybody_and_objects_reach_everybody() {
         assert_eq!(words, vec!["word"; n]);
         // Another type than was sent is an error, with the rank that sent it.
         if me == 0 {
-            refused(group.all_gather_object(&7u8), &["all_gather_object", "what rank 1 sent"]);
+            refused(group.all_gather_object(&7u8), &["all_gather_object", "rank 1 sent"]);
         } else {
-            refused(group.all_gather_object(&"seven".to_string()), &["what rank 0 sent"]);
+            refused(group.all_gather_object(&"seven".to_string()), &["rank 0 sent"]);
         }
         group.barrier()
     });

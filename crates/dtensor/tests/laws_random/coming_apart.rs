@@ -1,4 +1,4 @@
-//! Ranks whose generators have come apart draw parts that do not fit together. They learn of it when they next meet, wherever that is;
+//! Ranks whose generators have diverged draw parts that do not fit together. They learn of it when they next meet, wherever that is;
 //! and nobody is told so who has done nothing wrong.
 
 use dtensor::comm::{World, record};
@@ -55,7 +55,7 @@ fn groups_over_several_dims_hear_of_it() {
         |_, outcome| {
             let errors = outcome.unwrap();
             assert_eq!(errors.len(), 4);
-            assert!(errors.iter().all(|error| error.contains("generators have come apart")), "{errors:?}");
+            assert!(errors.iter().all(|error| error.contains("generators have diverged")), "{errors:?}");
         },
     );
 }
@@ -165,7 +165,7 @@ fn inputs_that_are_replicated_for_it_count() {
         },
         |_, outcome| {
             let error = outcome.unwrap();
-            assert!(error.contains("generators have come apart"), "{error}");
+            assert!(error.contains("generators have diverged"), "{error}");
         },
     );
 }
@@ -185,8 +185,8 @@ fn an_earlier_draw_is_told_of() {
         },
         |_, outcome| {
             let error = outcome.unwrap();
-            let words = "drawn 2 times, draw 0 of seed 7 as the last, and rank 1 2 times, draw 0 of seed 7 as the last, \
-                         but an earlier draw was not the same";
+            let words = "drawn 2 times (last: draw 0 of seed 7), and rank 1 2 times (last: draw 0 of seed 7), \
+                         but an earlier draw differed";
             assert!(error.contains(words), "{error}");
         },
     );

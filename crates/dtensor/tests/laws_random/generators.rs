@@ -159,7 +159,7 @@ fn a_fork_for_every_data_parallel_rank() {
     });
 }
 
-/// Ranks whose generators have come apart draw parts that do not fit together. They all learn of it when they next meet.
+/// Ranks whose generators have diverged draw parts that do not fit together. They all learn of it when they next meet.
 #[test]
 fn ranks_that_draw_differently_find_out() {
     type Draw = fn(&Tensor) -> Result<Tensor>;
@@ -198,7 +198,7 @@ fn ranks_that_draw_differently_find_out() {
         },
         |_, outcome| {
             for error in outcome.unwrap() {
-                assert!(error.contains("generators have come apart"), "{error}");
+                assert!(error.contains("generators have diverged"), "{error}");
                 assert!(error.contains("draw 0 of seed 5") && error.contains("draw 1 of seed 5"), "{error}");
                 assert!(error.contains("synchronize_rng"), "{error}");
             }
