@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the cases that `cargo test -p dtensor --test golden` compares every operator with: PyTorch's own answers.
+"""Writes the cases that `cargo test -p dtensor --test pytorch golden` compares every operator with: PyTorch's own answers.
 
 Any Python with PyTorch will do (a CPU build suffices, nothing else is needed):
 

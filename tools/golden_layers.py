@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the cases that `tests/layers.rs` compares layers and models with: PyTorch's own answers, in double precision.
+"""Writes the cases that `tests/modules/layers.rs` compares layers and models with: PyTorch's own answers, in double precision.
 
     python tools/golden_layers.py     # rewrites crates/dtensor/tests/golden/layers.json
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the cases that `tests/optimizers` compares optimizers, schedules and clipping with: PyTorch's own answers.
+"""Writes the cases that `tests/modules/optimizers` compares optimizers, schedules and clipping with: PyTorch's own answers.
 
     python tools/golden_optim.py     # rewrites crates/dtensor/tests/golden/optimizers.json
 

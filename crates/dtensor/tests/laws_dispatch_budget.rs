@@ -6,6 +6,8 @@
 //!
 //! The baseline is `Tensor::add` of the tensor that rank 0 holds of the distributed one, without a mesh: the same
 //! kernel, allocation and, with gradients, node. What is beyond it is the price of the mesh.
+//!
+//! This test is a program by itself: valgrind runs all of it, and it sets the number of threads of its process.
 
 use std::hint::black_box;
 use std::process::Command;

@@ -1,5 +1,7 @@
 //! Mismatch, death and hang give the same clear error on every rank, within the timeout; the process goes on, and a
 //! new world works.
+//!
+//! These tests are a program by themselves: they measure time limits, which the computations of other tests beside them would exceed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -1,16 +1,13 @@
 //! Inputs of operators laid on a mesh in all the ways there are, and results compared.
 
-// Every test file is a crate of its own, and none of them uses everything.
-#![allow(dead_code)]
-
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dtensor::comm::World;
 use dtensor::{DType, DeviceMesh, FromLocal, Placement, Result, Tensor};
 
-use crate::layouts::{AVG, Grid, MAX, MIN, P, Whole, all_lists, plain, reordered, strided};
-use crate::ranks::Random;
+use crate::common::layouts::{AVG, Grid, MAX, MIN, P, Whole, all_lists, plain, reordered, strided};
+use crate::common::ranks::Random;
 
 /// How each input of an operator lies.
 pub(crate) type Combination = Vec<Vec<Placement>>;

@@ -4,13 +4,10 @@
 //! Every rank can work out what every other one has. Nothing here communicates, and nothing asks the library where an
 //! element lies. All numbers are small and whole, so that they and their sums are exact in every dtype.
 
-// Every test file is a crate of its own, and none of them uses everything.
-#![allow(dead_code)]
-
 use dtensor::comm::{ReduceOp, World};
 use dtensor::{DType, DeviceMesh, Partial, Placement, Replicate, Result, Shard, StridedShard, Tensor};
 
-use crate::ranks::Random;
+use crate::common::ranks::Random;
 
 pub(crate) const R: Placement = Replicate;
 pub(crate) const P: Placement = Partial(ReduceOp::Sum);

@@ -1,8 +1,5 @@
 //! What tests of modules on a mesh share: collectives counted, values compared, errors looked at.
 
-// Every test file is a crate of its own, and none of them uses everything.
-#![allow(dead_code)]
-
 use dtensor::comm::record;
 use dtensor::{Error, Result, Tensor};
 

@@ -3,9 +3,6 @@
 //! Every rank can compute the input of every other from numbers that all of them know, so it computes alone what it is
 //! to get. Nothing here communicates but [`begin_any`].
 
-// Every test file is a crate of its own, and none of them uses everything.
-#![allow(dead_code)]
-
 use dtensor::comm::{Group, Pending, ReduceOp};
 use dtensor::{DType, Result, Tensor};
 use half::{bf16, f16};

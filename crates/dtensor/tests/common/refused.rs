@@ -1,8 +1,5 @@
 //! That something is refused, in words that say what is wrong.
 
-// Every test file is a crate of its own, and none of them uses everything.
-#![allow(dead_code)]
-
 use dtensor::Result;
 
 /// Asserts that a result is an error whose message has all of these words.

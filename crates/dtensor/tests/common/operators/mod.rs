@@ -5,9 +5,6 @@
 //! small multiples of 1/2 with both signs: partial sums of them are exact, and many are equal, so that what an operator does
 //! with ties is seen, too.
 
-// Every test file is a crate of its own, and none of them uses everything.
-#![allow(dead_code)]
-
 mod elementwise;
 mod indexing;
 mod losses;
@@ -19,7 +16,7 @@ mod writes;
 
 use dtensor::{DType, Result, Tensor};
 
-use crate::ranks::Random;
+use crate::common::ranks::Random;
 
 type Function = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 

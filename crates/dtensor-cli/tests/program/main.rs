@@ -1,0 +1,4 @@
+//! The program `dtensor`, run as a user would.
+
+mod cli;
+mod train;

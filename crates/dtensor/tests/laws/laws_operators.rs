@@ -1,0 +1,368 @@
+//! Any operator on tensors laid out in any way gives what it gives on one device.
+//!
+//! A case is an operator of the table, one list of inputs, a mesh, and a way for each input to lie on it. `DTENSOR_LONG=1`
+//! tries all ways there are with replicas, shards and partial sums; of more than 5,000, as attention has on a plane, so many.
+
+use std::collections::BTreeSet;
+
+use dtensor::comm::{World, launch, launch_each, record};
+use dtensor::testing::{Validation, search, spmd, validate};
+use dtensor::{
+    Array, Arrays, Backward, BackwardOptions, DType, Error, Grads, Here, Meta, Metas, Op, Result, Rule,
+    Shard, Tensor, apply, distribute_tensor,
+};
+
+use crate::common::laid::{Combination, Field, Sample, Stop, Tally, difference, long, shown};
+use crate::common::layouts::Grid;
+use crate::common::methods::methods;
+use crate::common::operators::{Operator, half, operators};
+use crate::common::ranks::Random;
+
+/// One case: what is wrong with it.
+fn check(
+    field: &Field,
+    operator: &Operator,
+    inputs: &[Tensor],
+    lists: &Combination,
+    expected: &Result<Vec<Tensor>>,
+    seed: u64,
+) -> Result<Option<String>> {
+    let laid = field.lay_all(inputs, lists, seed)?;
+    let expected = match expected {
+        Ok(expected) => expected,
+        Err(error) => {
+            let done = operator.run(&laid).is_ok();
+            return Ok(done.then(|| format!("accepted, but on one device it fails: {error}")));
+        }
+    };
+    let (got, calls) = record(|| operator.run_laid(&laid));
+    // Whatever it moves, it is the doing of the line in the table.
+    if let Some(call) = calls.iter().find(|call| !call.at.file.contains("tests/")) {
+        return Ok(Some(format!("{call} is not where it was asked for")));
+    }
+    let Some(got) = got? else { return Ok(None) };
+    if got.len() != expected.len() {
+        return Ok(Some(format!("{} results instead of {}", got.len(), expected.len())));
+    }
+    for (i, (got, expected)) in got.iter().zip(expected).enumerate() {
+        if got.mesh() != Some(&field.mesh) {
+            return Ok(Some(format!("result {i} is not on the mesh of the inputs")));
+        }
+        let whole = got.full_tensor()?;
+        if !field.inside() {
+            let same = (got.dims(), got.dtype()) == (expected.dims(), expected.dtype());
+            return Ok((!same).then(|| format!("result {i}, outside the mesh: {got:?}")));
+        }
+        if let Some(difference) = difference(&whole, expected, operator.exact)? {
+            let layout = got.layout().map_or_else(String::new, ToString::to_string);
+            return Ok(Some(format!("result {i}, which lies as {layout}: {difference}")));
+        }
+    }
+    Ok(None)
+}
+
+/// All cases on one mesh, or one of every `one_of` examples.
+fn check_all(table: &[Operator], world: &World, grid: Grid, sample: Sample, one_of: usize) -> Result<Tally> {
+    let field = Field::new(world, grid)?;
+    let sizes = &field.grid.sizes;
+    let mut tally = Tally::default();
+    let mut number = 0;
+    for operator in table {
+        for inputs in &operator.examples {
+            number += 1;
+            if Random::new(&[number]).below(one_of) > 0 {
+                continue;
+            }
+            let expected = operator.run(inputs);
+            for lists in sample.combinations(inputs, sizes, number) {
+                let label = || format!("{}, laid as {}", operator.label(inputs), shown(&lists, sizes));
+                let seed = number * 1000 + tally.cases as u64;
+                let body = || check(&field, operator, inputs, &lists, &expected, seed);
+                if let Err(Stop) = tally.case(label, body) {
+                    return Ok(tally);
+                }
+            }
+        }
+    }
+    Ok(tally)
+}
+
+#[test]
+fn every_operator_on_all_placements() {
+    let table = operators();
+    let began = std::time::Instant::now();
+    let sample = if long() { Sample { common: 5_000, rare: 100 } } else { Sample { common: 16, rare: 4 } };
+    let few = Sample { common: 2, rare: 1 };
+    let mut total = 0;
+    for (sizes, sample) in [(&[2][..], sample), (&[4], sample), (&[2, 2], sample), (&[2, 2, 2], few)] {
+        let ranks = sizes.iter().product();
+        let tallies = launch(ranks, |world| check_all(&table, &world, Grid::new(sizes), sample, 1)).unwrap();
+        let cases = Tally::judge(&tallies);
+        println!("{cases} cases on a mesh {sizes:?}, {:?} so far", began.elapsed());
+        total += cases;
+    }
+    println!("{total} cases of (operator, placements, shape, mesh)");
+    assert!(total >= 20_000, "only {total} cases");
+}
+
+#[test]
+fn some_operators_on_every_kind_of_world() {
+    let table = operators();
+    // The ranks of one process are judged together, and over MPI each by itself.
+    let body = |world: World, sizes: &[usize]| -> Result<()> {
+        let sample = Sample { common: 1, rare: 1 };
+        let tally = check_all(&table, &world, Grid::new(sizes), sample, 12)?;
+        let cases = Tally::judge(&[tally]);
+        if world.rank() == 0 {
+            println!("{cases} cases on a mesh {sizes:?} of a world of {:?}", world.kind());
+        }
+        assert!(cases >= 100, "only {cases} cases on a mesh {sizes:?}");
+        Ok(())
+    };
+    spmd(2, |world| body(world, &[2]));
+    spmd(4, |world| {
+        body(world.clone(), &[4])?;
+        body(world, &[2, 2])
+    });
+}
+
+/// Where a rank stands in a mesh is not its number, and some have no place in it.
+#[test]
+fn on_some_ranks_in_any_order() {
+    let table = operators();
+    let sample = Sample { common: 2, rare: 1 };
+    for (world, grid) in [(3, Grid::of(&[2], &[2, 0])), (5, Grid::of(&[2, 2], &[3, 0, 4, 1]))] {
+        let tallies = launch(world, |world| check_all(&table, &world, grid.clone(), sample, 2)).unwrap();
+        let cases = Tally::judge(&tallies);
+        println!("{cases} cases on {grid:?} of {world} ranks");
+        assert!(cases >= 1000, "only {cases} cases");
+    }
+}
+
+/// What only the rank that has the value can find wrong is an error of that rank. The others learn of it, at the latest
+/// when they wait for it.
+#[test]
+fn an_index_out_of_range_on_one_rank() {
+    let index = Tensor::from_slice(&[0i64, 1, 2, 9], [4]).unwrap();
+    let weight = half(&[4, 8], 1);
+    let row = index.reshape([1, 4]).unwrap();
+    type Lookup = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
+    let lookups: [Lookup; 4] = [
+        |x, index, _| x.index_select(0, index),
+        |x, index, _| index.embedding(x, None),
+        |x, _, row| x.t()?.gather(1, row),
+        |x, index, _| x.t()?.narrow(0, 0, 4)?.cross_entropy(index, Default::default()),
+    ];
+    for (i, lookup) in lookups.into_iter().enumerate() {
+        assert!(lookup(&weight, &index, &row).is_err(), "lookup {i} on one device");
+        let outcomes = launch_each(4, |world| {
+            let field = Field::new(&world, Grid::new(&[4]))?;
+            let mesh = &field.mesh;
+            let x = distribute_tensor(&weight, mesh, ())?;
+            let index = distribute_tensor(&index, mesh, [Shard(0)])?;
+            let row = distribute_tensor(&row, mesh, [Shard(1)])?;
+            lookup(&x, &index, &row)?.full_tensor()
+        });
+        let errors: Vec<&Error> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+        assert_eq!(errors.len(), 4, "lookup {i}: {outcomes:?}");
+        let named = errors.iter().any(|error| error.to_string().contains('9'));
+        assert!(named, "lookup {i}: no error names the index: {errors:?}");
+    }
+}
+
+/// A result that is wrong in one element, one that is missing, and an error that is not one are found.
+#[test]
+fn the_check_finds_what_is_wrong() {
+    type Spoiled = fn(&[Tensor]) -> Result<Vec<Tensor>>;
+    let local = |x: &Tensor| !x.is_distributed();
+    let spoiled: [(&str, Spoiled, &str); 4] = [
+        // As if a partial value were squared before it is summed.
+        (
+            "pow",
+            |x| {
+                let part = if x[0].is_distributed() { x[0].to_local()? } else { x[0].clone() };
+                let squared = part.pow(2)?;
+                let Some(mesh) = x[0].mesh() else { return Ok(vec![squared]) };
+                Ok(vec![Tensor::from_local(&squared, mesh, x[0].placements())?])
+            },
+            "instead of",
+        ),
+        (
+            "split",
+            |x| if x[0].is_distributed() { Ok(vec![]) } else { x[0].split(&[2, 2], 0) },
+            "0 results instead of 2",
+        ),
+        (
+            "mm",
+            |x| if x[0].is_distributed() { x[0].mm(&x[0]).map(|y| vec![y]) } else { Ok(vec![x[0].clone()]) },
+            "fails",
+        ),
+        (
+            "t",
+            |x| if x[0].is_distributed() { Ok(vec![x[0].clone()]) } else { x[0].mm(&x[0]).map(|y| vec![y]) },
+            "accepted",
+        ),
+    ];
+    for (name, f, words) in spoiled {
+        let table = [Operator::several(name, "spoiled", f).on([half(&[4, 2], 1)])];
+        assert!(table[0].examples[0].iter().all(local));
+        let sample = Sample { common: 16, rare: 0 };
+        let tallies = launch(2, |world| check_all(&table, &world, Grid::new(&[2]), sample, 1)).unwrap();
+        let found: Vec<&String> = tallies[0].failures.iter().map(|(_, text)| text).collect();
+        let expected = if name == "pow" { 1 } else { 4 };
+        assert_eq!(found.len(), expected, "{name}: {found:?}");
+        let told = format!("{name}(spoiled) of f64 [4, 2], laid as [");
+        assert!(found.iter().all(|text| text.starts_with(&told) && text.contains(words)), "{found:?}");
+        // What passes as it should must not fail: only the partial sum is squared wrongly.
+        assert!(name != "pow" || found[0].contains("laid as [P(sum)]"), "{found:?}");
+    }
+}
+
+#[test]
+fn the_table_has_every_operator() {
+    let table = operators();
+    let covered: BTreeSet<&str> = table.iter().map(|operator| operator.name).collect();
+    let mut named = methods();
+    // Those that a macro names are in the list of the laws of one device.
+    let list = include_str!("../common/cases/mod.rs").split("OPERATORS: &[&str] = &[").nth(1).unwrap();
+    let list = list.split(']').next().unwrap().split('"').skip(1).step_by(2);
+    named.extend(list.map(str::to_owned));
+    assert!(named.contains("tanh") && named.contains("eq") && named.contains("sum_keepdim"));
+    // What has no distributed form.
+    for name in ["nonzero", "masked_select", "unique"] {
+        named.remove(name);
+    }
+    let missing: Vec<&String> = named.iter().filter(|name| !covered.contains(&name[..])).collect();
+    assert!(missing.is_empty(), "not in the table: {missing:?}");
+    for operator in &table {
+        assert!(!operator.examples.is_empty(), "{}({}) has no inputs", operator.name, operator.form);
+    }
+}
+
+/// An operator on inputs and back again, for operators that are observed meanwhile.
+fn there_and_back(operator: &Operator, inputs: &[Tensor]) -> Result<()> {
+    let wanted = operator.differentiable(inputs);
+    let leaf =
+        |(i, x): (usize, &Tensor)| if wanted.contains(&i) { x.requires_grad_(true) } else { Ok(x.clone()) };
+    let inputs: Vec<Tensor> = inputs.iter().enumerate().map(leaf).collect::<Result<_>>()?;
+    for y in operator.run(&inputs)?.iter().filter(|y| y.requires_grad()) {
+        let gradient = Some(half(y.dims(), 9).to_dtype(y.dtype())?);
+        y.backward_with(BackwardOptions { gradient, retain_graph: true, ..Default::default() })?;
+    }
+    Ok(())
+}
+
+/// The validator: all rows that rules offer, those of gradients included, and in the long mode what they could offer besides.
+#[test]
+fn every_row_of_every_rule_is_sound() {
+    let began = std::time::Instant::now();
+    let mut all = Validation::default();
+    for operator in operators() {
+        for (number, inputs) in operator.examples.iter().enumerate() {
+            // Single precision, too.
+            let narrow =
+                |x: &Tensor| if x.dtype().is_float() { x.to_dtype(DType::F32) } else { Ok(x.clone()) };
+            let mut forms = vec![inputs.clone()];
+            if number % 3 == 0 || long() {
+                forms.push(inputs.iter().map(narrow).collect::<Result<_>>().unwrap());
+            }
+            for inputs in forms {
+                let body = || there_and_back(&operator, &inputs);
+                let (done, found) = if long() { search(body) } else { validate(body) };
+                let alone = there_and_back(&operator, &inputs);
+                assert_eq!(
+                    done.is_ok(),
+                    alone.is_ok(),
+                    "{}: {done:?} and {alone:?}",
+                    operator.label(&inputs)
+                );
+                let label = |row: String| format!("{}: {row}", operator.label(&inputs));
+                let unsound = found.unsound.into_iter().map(label).collect();
+                all.extend(Validation { unsound, ..found });
+            }
+        }
+    }
+    println!("{} rows of {} operators in {:?}", all.cases, all.operators.len(), began.elapsed());
+    all.missed().for_each(|row| println!("not offered: {row}"));
+    let worst = &all.unsound[..all.unsound.len().min(20)];
+    assert!(worst.is_empty(), "{} unsound rows, among them {worst:#?}", all.unsound.len());
+    assert!(all.cases > 20_000, "only {}", all.cases);
+}
+
+/// Each row minus its largest element, with a rule that has it wrong: rows may be cut.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Planted {
+    linear: bool,
+}
+
+impl Op for Planted {
+    fn name(&self) -> &'static str {
+        "planted"
+    }
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(x.iter().cloned().collect())
+    }
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        if self.linear { Rule::along(1, x, out)?.linear(&[0]) } else { Rule::pointwise(x, out) }
+    }
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
+        let [rows, columns] = *x[0].dims() else { return Ok(Arrays::new()) };
+        let mut values = x[0].copy_to_host::<f64>()?;
+        for row in values.chunks_mut(columns.max(1)) {
+            let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            row.iter_mut().for_each(|value| *value -= largest);
+        }
+        Ok([Array::from_vec(values, &[rows, columns])?].into_iter().collect())
+    }
+    fn gradient(&self, _: &Backward<'_>) -> Result<Grads> {
+        Ok(Grads::new())
+    }
+}
+
+/// Its input, with a rule that says less than it could.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Idle;
+
+impl Op for Idle {
+    fn name(&self) -> &'static str {
+        "idle"
+    }
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(x.iter().cloned().collect())
+    }
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Ok(Rule::replicated(x, out))
+    }
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
+        Ok([x[0].clone()].into_iter().collect())
+    }
+}
+
+fn unsound(planted: Planted) -> Vec<String> {
+    let x = Tensor::from_slice(&[3f64, -1., 4., 1., -5., 9., 2., -6., 5., 3., 5., -8.], [3, 4]).unwrap();
+    let (y, validation) = validate(|| apply(planted, &[&x]));
+    y.unwrap();
+    validation.unsound
+}
+
+#[test]
+fn an_unsound_rule_is_found() {
+    let cut = unsound(Planted { linear: false });
+    assert!(cut.iter().any(|row| row.contains("on [2]: [S(1)] -> [S(1)]")), "{cut:#?}");
+    assert!(!cut.iter().any(|row| row.contains("[S(0)] ->")), "{cut:#?}");
+    let linear = unsound(Planted { linear: true });
+    assert!(linear.iter().any(|row| row.contains("[P(sum)] -> [P(sum)]")), "{linear:#?}");
+}
+
+#[test]
+fn sound_rows_that_are_not_offered_are_listed() {
+    let x = Tensor::from_slice(&[1f64, -2., 3., -4.], [4]).unwrap();
+    let (y, validation) = search(|| apply(Idle, &[&x]));
+    y.unwrap();
+    assert!(validation.unsound.is_empty(), "{validation}");
+    let missed: Vec<&str> = validation.missed().collect();
+    assert!(
+        missed.contains(&"Idle: P(sum) -> P(sum)") && !missed.contains(&"Idle: P(sum) -> R"),
+        "{missed:?}"
+    );
+}

@@ -1,0 +1,15 @@
+//! Promises over tables and random cases: every operator, gradient, layout, mesh and random number against one device.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod laws_bad_input;
+mod laws_bad_layouts;
+mod laws_gradients;
+mod laws_layout_gradients;
+mod laws_local_gradients;
+mod laws_mesh;
+mod laws_operators;
+mod laws_random;
+mod laws_redistribute;
+mod laws_tensor_parallel;

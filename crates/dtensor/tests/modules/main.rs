@@ -1,0 +1,15 @@
+//! Modules, layers, models and optimizers, with checkpoints and autocast.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod autocast;
+mod checkpoint;
+mod forward_macro;
+mod layers;
+mod located_errors;
+mod models;
+mod modules;
+mod nn;
+mod optimizers;
+mod resets;

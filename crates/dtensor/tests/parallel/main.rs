@@ -1,0 +1,12 @@
+//! Modules and functions on a mesh: plans, styles, `local_map`, replicas, parallel losses, and `CommDebugMode`.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod comm_debug_mode;
+mod context_parallel;
+mod data_parallel;
+mod local_map;
+mod loss_parallel;
+mod parallelize;
+mod whole_models;

@@ -1,0 +1,570 @@
+//! Every operator against PyTorch, forward and backward.
+//!
+//! The cases are in `golden/operators.json`, written by `tools/golden.py`, where the format is described. Each is run
+//! with its inputs in several layouts in memory: what an operator computes must not depend on it.
+
+#[path = "../golden/names.rs"]
+mod names;
+
+use std::collections::BTreeMap;
+
+use crate::common::methods::methods;
+use dtensor::{
+    Attention, BackwardOptions, Convolution, CrossEntropy, DType, Error, Gelu, INFER, Interpolation, Operand,
+    Padding, Quantiles, Reduction, Result, Scalar, Shape, Tensor,
+};
+use half::{bf16, f16};
+use names::{EXACT, OPERATORS};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+#[derive(Deserialize)]
+struct Case {
+    op: String,
+    attrs: Attrs,
+    inputs: Vec<Data>,
+    outputs: Vec<Data>,
+    #[serde(default)]
+    dys: Vec<Option<Data>>,
+    #[serde(default)]
+    grads: Vec<Option<Data>>,
+}
+
+/// A tensor of the file: dtype, shape, elements row by row.
+#[derive(Deserialize)]
+struct Data(String, Vec<usize>, Vec<Value>);
+
+/// Where the elements of an input lie.
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    /// Row by row without gaps.
+    Contiguous,
+    /// Column by column.
+    Transposed,
+    /// In the middle of a larger tensor.
+    Window,
+}
+
+fn float(value: &Value) -> f64 {
+    match value.as_str() {
+        Some(text) => text.parse().expect("a double, nan, inf or -inf"),
+        None => value.as_f64().expect("a number"),
+    }
+}
+
+fn dtype(name: &str) -> DType {
+    DType::ALL.into_iter().find(|d| d.name() == name).unwrap_or_else(|| panic!("no dtype {name}"))
+}
+
+impl Data {
+    /// The tensor row by row.
+    fn contiguous(&self) -> Result<Tensor> {
+        let Data(name, shape, data) = self;
+        let shape = Shape::from(&shape[..]);
+        let floats = || data.iter().map(float);
+        let ints = || data.iter().map(|v| v.as_i64().expect("a whole number"));
+        match dtype(name) {
+            DType::U8 => Tensor::from_vec(ints().map(|x| u8::try_from(x).unwrap()).collect(), shape),
+            DType::I64 => Tensor::from_vec(ints().collect(), shape),
+            DType::F16 => Tensor::from_vec(floats().map(f16::from_f64).collect(), shape),
+            DType::BF16 => Tensor::from_vec(floats().map(bf16::from_f64).collect(), shape),
+            DType::F32 => Tensor::from_vec(floats().map(|x| x as f32).collect(), shape),
+            DType::F64 => Tensor::from_vec(floats().collect(), shape),
+            other => panic!("no data of dtype {other}"),
+        }
+    }
+
+    fn tensor(&self, layout: Layout) -> Result<Tensor> {
+        let x = self.contiguous()?;
+        let rank = x.rank();
+        match layout {
+            Layout::Contiguous => Ok(x),
+            Layout::Transposed => {
+                let reversed: Vec<usize> = (0..rank).rev().collect();
+                x.permute(&reversed[..])?.to_contiguous()?.permute(&reversed[..])
+            }
+            Layout::Window if rank == 0 => Tensor::stack(&[&x, &x, &x], 0)?.select(0, 1),
+            Layout::Window => {
+                let edge = x.narrow(-1, 0, x.size(-1)?.min(1))?;
+                Tensor::cat(&[&edge, &x, &edge], -1)?.narrow(-1, edge.size(-1)?, x.size(-1)?)
+            }
+        }
+    }
+}
+
+/// A copy row by row, made outside the library's own [`Tensor::contiguous`].
+trait ToContiguous {
+    fn to_contiguous(&self) -> Result<Tensor>;
+}
+
+impl ToContiguous for Tensor {
+    fn to_contiguous(&self) -> Result<Tensor> {
+        match self.dtype() {
+            DType::U8 => Tensor::from_vec(self.to_vec::<u8>()?, self.shape()),
+            DType::I64 => Tensor::from_vec(self.to_vec::<i64>()?, self.shape()),
+            DType::F16 => Tensor::from_vec(self.to_vec::<f16>()?, self.shape()),
+            DType::BF16 => Tensor::from_vec(self.to_vec::<bf16>()?, self.shape()),
+            DType::F32 => Tensor::from_vec(self.to_vec::<f32>()?, self.shape()),
+            _ => Tensor::from_vec(self.to_vec::<f64>()?, self.shape()),
+        }
+    }
+}
+
+/// The arguments that are not tensors.
+#[derive(Deserialize)]
+struct Attrs(Map<String, Value>);
+
+impl Attrs {
+    fn get(&self, name: &str) -> &Value {
+        self.0.get(name).unwrap_or_else(|| panic!("no attribute {name}"))
+    }
+    fn float(&self, name: &str) -> f64 {
+        float(self.get(name))
+    }
+    fn int(&self, name: &str) -> isize {
+        self.get(name).as_i64().expect("a whole number") as isize
+    }
+    fn size(&self, name: &str) -> usize {
+        usize::try_from(self.int(name)).expect("a size")
+    }
+    fn flag(&self, name: &str) -> bool {
+        self.get(name).as_bool().expect("a truth value")
+    }
+    fn text(&self, name: &str) -> &str {
+        self.get(name).as_str().expect("a text")
+    }
+    fn ints(&self, name: &str) -> Vec<isize> {
+        let list = self.get(name).as_array().expect("a list");
+        list.iter().map(|v| v.as_i64().expect("a whole number") as isize).collect()
+    }
+    /// Sizes, of which −1 is to be inferred.
+    fn sizes(&self, name: &str) -> Vec<usize> {
+        self.ints(name).into_iter().map(|n| usize::try_from(n).unwrap_or(INFER)).collect()
+    }
+    fn dtype(&self) -> DType {
+        dtype(self.text("dtype"))
+    }
+    fn scalar(&self, name: &str) -> Scalar {
+        let value = self.get(name);
+        value.as_i64().map_or_else(|| Scalar::Float(float(value)), Scalar::Int)
+    }
+    fn has(&self, name: &str) -> bool {
+        self.0.contains_key(name)
+    }
+    fn reduction(&self) -> Reduction {
+        match self.text("reduction") {
+            "mean" => Reduction::Mean,
+            "sum" => Reduction::Sum,
+            "none" => Reduction::None,
+            other => panic!("no reduction {other}"),
+        }
+    }
+    fn convolution<const N: usize>(&self) -> Convolution<N> {
+        let each = |name: &str, default: usize| {
+            if self.has(name) { self.sizes(name).try_into().expect("one for each dim") } else { [default; N] }
+        };
+        let same = self.0.get("padding").and_then(Value::as_str) == Some("same");
+        Convolution {
+            stride: each("stride", 1),
+            padding: if same { Padding::Same } else { each("padding", 0).into() },
+            dilation: each("dilation", 1),
+            groups: if self.has("groups") { self.size("groups") } else { 1 },
+        }
+    }
+    fn quantiles(&self) -> Quantiles {
+        match self.get("q").as_array() {
+            Some(several) => several.iter().map(float).collect::<Vec<_>>()[..].into(),
+            None => self.float("q").into(),
+        }
+    }
+    fn interpolation(&self) -> Interpolation {
+        match self.text("interpolation") {
+            "linear" => Interpolation::Linear,
+            "lower" => Interpolation::Lower,
+            "higher" => Interpolation::Higher,
+            "nearest" => Interpolation::Nearest,
+            "midpoint" => Interpolation::Midpoint,
+            other => panic!("no interpolation {other}"),
+        }
+    }
+}
+
+/// Runs one case's operator.
+fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
+    let a = &case.attrs;
+    // The second operand: a tensor, or the number in the attribute.
+    let operand =
+        |name: &str| -> Operand<'_> { if a.has(name) { a.scalar(name).into() } else { (&x[1]).into() } };
+    let dims = || a.ints("dims");
+    let dim = || a.int("dim");
+    let keepdim = || a.flag("keepdim");
+    let class_loss = |f: &dyn Fn(&Tensor, CrossEntropy<'_>) -> Result<Tensor>| {
+        let mut options =
+            CrossEntropy { weight: x.get(2), reduction: a.reduction(), ..CrossEntropy::default() };
+        if a.has("ignore_index") {
+            options.ignore_index = a.int("ignore_index") as i64;
+        }
+        if a.has("label_smoothing") {
+            options.label_smoothing = a.float("label_smoothing");
+        }
+        f(&x[1], options)
+    };
+    let all: Vec<&Tensor> = x.iter().collect();
+    let y = match case.op.as_str() {
+        "add" => x[0].add(operand("scalar")),
+        "sub" => x[0].sub(operand("scalar")),
+        "mul" => x[0].mul(operand("scalar")),
+        "div" => x[0].div(operand("scalar")),
+        "maximum" => x[0].maximum(operand("scalar")),
+        "minimum" => x[0].minimum(operand("scalar")),
+        "pow" => x[0].pow(operand("exponent")),
+        "rsub" => x[0].rsub(a.scalar("scalar")),
+        "rdiv" => x[0].rdiv(a.scalar("scalar")),
+        "operator_add" if a.has("scalar") => &x[0] + a.float("scalar"),
+        "operator_sub" if a.has("scalar") => &x[0] - a.float("scalar"),
+        "operator_mul" if a.has("scalar") => &x[0] * a.float("scalar"),
+        "operator_div" if a.has("scalar") => &x[0] / a.float("scalar"),
+        "operator_add" => &x[0] + &x[1],
+        "operator_sub" => &x[0] - &x[1],
+        "operator_mul" => &x[0] * &x[1],
+        "operator_div" => &x[0] / &x[1],
+        "operator_neg" => -&x[0],
+        "reversed_add" => a.float("scalar") + &x[0],
+        "reversed_sub" => a.float("scalar") - &x[0],
+        "reversed_mul" => a.float("scalar") * &x[0],
+        "reversed_div" => a.float("scalar") / &x[0],
+        "neg" => x[0].neg(),
+        "abs" => x[0].abs(),
+        "sign" => x[0].sign(),
+        "sqrt" => x[0].sqrt(),
+        "rsqrt" => x[0].rsqrt(),
+        "recip" => x[0].recip(),
+        "exp" => x[0].exp(),
+        "log" => x[0].log(),
+        "sin" => x[0].sin(),
+        "cos" => x[0].cos(),
+        "tanh" => x[0].tanh(),
+        "sigmoid" => x[0].sigmoid(),
+        "relu" => x[0].relu(),
+        "silu" => x[0].silu(),
+        "erf" => x[0].erf(),
+        "gelu" => x[0].gelu(match a.text("form") {
+            "exact" => Gelu::Exact,
+            "tanh" => Gelu::Tanh,
+            other => panic!("no form {other}"),
+        }),
+        "clamp" => x[0].clamp(a.scalar("lo"), a.scalar("hi")),
+        "clamp_min" => x[0].clamp_min(a.scalar("lo")),
+        "clamp_max" => x[0].clamp_max(a.scalar("hi")),
+        "eq" => x[0].eq(operand("scalar")),
+        "ne" => x[0].ne(operand("scalar")),
+        "lt" => x[0].lt(operand("scalar")),
+        "le" => x[0].le(operand("scalar")),
+        "gt" => x[0].gt(operand("scalar")),
+        "ge" => x[0].ge(operand("scalar")),
+        "where_" if a.has("this") => x[0].where_(a.scalar("this"), &x[1]),
+        "where_" if a.has("other") => x[0].where_(&x[1], a.scalar("other")),
+        "where_" => x[0].where_(&x[1], &x[2]),
+        "masked_fill" => x[0].masked_fill(&x[1], a.scalar("value")),
+        "tril" => x[0].tril(a.int("diagonal") as i64),
+        "triu" => x[0].triu(a.int("diagonal") as i64),
+
+        "sum_all" => x[0].sum_all(),
+        "mean_all" => x[0].mean_all(),
+        "max_all" => x[0].max_all(),
+        "min_all" => x[0].min_all(),
+        "prod_all" => x[0].prod_all(),
+        "sum" => x[0].sum(&dims()[..]),
+        "mean" => x[0].mean(&dims()[..]),
+        "max" => x[0].max(&dims()[..]),
+        "min" => x[0].min(&dims()[..]),
+        "prod" => x[0].prod(&dims()[..]),
+        "sum_keepdim" => x[0].sum_keepdim(&dims()[..]),
+        "mean_keepdim" => x[0].mean_keepdim(&dims()[..]),
+        "max_keepdim" => x[0].max_keepdim(&dims()[..]),
+        "min_keepdim" => x[0].min_keepdim(&dims()[..]),
+        "prod_keepdim" => x[0].prod_keepdim(&dims()[..]),
+        "var_all" => x[0].var_all(),
+        "std_all" => x[0].std_all(),
+        "var" => x[0].var(&dims()[..], a.float("correction"), keepdim()),
+        "std" => x[0].std(&dims()[..], a.float("correction"), keepdim()),
+        "norm_all" => x[0].norm_all(a.float("p")),
+        "norm" => x[0].norm(a.float("p"), &dims()[..], keepdim()),
+        "argmax" => x[0].argmax(dim(), keepdim()),
+        "argmin" => x[0].argmin(dim(), keepdim()),
+        "argmax_all" => x[0].argmax_all(),
+        "argmin_all" => x[0].argmin_all(),
+        "cumsum" => x[0].cumsum(dim()),
+        "sum_to" => x[0].sum_to(&Shape::from(a.sizes("shape"))),
+
+        "matmul" => x[0].matmul(&x[1]),
+        "mm" => x[0].mm(&x[1]),
+        "bmm" => x[0].bmm(&x[1]),
+        "addmm" => x[0].addmm(&x[1], &x[2]),
+        "linear" => x[0].linear(&x[1], x.get(2)),
+        "softmax" => x[0].softmax(dim()),
+        "log_softmax" => x[0].log_softmax(dim()),
+        "layer_norm" => {
+            let (weight, bias) = match a.text("parameters") {
+                "" => (None, None),
+                "w" => (Some(&x[1]), None),
+                "b" => (None, Some(&x[1])),
+                _ => (Some(&x[1]), Some(&x[2])),
+            };
+            x[0].layer_norm(a.size("dims"), weight, bias, a.float("eps"))
+        }
+        "rms_norm" => x[0].rms_norm(a.size("dims"), x.get(1), a.float("eps")),
+        "scaled_dot_product_attention" => {
+            let scale = a.has("scale").then(|| a.float("scale"));
+            let options =
+                Attention { mask: x.get(3), causal: a.flag("causal"), scale, ..Attention::default() };
+            x[0].scaled_dot_product_attention(&x[1], &x[2], options)
+        }
+        "cross_entropy" => class_loss(&|target, options| x[0].cross_entropy(target, options)),
+        "nll_loss" => class_loss(&|target, options| x[0].nll_loss(target, options)),
+        "mse_loss" => x[0].mse_loss(&x[1], a.reduction()),
+
+        "conv1d" => x[0].conv1d(&x[1], x.get(2), a.convolution()),
+        "conv2d" => x[0].conv2d(&x[1], x.get(2), a.convolution()),
+        "quantile" => x[0].quantile(a.quantiles(), dim(), keepdim(), a.interpolation()),
+        "quantile_all" => x[0].quantile_all(a.quantiles(), a.interpolation()),
+        "median_all" => x[0].median_all(),
+        "slice_scatter" => x[0].slice_scatter(&x[1], dim(), a.int("start"), a.int("end"), a.size("step")),
+        "select_scatter" => x[0].select_scatter(&x[1], dim(), a.int("index")),
+        "index_copy" => x[0].index_copy(dim(), &x[1], &x[2]),
+
+        "index_select" => x[0].index_select(dim(), &x[1]),
+        "embedding" => x[0].embedding(&x[1], a.has("padding").then(|| a.int("padding") as i64)),
+        "gather" => x[0].gather(dim(), &x[1]),
+        "scatter_add" => x[0].scatter_add(dim(), &x[1], &x[2]),
+
+        "reshape" => x[0].reshape(&a.sizes("shape")[..]),
+        "view" => x[0].view(&a.sizes("shape")[..]),
+        "transpose" => x[0].transpose(a.int("a"), a.int("b")),
+        "t" => x[0].t(),
+        "permute" => x[0].permute(&dims()[..]),
+        "squeeze" => x[0].squeeze(dim()),
+        "squeeze_all" => x[0].squeeze_all(),
+        "unsqueeze" => x[0].unsqueeze(dim()),
+        "expand" => x[0].expand(a.sizes("shape")),
+        "flatten" => x[0].flatten(a.int("start"), a.int("end")),
+        "flatten_all" => x[0].flatten_all(),
+        "contiguous" => x[0].contiguous(),
+        "narrow" => x[0].narrow(dim(), a.size("start"), a.size("length")),
+        "slice" => x[0].slice(dim(), a.int("start"), a.int("end"), a.size("step")),
+        "select" => x[0].select(dim(), a.int("index")),
+        "to_dtype" => x[0].to_dtype(a.dtype()),
+        "cat" => Tensor::cat(&all, dim()),
+        "stack" => Tensor::stack(&all, dim()),
+
+        "arange" => Tensor::arange(a.scalar("start"), a.scalar("end"), a.scalar("step"), a.dtype()),
+        "linspace" => Tensor::linspace(a.float("start"), a.float("end"), a.size("steps"), a.dtype()),
+        "eye" => Tensor::eye(a.size("n"), a.dtype()),
+        "full" => Tensor::full(a.sizes("shape"), a.scalar("value"), a.dtype()),
+
+        // More than one output.
+        "split" => return x[0].split(&a.sizes("sizes"), dim()),
+        "chunk" => return x[0].chunk(a.size("chunks"), dim()),
+        "unbind" => return x[0].unbind(dim()),
+        "sort" => return x[0].sort(dim(), a.flag("descending")).map(|(v, i)| vec![v, i]),
+        "topk" => return x[0].topk(a.size("k"), dim(), a.flag("largest")).map(|(v, i)| vec![v, i]),
+        "median" => return x[0].median(dim(), keepdim()).map(|(v, i)| vec![v, i]),
+        "max_dim" => return x[0].max_dim(dim(), keepdim()).map(|(v, i)| vec![v, i]),
+        "min_dim" => return x[0].min_dim(dim(), keepdim()).map(|(v, i)| vec![v, i]),
+        unknown => return Err(Error::argument("golden", format!("unknown operator {unknown}"))),
+    };
+    y.map(|y| vec![y])
+}
+
+/// The place of a 16-bit float's bits among all of its kind, in rising order.
+fn rank16(bits: u16) -> i32 {
+    let magnitude = i32::from(bits & 0x7fff);
+    if bits & 0x8000 == 0 { magnitude } else { -magnitude }
+}
+
+/// The number of a dtype that a decimal of the file stands for.
+fn rounded(dtype: DType, decimal: f64) -> f64 {
+    match dtype {
+        DType::F16 => f16::from_f64(decimal).to_f64(),
+        DType::BF16 => bf16::from_f64(decimal).to_f64(),
+        DType::F32 => f64::from(decimal as f32),
+        _ => decimal,
+    }
+}
+
+/// Whether two numbers of a dtype count as equal: to 10⁻⁵ in single precision, to 10⁻¹² in double, to the neighbouring
+/// number in the halves. What is not finite must be the same.
+fn close(dtype: DType, got: f64, want: f64) -> bool {
+    if !got.is_finite() || !want.is_finite() {
+        return got == want || (got.is_nan() && want.is_nan());
+    }
+    let within = |tolerance: f64| (got - want).abs() <= tolerance + tolerance * want.abs();
+    let step = |a: u16, b: u16| (rank16(a) - rank16(b)).abs() <= 1;
+    match dtype {
+        DType::F16 => step(f16::from_f64(got).to_bits(), f16::from_f64(want).to_bits()),
+        DType::BF16 => step(bf16::from_f64(got).to_bits(), bf16::from_f64(want).to_bits()),
+        DType::F32 => within(1e-5),
+        DType::F64 => within(1e-12),
+        _ => false,
+    }
+}
+
+/// What is wrong with `got`, if anything.
+fn difference(got: &Tensor, want: &Data, exact: bool) -> Result<Option<String>> {
+    let Data(name, shape, data) = want;
+    if got.dtype() != dtype(name) || got.dims() != &shape[..] {
+        return Ok(Some(format!("{} {} instead of {name} {shape:?}", got.dtype(), got.shape())));
+    }
+    // Whole numbers as such: a double does not hold them all.
+    let wrong = match got.dtype() {
+        DType::I64 => got.to_vec::<i64>()?.iter().zip(data).position(|(g, w)| Some(*g) != w.as_i64()),
+        DType::U8 => {
+            got.to_vec::<u8>()?.iter().zip(data).position(|(g, w)| Some(i64::from(*g)) != w.as_i64())
+        }
+        d => got.to_f64_vec()?.iter().zip(data).position(|(g, w)| {
+            let want = rounded(d, float(w));
+            !(close(d, *g, want) && (!exact || *g == want || want.is_nan()))
+        }),
+    };
+    Ok(wrong.map(|i| {
+        let want: Vec<String> = data.iter().map(Value::to_string).collect();
+        format!("element {i}: got {got:?}, want [{}]", want.join(", "))
+    }))
+}
+
+/// Everything in which a case differs from PyTorch.
+fn check(case: &Case, layout: Layout) -> Result<Vec<String>> {
+    let wants_grad = |i: usize| case.grads.get(i).is_some_and(Option::is_some);
+    let x: Vec<Tensor> = case
+        .inputs
+        .iter()
+        .enumerate()
+        .map(|(i, data)| data.tensor(layout)?.requires_grad_(wants_grad(i)))
+        .collect::<Result<_>>()?;
+    let y = run(case, &x)?;
+    if y.len() != case.outputs.len() {
+        return Ok(vec![format!("{} outputs instead of {}", y.len(), case.outputs.len())]);
+    }
+    let mut wrong = Vec::new();
+    for (i, (y, want)) in y.iter().zip(&case.outputs).enumerate() {
+        wrong.extend(
+            difference(y, want, EXACT.contains(&case.op.as_str()))?.map(|why| format!("output {i}: {why}")),
+        );
+    }
+    for (y, dy) in y.iter().zip(&case.dys) {
+        let Some(dy) = dy else { continue };
+        let gradient = Some(dy.tensor(layout)?);
+        y.backward_with(BackwardOptions { gradient, retain_graph: true, ..Default::default() })?;
+    }
+    for (i, (x, want)) in x.iter().zip(&case.grads).enumerate() {
+        let Some(want) = want else { continue };
+        match x.grad() {
+            None => wrong.push(format!("input {i}: no gradient")),
+            Some(grad) => {
+                wrong.extend(difference(&grad, want, false)?.map(|why| format!("gradient {i}: {why}")))
+            }
+        }
+    }
+    Ok(wrong)
+}
+
+fn cases() -> Vec<Case> {
+    serde_json::from_str(include_str!("../golden/operators.json")).expect("operators.json")
+}
+
+fn agree(layout: Layout) {
+    let cases = cases();
+    let mut failures = Vec::new();
+    for (i, case) in cases.iter().enumerate() {
+        let wrong = check(case, layout).unwrap_or_else(|error| vec![format!("error: {error}")]);
+        let inputs: Vec<String> = case.inputs.iter().map(|Data(d, s, _)| format!("{d} {s:?}")).collect();
+        for why in wrong {
+            let attrs = Value::Object(case.attrs.0.clone());
+            failures.push(format!("case {i}, {}({}) {attrs}: {why}", case.op, inputs.join(", ")));
+        }
+    }
+    let gradients = cases.iter().filter(|case| !case.grads.is_empty()).count();
+    println!("{} cases ran, {gradients} of them with gradients, inputs {layout:?}", cases.len());
+    assert!(failures.is_empty(), "{} differences:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn every_operator_agrees_with_pytorch() {
+    agree(Layout::Contiguous);
+}
+
+#[test]
+fn every_operator_agrees_on_transposed_inputs() {
+    agree(Layout::Transposed);
+}
+
+#[test]
+fn every_operator_agrees_on_windows_of_larger_inputs() {
+    agree(Layout::Window);
+}
+
+#[test]
+fn every_operator_has_cases_and_every_case_an_operator() {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for case in cases() {
+        *counts.entry(case.op).or_default() += 1;
+    }
+    let missing: Vec<_> = OPERATORS.iter().filter(|op| !counts.contains_key(**op)).collect();
+    assert!(missing.is_empty(), "operators without a case: {missing:?}");
+    let unknown: Vec<_> = counts.keys().filter(|op| !OPERATORS.contains(&op.as_str())).collect();
+    assert!(unknown.is_empty(), "cases of no known operator: {unknown:?}");
+    // Whose numbers are drawn, whose shapes are found, and `pow` with its arguments the other way round.
+    let others =
+        ["bernoulli_each", "bernoulli_each_with", "dropout", "masked_select", "nonzero", "rpow", "unique"];
+    let unlisted = |name: &String| !OPERATORS.contains(&&name[..]) && !others.contains(&&name[..]);
+    let unlisted: Vec<String> = methods().into_iter().filter(unlisted).collect();
+    assert!(unlisted.is_empty(), "operators that no case is asked of: {unlisted:?}");
+    println!("{} cases of {} operators", counts.values().sum::<usize>(), counts.len());
+}
+
+#[test]
+fn differentiable_operators_have_cases_with_gradients() {
+    // These choose, compare or make, and have no gradient.
+    let without = [
+        "arange",
+        "argmax",
+        "argmax_all",
+        "argmin",
+        "argmin_all",
+        "eq",
+        "eye",
+        "full",
+        "ge",
+        "gt",
+        "le",
+        "linspace",
+        "lt",
+        "ne",
+    ];
+    let cases = cases();
+    for op in OPERATORS.iter().filter(|op| !without.contains(op)) {
+        let has = |case: &Case| {
+            case.op == *op && !case.grads.is_empty() && case.outputs.iter().any(|y| !y.2.is_empty())
+        };
+        assert!(cases.iter().any(has), "{op} has no case with a gradient");
+    }
+}
+
+#[test]
+fn the_comparison_tells_numbers_apart() {
+    assert!(close(DType::F32, 1.0, 1.00001) && !close(DType::F32, 1.0, 1.0001));
+    assert!(close(DType::F32, f64::NAN, f64::NAN) && !close(DType::F32, 0.0, f64::NAN));
+    assert!(close(DType::F32, f64::INFINITY, f64::INFINITY) && !close(DType::F32, 3e38, f64::INFINITY));
+    assert!(!close(DType::F32, f64::NEG_INFINITY, f64::INFINITY));
+    assert!(close(DType::BF16, 1.0, 1.0078125) && !close(DType::BF16, 1.0, 1.015625));
+    assert!(close(DType::F16, -0.0, 5.9604645e-8) && !close(DType::F16, -5.9604645e-8, 5.9604645e-8));
+    let wide = Data("i64".into(), vec![1], vec![Value::from((1i64 << 60) + 1)]);
+    let near = Tensor::from_slice(&[1i64 << 60], [1]).unwrap();
+    assert!(difference(&near, &wide, false).unwrap().is_some());
+    let third = Data("f32".into(), vec![1], vec![Value::from(1.0 / 3.0)]);
+    let near = Tensor::from_slice(&[1f32 / 3.0 + f32::EPSILON], [1]).unwrap();
+    assert!(difference(&near, &third, false).unwrap().is_none());
+    assert!(difference(&near, &third, true).unwrap().is_some());
+    let same = Tensor::from_slice(&[1f32 / 3.0], [1]).unwrap();
+    assert!(difference(&same, &third, true).unwrap().is_none());
+}

@@ -1,0 +1,13 @@
+//! PyTorch's own tests, its golden values, its names, and its defects.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod api_map;
+mod better_than_pytorch;
+mod golden;
+mod pytorch_api;
+mod pytorch_comm_mode_features;
+mod pytorch_common_dtensor;
+mod pytorch_local_map;
+mod pytorch_tp_style;

@@ -1,0 +1,17 @@
+//! Tensors, local and on a mesh: construction, operators, the graph of gradients, meshes and redistribution.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod arithmetic_operators;
+mod autograd;
+mod candle;
+mod distributed_tensors;
+mod meshes_of_meshes;
+mod modes;
+mod operator_tables;
+mod redistribute_traces;
+mod sharded_operators;
+mod shared_between_ranks;
+mod tensor;
+mod windows;
