@@ -97,7 +97,8 @@ impl Leaf {
     pub(super) fn sum_gradients(&self, grads: &[&Tensor], at: &Site) -> Result<Option<Tensor>> {
         // A partial product or extreme cannot be added shard by shard. If the leaf has such a layout, add without partial placements
         // and redistribute the sum.
-        let additive = self.layout.as_ref().filter(|layout| !is_additive(layout)).map(Layout::without_partials);
+        let additive =
+            self.layout.as_ref().filter(|layout| !is_additive(layout)).map(Layout::without_partials);
         let common = if grads.len() > 1 { additive.as_ref().or(self.layout.as_ref()) } else { None };
         let mut sum: Option<Tensor> = None;
         for grad in grads {

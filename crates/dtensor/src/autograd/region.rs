@@ -59,7 +59,10 @@ impl Recorded for Entry {
     }
 
     fn gradient(&self, _: &Backward<'_>) -> Result<Grads> {
-        Err(Error::Argument { op: OP, message: "the node of a checkpoint's inputs has no gradient rule".into() })
+        Err(Error::Argument {
+            op: OP,
+            message: "the node of a checkpoint's inputs has no gradient rule".into(),
+        })
     }
 }
 
