@@ -1,4 +1,4 @@
-//! Conversions between tensors and Candle's. They copy.
+//! Conversions from and to Candle's tensors. They copy the values.
 
 use candle_core as candle;
 use half::{bf16, f16};
@@ -9,7 +9,8 @@ fn failed(error: candle::Error) -> Error {
     Error::argument("candle", error.to_string())
 }
 
-/// Copies the value of a CPU tensor. The result has no gradient history, whatever the tensor has in Candle.
+/// Copies a CPU tensor of Candle. The result is not connected to Candle's graph. Returns an error for other devices and for dtypes
+/// that `dtensor` does not have.
 ///
 /// ```
 /// use dtensor::Tensor;
@@ -28,7 +29,7 @@ impl TryFrom<&candle::Tensor> for Tensor {
         if !tensor.device().is_cpu() {
             return Err(Error::argument(
                 "from_candle",
-                "only CPU tensors can be converted: move it with `to_device`",
+                "only CPU tensors can be converted: move the tensor with `to_device` first",
             ));
         }
         fn copy<T: Element + candle::WithDType>(tensor: &candle::Tensor) -> Result<Tensor> {
@@ -54,7 +55,7 @@ impl TryFrom<candle::Tensor> for Tensor {
     }
 }
 
-/// Copies the value. Returns an error for a meta tensor, which has none, and for a distributed one.
+/// Copies a tensor to a CPU tensor of Candle. Returns an error for a meta tensor and for a distributed one.
 impl TryFrom<&Tensor> for candle::Tensor {
     type Error = Error;
     fn try_from(tensor: &Tensor) -> Result<Self> {

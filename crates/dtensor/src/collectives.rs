@@ -1,4 +1,4 @@
-//! Collectives in the graph: recorded like operators, with gradients that are collectives themselves.
+//! Collectives on tensors: recorded in the graph like operators, with gradients that are collectives.
 
 use std::panic::Location;
 
@@ -11,9 +11,9 @@ use crate::dispatch::record;
 use crate::tensor::{self, Part};
 use crate::{Error, Result, Tensor};
 
-/// A collective whose outcome is there.
+/// A collective as a node records it.
 #[derive(Debug)]
-struct Communicated {
+struct RecordedCollective {
     group: Group,
     collective: Collective,
     at: Site,
@@ -35,7 +35,7 @@ impl Value for Tensor {
 
     fn check_constant(&self, op: &'static str) -> Result<()> {
         if Value::requires_grad(self) {
-            let message = "the value requires a gradient, which does not pass through this; detach it first";
+            let message = "the tensor requires a gradient, but this has no gradient rule; `detach` it first";
             return Err(Error::argument(op, message));
         }
         Ok(())
@@ -46,9 +46,9 @@ impl Value for Tensor {
     }
 
     fn finish(&self, group: &Group, collective: &Collective, at: &Site) -> Finish<Self> {
-        let op = Communicated { group: group.clone(), collective: collective.clone(), at: at.clone() };
-        // All ranks begin collectives in one order, but may wait for them in another: what counts on the way back is
-        // when this one began, where, and in which module.
+        let op = RecordedCollective { group: group.clone(), collective: collective.clone(), at: at.clone() };
+        // All ranks start collectives in the same order, but may wait for them in different orders. So the node has the moment, line
+        // and module of the start, and backward calls the gradients in one order on all ranks.
         let (x, moment) = (self.clone(), Moment::now());
         let (module, line) = (running_module(), asked_by(Location::caller()));
         Box::new(move |array| {
@@ -70,19 +70,19 @@ impl Value for Tensor {
     fn split(self, columns: &[usize], shapes: &[Shape], given: &[Self]) -> Result<Vec<Self>> {
         let parts = Tensor::split(&self, columns, 1)?;
         let parts = parts.iter().zip(given);
-        // What did not require a gradient does not because others did.
+        // An output requires a gradient only if its own input does, although the coalesced collective recorded all of them.
         let parts = parts.map(|(part, x)| if x.requires_grad() { part.clone() } else { part.detach() });
         parts.zip(shapes).map(|(part, shape)| part.reshape(shape)).collect()
     }
 }
 
-/// Begins a collective and waits for it.
+/// Starts a collective and waits for it.
 #[track_caller]
 fn communicate(group: &Group, collective: Collective, x: &Tensor, at: &Site) -> Result<Tensor> {
     group.begin(collective, x, at.clone())?.wait()
 }
 
-impl Recorded for Communicated {
+impl Recorded for RecordedCollective {
     fn name(&self) -> &'static str {
         self.collective.name()
     }
@@ -129,14 +129,15 @@ impl Recorded for Communicated {
                 communicate(group, back, &dy, at)?
             }
             Collective::Broadcast { src } if grad_enabled() => {
-                // A gradient that has one itself: all must be there again on its way back, those too whose share is zero.
+                // With `create_graph`, the backward of this gradient is a collective too, so every rank must record one: also the
+                // ranks whose gradient is zero.
                 let sum = communicate(group, Collective::AllReduce { op: ReduceOp::Sum }, &dy, at)?;
                 let meta = Meta { shape: Shape::scalar(), dtype: DType::U8, ..dy.meta() };
-                let nothing = Tensor::full_of(&meta, i64::from(group.rank() != *src))?;
-                sum.masked_fill(&nothing, 0.0)?
+                let is_zero = Tensor::full_of(&meta, i64::from(group.rank() != *src))?;
+                sum.masked_fill(&is_zero, 0.0)?
             }
             Collective::Broadcast { src } => {
-                // One rank gets the sum; the values that the others brought were not looked at.
+                // The source gets the sum. The inputs of the other ranks were ignored, so their gradients are zero.
                 let sum = group.reduce_at(&dy.detach(), ReduceOp::Sum, *src, at.clone())?.wait()?;
                 sum.map_or_else(|| dy.zeros_like(), Ok)?
             }
@@ -161,20 +162,21 @@ mod tests {
     use crate::comm::{Running, launch};
 
     #[test]
-    fn what_is_begun_belongs_to_where_it_began() {
-        let [begun, awaited] = ["Root.begun", "Root.awaited"].map(|path| Running::of(path, "Layer", None));
+    fn an_asynchronous_collective_has_the_line_and_module_of_its_start() {
+        let [started, awaited] =
+            ["Root.started", "Root.awaited"].map(|path| Running::of(path, "Layer", None));
         launch(2, |world| {
             let x = Tensor::ones([2], DType::F32)?.requires_grad_(true)?;
             let line = line!() + 1;
-            let begin = || world.group().all_reduce_async(&x, ReduceOp::Sum);
-            let pending = within_module(Some(begun), begin)?;
+            let start = || world.group().all_reduce_async(&x, ReduceOp::Sum);
+            let pending = within_module(Some(started), start)?;
             let y = within_module(Some(awaited), || pending.wait())?;
-            let Link::Node(node, _) = y.link() else { panic!("it is recorded") };
+            let Link::Node(node, _) = y.link() else { panic!("the collective was not recorded") };
             assert_eq!((node.at.file(), node.at.line()), (file!(), line));
-            assert_eq!(node.module.map(|module| module.path), Some("Root.begun"));
-            // Where it is called and waited for at once, too.
+            assert_eq!(node.module.map(|module| module.path), Some("Root.started"));
+            // The synchronous form has the line of the call.
             let y = world.group().broadcast(&x, 0)?;
-            let Link::Node(node, _) = y.link() else { panic!("it is recorded") };
+            let Link::Node(node, _) = y.link() else { panic!("the collective was not recorded") };
             assert_eq!((node.at.file(), node.at.line()), (file!(), line!() - 2));
             Ok(())
         })

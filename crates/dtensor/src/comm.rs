@@ -1,8 +1,8 @@
-//! Ranks, and what they do together.
+//! Ranks and collectives: [`launch`], [`World`], [`Group`].
 //!
-//! A [`World`] is all ranks there are: threads of this process ([`launch`]), processes over MPI (feature `mpi`), or one rank of a
-//! simulated many. A [`Group`] is some of them, and has the collectives. They take and give tensors of this rank; gradients pass
-//! through those that have one.
+//! A [`World`] is all ranks: threads of this process ([`launch`]), processes over MPI (feature `mpi`), or one rank of a simulated
+//! world. A [`Group`] is some of them and has the collectives, which take and return local tensors. Gradients pass through most
+//! collectives; the others return an error.
 //!
 //! ```
 //! use dtensor::comm::{ReduceOp, launch};
@@ -21,7 +21,7 @@
 //! # }
 //! ```
 //!
-//! The crate `dtensor-comm` has the details: what happens when something goes wrong, and in which order reductions run.
+//! The documentation of the crate `dtensor-comm` describes faults, timeouts, and the order in which reductions add.
 
 pub use dtensor_comm::{
     Bundle, Call, Cause, Collective, Departure, Drawn, Failure, Fault, Group, Pending, PerRank, ReduceOp,

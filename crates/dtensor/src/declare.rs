@@ -1,7 +1,6 @@
-//! Declarations that are the same for many types.
+//! Macros that declare the same impls for many types.
 
-/// Passes the tuples of one to eight members, each with a name for its type and its number, to a macro that
-/// declares something for each of them.
+/// Calls a macro with the tuples of one to eight members; each member has a type name and an index.
 macro_rules! tuples {
     ($declare:ident) => {
         $declare! {
@@ -18,7 +17,7 @@ macro_rules! tuples {
 }
 pub(crate) use tuples;
 
-/// Types that programmers are shown as people are.
+/// Implements `Debug` as `Display` for each type.
 macro_rules! debug_is_display {
     ($($type:ty),*) => {$(
         impl std::fmt::Debug for $type {

@@ -10,8 +10,9 @@ use smallvec::SmallVec;
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result};
 
-/// How a tensor of some shape lies on a mesh. Its placements fit the mesh and the shape: this is checked once, when the
-/// layout is made.
+/// The layout of a tensor: a mesh, one placement per mesh dim, and the global shape.
+///
+/// The placements fit the mesh and the shape: the constructor checks this once.
 ///
 /// ```
 /// use dtensor::comm::World;
@@ -32,7 +33,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A tensor of this shape laid on a mesh.
+    /// Creates the layout of a tensor of this shape. Returns an error if the placements do not fit the mesh or the shape.
     pub fn new(
         mesh: &DeviceMesh,
         placements: impl Into<Placements>,
@@ -41,7 +42,7 @@ impl Layout {
         Layout::checked("Layout", mesh, placements.into(), shape.into())
     }
 
-    /// As [`new`](Layout::new), with errors in the name of `op`.
+    /// Creates a layout like [`new`](Layout::new); errors name `op`.
     pub(crate) fn checked(
         op: &'static str,
         mesh: &DeviceMesh,
@@ -51,18 +52,18 @@ impl Layout {
         Ok(Layout { mesh: mesh.clone(), spec: mesh.planner().spec(op, placements, shape)? })
     }
 
-    /// Of placements that have been checked.
+    /// Creates a layout of placements that have been checked.
     pub(crate) fn of(mesh: &DeviceMesh, key: SpecKey) -> Layout {
         Layout { mesh: mesh.clone(), spec: mesh.planner().intern(key) }
     }
 
-    /// Of a spec of this mesh.
+    /// Creates a layout of a spec that this mesh has made.
     #[inline]
     pub(crate) fn with(mesh: &DeviceMesh, spec: &Arc<Spec>) -> Layout {
         Layout { mesh: mesh.clone(), spec: spec.clone() }
     }
 
-    /// The same on another handle of an equal mesh.
+    /// Returns this layout on another mesh object that is equal to its own.
     pub(crate) fn on(&self, mesh: &DeviceMesh) -> Layout {
         if mesh.is_handle_of(&self.mesh) {
             return self.clone();
@@ -70,81 +71,83 @@ impl Layout {
         Layout::of(mesh, self.spec.key.clone())
     }
 
-    /// The same shape with other placements.
+    /// Returns this layout with each placement mapped by `other`.
     pub(crate) fn map(&self, other: impl FnMut(&Placement) -> Placement) -> Layout {
         Layout::of(&self.mesh, self.spec.key.map(other))
     }
 
-    /// Replicated along all mesh dims.
+    /// Returns this layout, replicated along all mesh dims.
     pub(crate) fn replicated(&self) -> Layout {
         self.map(|_| Replicate)
     }
 
-    /// Replicated on a mesh.
+    /// Creates the layout of a replicated tensor.
     pub(crate) fn everywhere(mesh: &DeviceMesh, shape: &Shape) -> Layout {
         let placements = SmallVec::from_elem(Replicate, mesh.ndim());
         Layout::of(mesh, SpecKey { placements, shape: shape.clone() })
     }
 
-    /// Replicated where it is partial.
+    /// Returns this layout with every partial placement replaced by a replicated one.
     pub(crate) fn without_partials(&self) -> Layout {
         Layout::of(&self.mesh, self.spec.key.without_partials())
     }
 
-    /// The layout of a gradient of this rank's shard. Ranks must have the same elements in both.
+    /// Creates the layout of a gradient. Returns an error unless each rank holds the same elements of the gradient as of the tensor.
     pub(crate) fn of_gradient(&self, op: &'static str, placements: Placements) -> Result<Layout> {
         let grad = Layout::checked(op, &self.mesh, placements, self.shape().clone())?;
         if self.spec.key.has_shards_of(&grad.spec.key, self.mesh.shape()) {
             return Ok(grad);
         }
-        let message = format!("gradients of parts of a tensor {self} are no parts of one that is {grad}");
+        let message = format!(
+            "a gradient of a tensor {self} cannot be {grad}: each rank must hold the same elements of both"
+        );
         Err(Error::argument(op, message))
     }
 
-    /// The mesh.
+    /// Returns the mesh.
     pub fn mesh(&self) -> &DeviceMesh {
         &self.mesh
     }
 
-    /// One placement per mesh dim.
+    /// Returns the placements, one per mesh dim.
     pub fn placements(&self) -> &[Placement] {
         &self.spec.key.placements
     }
 
-    /// The shape of the whole tensor.
+    /// Returns the global shape: that of the full tensor.
     pub fn shape(&self) -> &Shape {
         &self.spec.key.shape
     }
 
-    /// Placements and shape, without the mesh.
+    /// Returns placements and shape, without the mesh.
     #[inline]
     pub(crate) fn spec(&self) -> &Arc<Spec> {
         &self.spec
     }
 
-    /// The shape of this rank's part; `[0]` on a rank outside the mesh.
+    /// Returns the shape of this rank's shard; `[0]` on a rank outside the mesh.
     pub fn local_shape(&self) -> &Shape {
         &self.spec.local
     }
 
-    /// Where in the whole this rank's part begins; nowhere on a rank outside the mesh. A dim of which the rank has nothing
-    /// begins at its end.
+    /// Returns the index in the full tensor at which this rank's shard begins; empty on a rank outside the mesh. Along a dim of
+    /// which the rank holds no elements, the offset is the size of the dim.
     pub fn global_offset(&self) -> &[usize] {
         &self.spec.offset
     }
 
-    /// The shape of the shard of the rank at a coordinate, and where it begins.
+    /// Returns the shape and the offset of the shard of the rank at a coordinate.
     pub(crate) fn shard_at(&self, coordinate: &[usize]) -> (Shape, SmallVec<[usize; 4]>) {
         self.spec.key.shard_at(self.mesh.shape(), coordinate)
     }
 
-    /// The indices of each dim that the rank at a coordinate holds.
+    /// Returns the ranges of indices, per tensor dim, that the rank at a coordinate holds.
     pub(crate) fn ranges_at(&self, coordinate: &[usize]) -> SmallVec<[Ranges; 4]> {
         self.spec.key.ranges_at(self.mesh.shape(), coordinate)
     }
 
-    /// Returns the cheapest way to another layout of a tensor of this dtype. Both must be on one mesh and of one shape. No rank is
-    /// asked.
+    /// Returns the cheapest plan that redistributes a tensor of this dtype to another layout. Nothing is communicated. Returns an
+    /// error if the layouts have different meshes or shapes.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -165,8 +168,9 @@ impl Layout {
         Ok(self.mesh.planner().plan(&self.spec, to.on(&self.mesh).spec(), dtype))
     }
 
-    /// The blocks that each rank of the mesh has, in the mesh's order. Ranks without elements have none; one whose part is cut
-    /// [in several pieces](crate::StridedShard) has one for each. A rank can make the list alone, for all.
+    /// Returns the blocks of the full tensor that each rank holds, in the order of the mesh. Nothing is communicated.
+    ///
+    /// A rank without elements has no block. A rank with a [strided shard](crate::StridedShard) has several.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -187,7 +191,7 @@ impl Layout {
         Ok(all)
     }
 
-    /// The blocks that a rank of the mesh has, given by its number in the world.
+    /// Returns the blocks that one rank holds; `rank` is its rank in the world. Returns an error if it is not in the mesh.
     pub fn chunks_of(&self, rank: usize) -> Result<Vec<Chunk>> {
         let position = self.mesh.ranks().iter().position(|&known| known == rank);
         let position = position.ok_or_else(|| {
@@ -196,7 +200,7 @@ impl Layout {
         self.spec.key.chunks_at(self.mesh.topology(), position)
     }
 
-    /// The error of tensors that must have the same layout and do not.
+    /// The error for two tensors that must have the same layout but differ.
     pub(crate) fn mismatch(op: &'static str, left: Option<&Layout>, right: Option<&Layout>) -> Error {
         let shown = |layout: Option<&Layout>| {
             layout.map_or_else(|| "a local tensor".into(), |layout| format!("{layout} on {}", layout.mesh()))
@@ -204,7 +208,7 @@ impl Layout {
         if let (Some(left), Some(right)) = (left, right)
             && left.mesh != right.mesh
         {
-            let meshes = left.mesh.and_other(&right.mesh);
+            let meshes = left.mesh.show_difference(&right.mesh);
             let message =
                 format!("expected tensors of the same layout, but found {left} and {right} on {meshes}");
             return Error::argument(op, message);

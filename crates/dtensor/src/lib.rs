@@ -1,4 +1,10 @@
-//! Distributed tensors for Rust: one [`Tensor`] type with automatic gradients, on one device or on a mesh of ranks.
+//! Distributed tensors for Rust: tensors with automatic gradients, on one device or sharded over a mesh of ranks.
+//!
+//! dtensor is to Rust what `torch.distributed.tensor` is to PyTorch. Write a model for one device, choose a placement for each
+//! parameter, and run it on many ranks. The library shards the storage, runs operators and gradients on the shards, and adds the
+//! collectives that are needed. The results match those of one device.
+//!
+//! # One device
 //!
 //! ```
 //! use dtensor::prelude::*;
@@ -13,21 +19,95 @@
 //! # }
 //! ```
 //!
-//! Put a tensor on a [`DeviceMesh`]: sharded, replicated or partial. Operators and gradients run on the shards and match the
-//! single-device result.
+//! # A mesh of ranks
 //!
-//! - [`Tensor`], [`Layout`], [`Placement`]: tensors, and how they are placed; [`distribute_tensor`], [`Tensor::redistribute`].
-//! - [`comm`]: ranks and collectives; ranks are threads ([`comm::launch`]), processes over MPI, or simulated.
-//! - [`nn`], [`optim`], [`models`]: modules, optimizers, small models.
-//! - [`parallel`]: plans and styles that shard a module over a mesh.
-//! - [`debug`]: which collectives ran, from which line and in which module.
-//! - [`testing`]: sharding rules proved by trying, and test bodies that run on every kind of world.
+//! [`launch`](comm::launch) runs ranks as threads of this process, so this needs no setup. With the feature `mpi`, ranks can be
+//! processes.
 //!
-//! This crate may not name a kernel's memory or a transport: arrays and kernels are `dtensor-array`'s, ranks `dtensor-comm`'s, and
-//! meshes, placements and plans `dtensor-layout`'s. It re-exports what users need of them.
+//! ```
+//! use dtensor::prelude::*;
+//!
+//! # fn main() -> dtensor::Result<()> {
+//! launch(4, |world| {
+//!     let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
+//!     let x = distribute_tensor(&Tensor::ones([8, 6], DType::F32)?, &mesh, [Shard(0), Replicate])?;
+//!     let w = distribute_tensor(&Tensor::ones([6, 10], DType::F32)?, &mesh, [Replicate, Shard(1)])?;
+//!     let y = x.matmul(&w)?;
+//!     assert_eq!(y.placements(), [Shard(0), Shard(1)]);
+//!     assert_eq!(y.to_local()?.dims(), [4, 5]);
+//!     assert_eq!(y.full_tensor()?.dims(), [8, 10]);
+//!     Ok(())
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A model
+//!
+//! A plan names the modules to shard, and a style for each.
+//!
+//! ```
+//! use dtensor::{nn::Linear, optim::AdamW, prelude::*};
+//!
+//! #[derive(Module)]
+//! struct Mlp {
+//!     up: Linear,
+//!     down: Linear,
+//! }
+//!
+//! #[forward]
+//! impl Mlp {
+//!     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+//!         self.down.forward(&self.up.forward(x)?.relu()?)
+//!     }
+//! }
+//!
+//! # fn main() -> Result<()> {
+//! launch(4, |world| {
+//!     let mesh = DeviceMesh::new(&world, [4], "tp")?;
+//!     let model = Mlp { up: Linear::new(6, 10, true)?, down: Linear::new(10, 6, true)? };
+//!     let plan = plan! { "up" => ColwiseParallel::new(), "down" => RowwiseParallel::new() };
+//!     let model = parallelize_module(model, &mesh, plan)?;
+//!     let optimizer = AdamW::new(model.parameters(), 0.01)?;
+//!     let x = Tensor::rand([16, 6], DType::F32)?;
+//!     model.forward(&x)?.mse_loss(&x, Reduction::Mean)?.backward()?;
+//!     optimizer.step()
+//! })?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What to look for
+//!
+//! | to do this | use |
+//! | --- | --- |
+//! | create a tensor | [`Tensor::from_slice`], [`Tensor::zeros`], [`Tensor::randn`] |
+//! | start ranks; call a collective | [`comm::launch`], [`comm::World`], [`comm::Group`] |
+//! | create a mesh | [`DeviceMesh::new`] |
+//! | create a distributed tensor | [`distribute_tensor`], [`Tensor::from_local`], [`sharded`] |
+//! | change its placements | [`Tensor::redistribute`]; [`Tensor::explain_redistribute`] shows the collectives |
+//! | get a local tensor | [`Tensor::to_local`], [`Tensor::full_tensor`] |
+//! | compute gradients | [`Tensor::backward`], [`grad`], [`no_grad`], [`checkpoint`] |
+//! | write a model | [`nn`], [`nn::Module`]; [`models`] has small examples |
+//! | shard a model | [`parallel`], [`plan!`], [`parallel::parallelize_module`] |
+//! | train | [`optim`], [`autocast`], [`parallel::DataParallel`] |
+//! | find out what communicates | [`debug::CommDebugMode`], [`explicit_communication`] |
+//! | see which rank owns what | [`debug::visualize_sharding`] |
+//! | write an operator | [`Op`], [`apply`]; [`testing::validate`] checks its sharding rule |
+//! | test on several ranks | [`testing::spmd`] |
+//!
+//! In the repository, `docs/guide.md` is the guide, `crates/dtensor/examples` has one program per concept, and `docs/api-map.md` maps
+//! the names of `torch.distributed.tensor` to those here. `ARCHITECTURE.md` describes the crates behind this one.
+//!
+//! # Features
+//!
+//! | feature | default | adds |
+//! | --- | --- | --- |
+//! | `mpi` | no | ranks as processes over MPI: `comm::World::mpi`, `comm::mpirun`. Needs an MPI library and libclang |
+//! | `candle` | no | conversions between [`Tensor`] and `candle_core::Tensor`, by `try_from` |
 #![warn(missing_docs)]
 
-// The derive macro names this crate from outside; inside, it must find it too.
+// The code that the derive macro generates names this crate `dtensor`, also inside this crate.
 extern crate self as dtensor;
 
 mod autograd;
@@ -77,12 +157,12 @@ pub use random::{
 };
 pub use tensor::{Operand, Tensor, on_device};
 
-/// Redistribution plans: what [`Tensor::explain_redistribute`] and [`Layout::plan_to`] give, and what they count with.
+/// Redistribution plans, as [`Tensor::explain_redistribute`] and [`Layout::plan_to`] return them, and their cost model.
 pub mod redistribute {
     pub use dtensor_layout::{CostModel, Link, Plan, Step};
 }
 
-/// What most programs use.
+/// The items that most programs use: `use dtensor::prelude::*`.
 pub mod prelude {
     pub use crate::comm::{Group, ReduceOp, World, launch};
     pub use crate::debug::CommDebugMode;
@@ -102,17 +182,17 @@ pub mod prelude {
     };
 }
 
-/// The example in the README compiles and runs.
+/// Compiles and runs the example of the README.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
-/// So do those of the guide.
+/// Compiles and runs the examples of the guide.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/guide.md")]
 struct Guide;
 
-/// So do those of the map from PyTorch's names.
+/// Compiles and runs the examples of the map from PyTorch's names.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/api-map.md")]
 struct ApiMap;

@@ -1,4 +1,4 @@
-//! [`Owner`]: which rank made a value that can be changed. Ranks that are threads can reach each other's by mistake.
+//! [`Owner`]: the rank that made a mutable value. It catches values that ranks on threads share by mistake.
 
 use std::fmt::Display;
 
@@ -6,7 +6,7 @@ use dtensor_comm::{RankId, current_rank};
 
 use crate::{Error, Result};
 
-/// The rank that made something, if it is one of several in this process.
+/// The rank that made a value; `None` if it was made outside `launch`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner(Option<RankId>);
 
@@ -17,7 +17,7 @@ impl Default for Owner {
 }
 
 impl Owner {
-    /// Returns an error if the calling rank did not make `what`: every rank would change the same value.
+    /// Returns an error if the calling rank did not make `what`, because all ranks would then change the same value.
     pub(crate) fn check(self, op: &'static str, what: impl Display) -> Result<()> {
         match current_rank() {
             Some(me) if self.0 != Some(me) => {

@@ -1,7 +1,8 @@
-//! Tests of programs that run on several ranks.
+//! Tools for tests: [`spmd`] runs a test on several ranks, [`validate`] checks sharding rules, and [`DTensorConverter`] tries all
+//! placements.
 
 mod converter;
-mod numbers;
+mod dense;
 mod validate;
 
 pub use converter::DTensorConverter;
@@ -13,14 +14,15 @@ use crate::comm::Failure;
 use crate::comm::run_each;
 use crate::comm::{World, launch_each};
 
-/// Set for the processes that [`spmd`] starts: a folder, in which each leaves a file when it has come through.
+/// The environment variable of the processes that [`spmd`] starts: a folder in which each process that succeeds writes a file.
 #[cfg(feature = "mpi")]
 const CHILD: &str = "DTENSOR_SPMD_CHILD";
 
-/// Runs a test's body on `ranks` ranks of every kind of world: on threads and, with the feature `mpi`, on processes, for which
-/// `mpirun` is started on the same test binary for this one test. An error or panic of any rank fails the test.
+/// Runs the body of a test on `ranks` ranks: on threads and, with the feature `mpi`, on processes too. An error or panic of any rank
+/// fails the test.
 ///
-/// Call it directly in the test function: that is the test that the processes run.
+/// For processes, it starts `mpirun` on the same test binary with the name of the calling test. So call it directly in the test
+/// function.
 ///
 /// ```no_run
 /// use dtensor::comm::ReduceOp;
@@ -28,7 +30,7 @@ const CHILD: &str = "DTENSOR_SPMD_CHILD";
 /// use dtensor::{DType, Tensor};
 ///
 /// #[test]
-/// fn sums_are_sums() {
+/// fn all_reduce_adds() {
 ///     spmd(4, |world| {
 ///         let x = Tensor::ones([3], DType::F32)?;
 ///         let sum = world.group().all_reduce(&x, ReduceOp::Sum)?;
@@ -45,8 +47,8 @@ pub fn spmd<F: Fn(World) -> Result<()> + Sync>(ranks: usize, body: F) {
     });
 }
 
-/// As [`spmd`], for tests of what goes wrong: `check` is given each rank's number and how its body ended. It is called
-/// where the rank ran, after all ranks there have ended.
+/// Runs a body like [`spmd`], for tests of errors: `check` gets each rank and the result of its body. It is called in the process of
+/// the rank, after all ranks of that process have ended.
 pub fn spmd_outcomes<T: Send, F: Fn(World) -> Result<T> + Sync>(
     ranks: usize,
     body: F,
@@ -63,12 +65,12 @@ fn on_every_world<F: Fn(World) -> Result<T> + Sync, T: Send>(
     #[cfg(feature = "mpi")]
     if let Some(folder) = std::env::var_os(CHILD) {
         let world = World::mpi().unwrap_or_else(|error| panic!("{error}"));
-        // One test may have several bodies. Those for another number of ranks have their turn in another `mpirun`.
+        // A test may call `spmd` several times. The calls with another number of ranks run in another `mpirun`.
         if world.size() == ranks {
             let rank = world.rank();
             run_each(vec![world], body).into_iter().for_each(|result| check(rank, result));
             let file = std::path::Path::new(&folder).join(rank.to_string());
-            std::fs::write(file, []).expect("the folder can be written to");
+            std::fs::write(file, []).expect("cannot write to the folder of the test");
         }
         return;
     }
@@ -76,12 +78,12 @@ fn on_every_world<F: Fn(World) -> Result<T> + Sync, T: Send>(
         check(rank, result);
     }
     #[cfg(feature = "mpi")]
-    on_processes(ranks, std::any::type_name::<F>());
+    run_on_processes(ranks, std::any::type_name::<F>());
 }
 
-/// Runs the test whose body has this type name on processes.
+/// Runs a test on processes. The type name of its body contains the name of the test.
 #[cfg(feature = "mpi")]
-fn on_processes(ranks: usize, body: &str) {
+fn run_on_processes(ranks: usize, body: &str) {
     use std::collections::BTreeSet;
     use std::io::Read;
     use std::process::Stdio;
@@ -90,23 +92,24 @@ fn on_processes(ranks: usize, body: &str) {
 
     use parking_lot::Mutex;
 
-    /// Processes that wait do not sleep, so that two such tests at a time are slower than one after the other.
-    static TURN: Mutex<BTreeSet<(String, usize)>> = Mutex::new(BTreeSet::new());
+    /// The tests that have run. Locked while one runs: waiting MPI processes spin, so two tests at a time would be slower than one
+    /// after the other.
+    static DONE: Mutex<BTreeSet<(String, usize)>> = Mutex::new(BTreeSet::new());
     const LIMIT: Duration = Duration::from_secs(180);
 
     // `krate::module::test::{{closure}}`
     let path = body.split("::{{closure}}").next().unwrap_or(body);
     let test = path.split_once("::").map_or(path, |(_, test)| test);
-    // A test with several bodies for one number of ranks runs them all in one go.
-    let mut done = TURN.lock();
+    // One `mpirun` runs all bodies of a test for this number of ranks.
+    let mut done = DONE.lock();
     if !done.insert((test.to_owned(), ranks)) {
         return;
     }
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("dtensor-spmd-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("temporary files can be written");
-    let program = std::env::current_exe().expect("a running program has a path");
+    std::fs::create_dir_all(&folder).expect("cannot create a temporary folder");
+    let program = std::env::current_exe().expect("the test binary has no path");
     let mut child = crate::comm::mpirun(ranks)
         .arg(program)
         .args([test, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"])
@@ -114,22 +117,22 @@ fn on_processes(ranks: usize, body: &str) {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("mpirun starts: is an MPI library installed?");
+        .expect("mpirun did not start: is an MPI library installed?");
     let read = |mut pipe: Box<dyn Read + Send>| {
         std::thread::spawn(move || {
             let mut text = Vec::new();
-            // What could be read before the end is all there is to show.
+            // On an error, show what was read before it.
             let _ = pipe.read_to_end(&mut text);
             String::from_utf8_lossy(&text).into_owned()
         })
     };
-    let out = read(Box::new(child.stdout.take().expect("it was piped")));
-    let err = read(Box::new(child.stderr.take().expect("it was piped")));
-    let began = Instant::now();
+    let out = read(Box::new(child.stdout.take().expect("stdout is piped")));
+    let err = read(Box::new(child.stderr.take().expect("stderr is piped")));
+    let start = Instant::now();
     let status = loop {
-        match child.try_wait().expect("mpirun can be waited for") {
+        match child.try_wait().expect("cannot wait for mpirun") {
             Some(status) => break Some(status),
-            None if began.elapsed() > LIMIT => {
+            None if start.elapsed() > LIMIT => {
                 let _ = child.kill().and_then(|()| child.wait());
                 break None;
             }
@@ -138,7 +141,7 @@ fn on_processes(ranks: usize, body: &str) {
     };
     let text = |thread: std::thread::JoinHandle<String>| thread.join().unwrap_or_default();
     let (out, err) = (text(out), text(err));
-    // A name that matches no test succeeds too, with nothing done.
+    // `mpirun` also succeeds if the name matches no test, so count the files.
     let passed = std::fs::read_dir(&folder).map_or(0, |files| files.count());
     let _ = std::fs::remove_dir_all(&folder);
     if !status.is_some_and(|status| status.success()) || passed != ranks {

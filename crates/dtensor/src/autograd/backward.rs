@@ -1,4 +1,4 @@
-//! The walk from a result back to the leaves.
+//! The backward pass: walks the graph from a result back to its leaves.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::mode::{Phase, enable_grad, in_phase, no_grad};
-use super::node::adds_up;
-use super::region::{Region, Remade};
+use super::node::is_additive;
+use super::region::{Recomputed, Region};
 use super::saved::{Saved, SavedValues};
 use super::{Backward, Leaf, Link, Moment, Node};
 use crate::comm::{Running, Site, within_module};
@@ -19,7 +19,7 @@ use crate::mesh::DeviceMesh;
 use crate::{Error, Result, Tensor};
 use dtensor_array::origin::on_behalf_of;
 
-/// How a backward pass is run.
+/// Options of a backward pass: [`Tensor::backward_with`] and [`grad`].
 ///
 /// ```
 /// use dtensor::{BackwardOptions, DType, Tensor};
@@ -34,24 +34,37 @@ use dtensor_array::origin::on_behalf_of;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct BackwardOptions {
-    /// The gradient of the result; may be left out when the result has one element, and is then one.
+    /// The gradient of the result. Optional if the result has one element; it is then 1.
     pub gradient: Option<Tensor>,
-    /// Keep the saved values, so that another pass can go through the same operators.
+    /// Keeps the saved values, so that another pass can go through the same operators.
     pub retain_graph: bool,
-    /// Record the pass itself, so that the gradients have gradients. Implies `retain_graph`. A leaf then holds a gradient
-    /// that leads back to the leaf, and both stay alive until [`zero_grad`](Tensor::zero_grad); [`grad`] has no such cycle.
+    /// Records the pass itself, so that the gradients have gradients. Implies `retain_graph`. A leaf then holds a gradient
+    /// whose graph leads back to the leaf, so both stay alive until [`zero_grad`](Tensor::zero_grad). [`grad`] makes no such cycle.
     pub create_graph: bool,
 }
 
 impl Tensor {
-    /// Adds the gradient of this one-element tensor to every leaf it was computed from, and frees the values that
-    /// were saved for it (see [`BackwardOptions`] for the rest).
+    /// Adds the gradient of this one-element tensor to every leaf that it was computed from.
+    ///
+    /// Frees the values that were saved for backward. [`backward_with`](Tensor::backward_with) keeps them, or takes the
+    /// gradient of a larger result. Returns an error if the tensor does not require a gradient or has several elements; then
+    /// no leaf has changed.
+    ///
+    /// ```
+    /// use dtensor::Tensor;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::scalar(3f64)?.requires_grad_(true)?;
+    /// x.mul(&x)?.backward()?;
+    /// assert_eq!(x.grad().unwrap().item::<f64>()?, 6.0);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn backward(&self) -> Result<()> {
         self.backward_with(BackwardOptions::default())
     }
 
-    /// [`backward`](Tensor::backward) with a given gradient, keeping the graph, or recording the pass itself.
+    /// Runs [`backward`](Tensor::backward) with options: a gradient of the result, a retained graph, or a recorded pass.
     #[track_caller]
     pub fn backward_with(&self, options: BackwardOptions) -> Result<()> {
         let mut pass = Pass::new(&options);
@@ -59,8 +72,9 @@ impl Tensor {
     }
 }
 
-/// The gradients of `output` with respect to `inputs`, leaving every leaf's own store alone, and running (and freeing)
-/// only what lies between them. `None` for an input that `output` does not depend on.
+/// Returns the gradients of `output` with respect to `inputs`; `None` for an input that `output` does not depend on.
+///
+/// Leaves accumulate nothing. Only the operators between `output` and `inputs` run, and only their saved values are freed.
 ///
 /// ```
 /// use dtensor::{BackwardOptions, Tensor, grad};
@@ -86,13 +100,13 @@ pub fn grad(output: &Tensor, inputs: &[&Tensor], options: BackwardOptions) -> Re
         targets.insert(target, None);
     }
     let mut pass = Pass::new(&options);
-    pass.wanted = Some(Wanted::new(output, targets));
+    pass.requested = Some(Requested::new(output, targets));
     pass.run(output, &options)?;
-    let found = pass.wanted.map(|wanted| wanted.found).unwrap_or_default();
+    let found = pass.requested.map(|requested| requested.found).unwrap_or_default();
     Ok(inputs.iter().map(|x| Target::of(x.link()).and_then(|t| found.get(&t).cloned().flatten())).collect())
 }
 
-/// The identity of a place that a gradient can flow to, while the graph holds it alive.
+/// Identifies a leaf, or an output of a node, by address. Valid while the graph keeps it alive.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Target(usize, usize);
 
@@ -106,103 +120,104 @@ impl Target {
     }
 }
 
-/// A node waiting for its turn: the latest first, and among equals, which different threads recorded, the one reached
-/// first, so that sums are formed in the same order on every run.
-struct Waiting {
+/// A node in the queue of a pass. The latest comes first. Nodes recorded by different threads can have equal moments; of
+/// these the one reached first comes first, so that every run adds in the same order.
+struct QueuedNode {
     moment: Moment,
     reached: usize,
     node: Arc<Node>,
 }
 
-impl PartialEq for Waiting {
+impl PartialEq for QueuedNode {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
-impl Eq for Waiting {}
-impl PartialOrd for Waiting {
+impl Eq for QueuedNode {}
+impl PartialOrd for QueuedNode {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Waiting {
+impl Ord for QueuedNode {
     fn cmp(&self, other: &Self) -> Ordering {
         (self.moment, other.reached).cmp(&(other.moment, self.reached))
     }
 }
 
+/// One backward pass.
 struct Pass {
-    /// The line that asked for the pass.
+    /// The line that started the pass.
     at: &'static Location<'static>,
     retain: bool,
     create: bool,
-    queue: BinaryHeap<Waiting>,
+    queue: BinaryHeap<QueuedNode>,
     /// The gradients of the outputs of every node in the queue, by the node's address.
     grads: HashMap<usize, SmallVec<[Option<Tensor>; 1]>>,
     reached: usize,
-    /// The gradients of leaves, in the order they were reached. They go into the leaves' own stores when the pass has
-    /// succeeded: one that fails changes nothing.
-    leaves: Vec<Reached>,
-    /// What the bodies of checkpoints have made again, until the pass has gone past them.
-    remade: Vec<(Arc<Region>, Vec<Remade>)>,
-    /// If set, gradients are collected for these targets alone, and the leaves' stores stay as they are.
-    wanted: Option<Wanted>,
+    /// The gradients of leaves, in the order in which leaves were reached. They are stored in the leaves after the whole pass has
+    /// succeeded, so that a failing pass changes nothing.
+    leaves: Vec<LeafGradient>,
+    /// The recomputed values of checkpoints, until the pass has gone past them.
+    recomputed: Vec<(Arc<Region>, Vec<Recomputed>)>,
+    /// Set for [`grad`]: the pass collects gradients for these targets only, and leaves accumulate nothing.
+    requested: Option<Requested>,
 }
 
-/// A leaf and its gradient.
-struct Reached {
+/// A leaf and the gradients that reached it.
+struct LeafGradient {
     leaf: Arc<Leaf>,
-    /// What has come to it, added up where it lay alike: each is brought to where the leaf lies once.
+    /// One sum per layout, so that each layout is redistributed to that of the leaf only once.
     grads: SmallVec<[Tensor; 1]>,
     /// The module that used the leaf.
     module: Option<&'static Running>,
 }
 
-impl Reached {
+impl LeafGradient {
     fn add(&mut self, grad: Tensor) -> Result<()> {
-        let alike =
-            |known: &&mut Tensor| known.layout() == grad.layout() && grad.layout().is_none_or(adds_up);
-        match self.grads.iter_mut().find(alike) {
+        let can_add =
+            |known: &&mut Tensor| known.layout() == grad.layout() && grad.layout().is_none_or(is_additive);
+        match self.grads.iter_mut().find(can_add) {
             Some(known) => *known = known.add(&grad)?,
             None => self.grads.push(grad),
         }
         Ok(())
     }
 
-    /// What the leaf has, and the sum with it.
-    fn added(&self, at: &'static Location<'static>) -> Result<(Option<Tensor>, Option<Tensor>)> {
+    /// Returns the gradient that the leaf has now, and its sum with those of this pass.
+    fn accumulate(&self, at: &'static Location<'static>) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let before = self.leaf.grad.lock().clone();
-        let sum = self.settled(before.as_ref(), at)?;
+        let sum = self.sum(before.as_ref(), at)?;
         Ok((before, sum))
     }
 
-    /// The sum of what has come, and of what came before, where the leaf lies.
-    fn settled(&self, before: Option<&Tensor>, at: &'static Location<'static>) -> Result<Option<Tensor>> {
+    /// Adds the gradients of this pass and the one `before`, in the layout of the leaf.
+    fn sum(&self, before: Option<&Tensor>, at: &'static Location<'static>) -> Result<Option<Tensor>> {
         let grads: SmallVec<[&Tensor; 4]> = before.into_iter().chain(&self.grads).collect();
-        within_module(self.module, || self.leaf.settled(&grads, &Site::of(at)))
+        within_module(self.module, || self.leaf.sum_gradients(&grads, &Site::of(at)))
     }
 }
 
-/// What [`grad`] asks for.
-struct Wanted {
+/// The targets of [`grad`], and the nodes that lead to them.
+struct Requested {
     found: HashMap<Target, Option<Tensor>>,
-    /// The nodes on the way to a target. The others are not run, and what they saved stays.
-    on_the_way: HashSet<usize>,
+    /// The nodes between the output and a target. The other nodes do not run, and their saved values stay.
+    on_path: HashSet<usize>,
 }
 
-impl Wanted {
+impl Requested {
     fn new(output: &Tensor, targets: HashMap<Target, Option<Tensor>>) -> Self {
-        let mut wanted = Wanted { found: targets, on_the_way: HashSet::new() };
+        let mut requested = Requested { found: targets, on_path: HashSet::new() };
         let mut seen = HashSet::new();
-        // Each node is looked at twice: on the way down, and again when all below it is known.
+        // A depth-first search that visits each node twice: before and after the nodes below it.
         let mut pending: Vec<(&Arc<Node>, bool)> = match output.link() {
             Link::Node(node, _) => vec![(node, false)],
             _ => Vec::new(),
         };
-        while let Some((node, known)) = pending.pop() {
-            if known {
-                if node.edges.iter().any(|edge| wanted.leads_to_target(edge)) {
-                    wanted.on_the_way.insert(address(node));
+        while let Some((node, visited_below)) = pending.pop() {
+            if visited_below {
+                if node.edges.iter().any(|edge| requested.leads_to_target(edge)) {
+                    requested.on_path.insert(address(node));
                 }
             } else if seen.insert(address(node)) {
                 pending.push((node, true));
@@ -213,12 +228,12 @@ impl Wanted {
                 }
             }
         }
-        wanted
+        requested
     }
 
     fn leads_to_target(&self, edge: &Link) -> bool {
         Target::of(edge).is_some_and(|target| self.found.contains_key(&target))
-            || matches!(edge, Link::Node(node, _) if self.on_the_way.contains(&address(node)))
+            || matches!(edge, Link::Node(node, _) if self.on_path.contains(&address(node)))
     }
 }
 
@@ -237,8 +252,8 @@ impl Pass {
             grads: HashMap::new(),
             reached: 0,
             leaves: Vec::new(),
-            remade: Vec::new(),
-            wanted: None,
+            recomputed: Vec::new(),
+            requested: None,
         }
     }
 
@@ -277,27 +292,27 @@ impl Pass {
             return Err(Layout::mismatch(OP, output.layout(), seed.layout()));
         }
         self.accept(output.link(), seed, None)?;
-        while let Some(Waiting { node, .. }) = self.queue.pop() {
+        while let Some(QueuedNode { node, .. }) = self.queue.pop() {
             let grads = self.grads.remove(&address(&node)).unwrap_or_default();
-            if let Some(wanted) = &mut self.wanted {
+            if let Some(requested) = &mut self.requested {
                 for (i, grad) in grads.iter().enumerate() {
-                    if let Some(slot) = wanted.found.get_mut(&Target(address(&node), i)) {
+                    if let Some(slot) = requested.found.get_mut(&Target(address(&node), i)) {
                         slot.clone_from(grad);
                     }
                 }
-                if !wanted.on_the_way.contains(&address(&node)) {
+                if !requested.on_path.contains(&address(&node)) {
                     continue;
                 }
             }
-            self.remade.retain(|(region, _)| region.began() <= node.moment);
-            let cx = Backward::new(&node, self.saved(&node, self.retain)?, &grads);
+            self.recomputed.retain(|(region, _)| region.began() <= node.moment);
+            let cx = Backward::new(&node, self.take_saved(&node, self.retain)?, &grads);
             let inputs = within_module(node.module, || on_behalf_of(node.at, || node.op.gradient(&cx)))?;
             drop(cx);
             drop(grads);
             self.check(&node, &inputs)?;
             for (link, grad) in node.edges.iter().zip(inputs) {
                 let Some(grad) = grad else { continue };
-                if self.wanted.as_ref().is_none_or(|wanted| wanted.leads_to_target(link)) {
+                if self.requested.as_ref().is_none_or(|requested| requested.leads_to_target(link)) {
                     within_module(node.module, || self.accept(link, grad, node.module))?;
                 }
             }
@@ -305,29 +320,29 @@ impl Pass {
         self.commit()
     }
 
-    /// Takes what a node saved; `retain` leaves it for another pass.
-    fn saved(&mut self, node: &Arc<Node>, retain: bool) -> Result<SavedValues> {
+    /// Returns the saved values of a node, recomputed if it is in a checkpoint. `retain` keeps them for another pass.
+    fn take_saved(&mut self, node: &Arc<Node>, retain: bool) -> Result<SavedValues> {
         let mut saved = node.saved.lock();
         let (region, n) = match &*saved {
             Saved::Values(values) if retain => return Ok(values.clone()),
-            Saved::Again(region, n) => (region.clone(), *n),
+            Saved::Recompute(region, n) => (region.clone(), *n),
             _ => {
                 let Saved::Values(values) = std::mem::replace(&mut *saved, Saved::Freed) else {
-                    return Err(used_up(node));
+                    return Err(already_freed(node));
                 };
                 return Ok(values);
             }
         };
-        // Whatever the body does, it may come here too.
+        // Unlock before the body runs: a backward pass inside the body may come to this node too.
         drop(saved);
-        let values = match self.take_remade(&region, n, node)? {
+        let values = match self.take_recomputed(&region, n, node)? {
             Some(values) => values,
             None => {
-                let inputs = self.saved(region.entry()?, true)?;
-                let remade = region.run_again(&inputs)?;
-                self.remade.retain(|(other, _)| !Arc::ptr_eq(other, &region));
-                self.remade.push((region.clone(), remade));
-                self.take_remade(&region, n, node)?.ok_or_else(|| used_up(node))?
+                let inputs = self.take_saved(region.entry()?, true)?;
+                let recomputed = region.recompute(&inputs)?;
+                self.recomputed.retain(|(other, _)| !Arc::ptr_eq(other, &region));
+                self.recomputed.push((region.clone(), recomputed));
+                self.take_recomputed(&region, n, node)?.ok_or_else(|| already_freed(node))?
             }
         };
         if !retain {
@@ -336,20 +351,26 @@ impl Pass {
         Ok(values)
     }
 
-    fn take_remade(&mut self, region: &Arc<Region>, n: usize, node: &Node) -> Result<Option<SavedValues>> {
-        let found = self.remade.iter_mut().find(|(other, _)| Arc::ptr_eq(other, region));
-        match found.and_then(|(_, remade)| remade.get_mut(n)) {
-            Some(remade) => remade.take(node),
+    fn take_recomputed(
+        &mut self,
+        region: &Arc<Region>,
+        n: usize,
+        node: &Node,
+    ) -> Result<Option<SavedValues>> {
+        let found = self.recomputed.iter_mut().find(|(other, _)| Arc::ptr_eq(other, region));
+        match found.and_then(|(_, recomputed)| recomputed.get_mut(n)) {
+            Some(recomputed) => recomputed.take(node),
             None => Ok(None),
         }
     }
 
-    /// A gradient rule that returns the wrong shape is found where it is wrong, not three operators later.
+    /// Returns an error if a gradient rule returned a wrong count, shape, dtype or mesh, so that the error names the rule and
+    /// not an operator that runs later.
     fn check(&self, node: &Node, grads: &[Option<Tensor>]) -> Result<()> {
         let wrong = |message: String| Err(Error::Argument { op: node.op.name(), message });
         if grads.len() != node.inputs.len() {
             return wrong(format!(
-                "the gradient rule gave {} gradients for {} inputs",
+                "the gradient rule returned {} gradients for {} inputs",
                 grads.len(),
                 node.inputs.len()
             ));
@@ -358,7 +379,7 @@ impl Pass {
             match grad {
                 Some(g) if g.dims() != &meta.shape[..] || g.dtype() != meta.dtype => {
                     return wrong(format!(
-                        "the gradient rule gave {} {} for input {i}, which is {} {}",
+                        "the gradient rule returned {} {} for input {i}, which is {} {}",
                         g.dtype(),
                         g.shape(),
                         meta.dtype,
@@ -368,7 +389,7 @@ impl Pass {
                 Some(g) if g.mesh() != node.mesh() => {
                     let side = |on: Option<&DeviceMesh>| on.map_or("local".into(), ToString::to_string);
                     return wrong(format!(
-                        "the gradient rule gave a tensor on {} for input {i}, which is on {}",
+                        "the gradient rule returned a tensor on {} for input {i}, which is on {}",
                         side(g.mesh()),
                         side(node.mesh())
                     ));
@@ -379,20 +400,20 @@ impl Pass {
         Ok(())
     }
 
-    /// Adds a gradient to what has come to a place before, from an operator of this module.
+    /// Adds a gradient, computed by an operator of this module, to those that reached this link before.
     fn accept(&mut self, link: &Link, grad: Tensor, module: Option<&'static Running>) -> Result<()> {
         match link {
             Link::None => Ok(()),
             Link::Leaf(leaf) => {
-                if self.wanted.is_none() {
-                    leaf.owner.check("backward", "a leaf that would collect the gradient")?;
+                if self.requested.is_none() {
+                    leaf.owner.check("backward", "a leaf that would accumulate the gradient")?;
                 }
                 let grad = if self.create { grad } else { grad.detach() };
                 match self.leaves.iter_mut().find(|known| Arc::ptr_eq(&known.leaf, leaf)) {
                     Some(known) => known.add(grad),
                     None => {
                         let grads = SmallVec::from_elem(grad, 1);
-                        self.leaves.push(Reached { leaf: leaf.clone(), grads, module });
+                        self.leaves.push(LeafGradient { leaf: leaf.clone(), grads, module });
                         Ok(())
                     }
                 }
@@ -400,7 +421,7 @@ impl Pass {
             Link::Node(node, output) => {
                 let slots = self.grads.entry(address(node)).or_insert_with(|| {
                     self.reached += 1;
-                    self.queue.push(Waiting {
+                    self.queue.push(QueuedNode {
                         moment: node.moment,
                         reached: self.reached,
                         node: node.clone(),
@@ -413,26 +434,26 @@ impl Pass {
         }
     }
 
-    /// Hands out the gradients of the leaves. All sums are there before any is: what goes wrong on the way changes no leaf.
+    /// Stores the gradients of the leaves. Computes all sums before it stores the first, so that an error changes no leaf.
     fn commit(&mut self) -> Result<()> {
         let mut leaves = std::mem::take(&mut self.leaves);
-        for reached in &mut leaves {
-            reached.grads = reached.settled(None, self.at)?.into_iter().collect();
+        for leaf in &mut leaves {
+            leaf.grads = leaf.sum(None, self.at)?.into_iter().collect();
         }
-        if let Some(wanted) = &mut self.wanted {
-            for Reached { leaf, grads, .. } in leaves {
+        if let Some(requested) = &mut self.requested {
+            for LeafGradient { leaf, grads, .. } in leaves {
                 let target = Target::of(&Link::Leaf(leaf)).expect("a leaf can be a target");
-                wanted.found.insert(target, grads.into_iter().next());
+                requested.found.insert(target, grads.into_iter().next());
             }
             return Ok(());
         }
-        // To add them may communicate, so nothing is locked meanwhile. If another thread's pass has changed what was added to, that
-        // one is added anew.
+        // Adding may communicate, so no leaf is locked meanwhile. If a pass on another thread has changed a gradient since, its sum is
+        // computed again.
         let mut sums: Vec<(Option<Tensor>, Option<Tensor>)> = Vec::new();
-        for reached in &leaves {
-            sums.push(reached.added(self.at)?);
+        for leaf in &leaves {
+            sums.push(leaf.accumulate(self.at)?);
         }
-        // All threads lock in one order.
+        // All threads lock leaves in the order of their addresses, so they cannot deadlock.
         let mut order: Vec<usize> = (0..leaves.len()).collect();
         order.sort_by_key(|&i| Arc::as_ptr(&leaves[i].leaf).addr());
         loop {
@@ -443,21 +464,21 @@ impl Pass {
                 return Ok(());
             };
             drop(stores);
-            sums[stale] = leaves[stale].added(self.at)?;
+            sums[stale] = leaves[stale].accumulate(self.at)?;
         }
     }
 }
 
-fn used_up(node: &Node) -> Error {
+fn already_freed(node: &Node) -> Error {
     Error::Argument {
         op: node.op.name(),
-        message: "trying to backward through the graph a second time: the saved values have been freed; ask the first \
-                  pass to retain the graph"
+        message: "trying to backward through the graph a second time: the saved values have been freed; set `retain_graph` \
+                  in the first pass"
             .into(),
     }
 }
 
-/// Whether these are one tensor, and not only equal ones.
+/// Returns true if both are handles of one tensor, not only equal.
 fn same(a: Option<&Tensor>, b: Option<&Tensor>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => a.is_same(b),

@@ -1,22 +1,24 @@
-//! Trading time for memory: what a part of a model saves for its gradients is computed again when they are.
+//! Activation checkpointing: trades time for memory by recomputing in backward what forward would have saved.
 
 use super::mode::grad_enabled;
 use super::region::Region;
 use crate::{Error, Result, Tensor};
 
-/// Runs `body` on `x` without keeping what its gradients need: a backward pass that comes to it runs it again. Memory is then
-/// taken by the input alone, and by what the body saves only while the pass goes through it.
+/// Runs `body` on `x` and saves only the input; a backward pass runs the body again to get the values it needs.
 ///
-/// Gradients are, bit for bit, those that would be without it: those of the input and those of all tensors that the body uses,
-/// such as parameters. Neither has to require one. Bodies may have checkpoints inside them, and gradients may have gradients.
+/// Between forward and backward, memory holds only the input. The values that the body saves exist only while the backward pass
+/// goes through it.
 ///
-/// The body must do the same each time. It is run in the modes in which it was run first (such as
-/// [`explicit_communication`](crate::explicit_communication)), and draws the same random numbers from the
-/// thread's generator, which is then left where it was. What it reads from elsewhere must not have changed: a
-/// parameter that has been updated in between gives the gradients of the new value. If it records other
-/// operators than the first time, on other shapes, dtypes or layouts, the pass fails and changes no gradient.
+/// Gradients are bit-identical to those without a checkpoint, for the input and for every tensor that the body uses, such as
+/// parameters. None of them has to require a gradient. Checkpoints nest, and gradients can have gradients.
 ///
-/// Collectives in the body are called again, too: all ranks of the mesh must go back through it.
+/// The body must do the same on each run. The second run has the modes of the first (such as
+/// [`explicit_communication`](crate::explicit_communication)) and draws the same random numbers; afterwards the thread's generator
+/// is where it was before. The values that the body captures must not change in between: if a parameter has been updated, its
+/// gradient is that of the new value. If the second run records other operators, shapes, dtypes or layouts, backward returns an
+/// error and changes no gradient.
+///
+/// Collectives in the body run again too, so all ranks of the mesh must go back through it.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module};
@@ -50,10 +52,10 @@ where
     }
     let outputs = Region::run(&[x], Box::new(move |inputs| Ok(vec![body(&inputs[0])?])))?;
     let output = outputs.into_iter().next();
-    output.ok_or_else(|| Error::argument("checkpoint", "the body gave no output"))
+    output.ok_or_else(|| Error::argument("checkpoint", "the body returned no output"))
 }
 
-/// As [`checkpoint`], of a body with any number of inputs and outputs.
+/// Runs a [`checkpoint`] whose body has any number of inputs and outputs.
 ///
 /// ```
 /// use dtensor::prelude::*;
@@ -88,7 +90,7 @@ mod tests {
     use crate::comm::{Running, running_module, within_module};
 
     #[test]
-    fn a_second_run_is_in_the_phase_and_the_module_that_it_belongs_to() {
+    fn recomputation_has_its_own_phase_and_the_module_of_the_first_run() {
         let x = Tensor::scalar(2f64).unwrap().requires_grad_(true).unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let noted = seen.clone();

@@ -1,4 +1,4 @@
-//! Whether operators are recorded: a mode of the calling thread, for the length of a scope.
+//! Scoped modes of a thread: whether operators are recorded, and the phase (forward, backward, recomputation).
 
 use dtensor_array::mode;
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,7 @@ mode! {
     static PHASE: Cell<Phase> = Phase::Forward;
 }
 
-/// What a thread is doing, as [`CommDebugMode`](crate::debug::CommDebugMode) tells collectives and operators apart by it.
+/// The phase a thread is in; [`CommDebugMode`](crate::debug::CommDebugMode) groups collectives and operators by it.
 ///
 /// ```
 /// use dtensor::debug::{CommDebugMode, Phase};
@@ -18,7 +18,7 @@ mode! {
 /// let mode = CommDebugMode::record(|| checkpoint(&x, |x| x.tanh())?.sum_all()?.backward())?;
 /// let tanh = mode.operations().into_iter().filter(|operation| operation.name == "tanh");
 /// let phases: Vec<_> = tanh.map(|operation| operation.phase).collect();
-/// // It is computed, then once more, because nothing was kept of it, for its gradient.
+/// // `tanh` runs twice, because the checkpoint saves nothing; then its gradient rule runs.
 /// assert_eq!(phases, [Phase::Forward, Phase::Recomputation, Phase::Backward]);
 /// # Ok(())
 /// # }
@@ -26,21 +26,21 @@ mode! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// It computes something for the first time.
+    /// Forward: the thread computes a value for the first time.
     #[default]
     Forward,
-    /// It computes gradients.
+    /// Backward: the thread computes gradients.
     Backward,
-    /// It computes again, for gradients, what a [`checkpoint`](crate::checkpoint) has not kept.
+    /// The thread runs the body of a [`checkpoint`](crate::checkpoint) again during backward.
     Recomputation,
 }
 
-/// What this thread is doing.
+/// Returns the phase that this thread is in.
 pub(crate) fn phase() -> Phase {
     PHASE.get()
 }
 
-/// Runs `body` as a phase, and restores the one before even if it panics.
+/// Runs `body` in a phase, and restores the previous phase even if it panics.
 pub(crate) fn in_phase<R>(phase: Phase, body: impl FnOnce() -> R) -> R {
     PHASE.within(phase, body)
 }
@@ -64,7 +64,16 @@ pub fn no_grad<R>(body: impl FnOnce() -> R) -> R {
     ENABLED.within(false, body)
 }
 
-/// Runs `body` with recording on, inside a [`no_grad`] scope too.
+/// Runs `body` with recording on, even inside a [`no_grad`] scope.
+///
+/// ```
+/// use dtensor::{DType, Tensor, enable_grad, no_grad};
+/// # fn main() -> dtensor::Result<()> {
+/// let x = Tensor::ones([2], DType::F32)?.requires_grad_(true)?;
+/// assert!(no_grad(|| enable_grad(|| x.mul(2.0)))?.requires_grad());
+/// # Ok(())
+/// # }
+/// ```
 pub fn enable_grad<R>(body: impl FnOnce() -> R) -> R {
     ENABLED.within(true, body)
 }

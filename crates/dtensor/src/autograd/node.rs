@@ -1,4 +1,4 @@
-//! One recorded operator.
+//! [`Node`]: a recorded operator, and [`Backward`], the context of its gradient rule.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Debug;
@@ -10,7 +10,7 @@ use dtensor_array::mode;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::region::{Region, enter, in_region};
+use super::region::{Region, add_to_region, in_region};
 use super::saved::{Saved, SavedValues, Saves};
 use crate::comm::{Running, Site, running_module};
 use crate::layout::Layout;
@@ -23,15 +23,15 @@ use dtensor_array::Meta;
 use dtensor_layout::Decision;
 use dtensor_layout::{Partial, Placement};
 
-/// Where a tensor's gradient goes.
+/// Where the gradient of a tensor goes: its link into the graph.
 #[derive(Clone, Default)]
 pub(crate) enum Link {
-    /// Nowhere.
+    /// The tensor requires no gradient.
     #[default]
     None,
-    /// Into a leaf's own store.
+    /// The tensor is a leaf, which accumulates its gradient.
     Leaf(Arc<Leaf>),
-    /// Back through the operator whose n-th output the tensor is.
+    /// The tensor is the n-th output of this operator, whose gradient rule passes the gradient on.
     Node(Arc<Node>, usize),
 }
 
@@ -44,12 +44,12 @@ impl Link {
     }
 }
 
-/// A point in the time of the thread that records: later for what it records later, and for each node later than for those
-/// it depends on, whoever recorded these.
+/// The position of a node in the recording order of its thread. It is also later than the moments of all nodes that the node
+/// depends on, on whichever thread they were recorded.
 ///
-/// A backward pass goes from the latest to the earliest: it never meets a node before all of its users, and on ranks that
-/// called the same collectives in the same order it calls their gradients in the same order too, whatever else
-/// each of them did.
+/// A backward pass goes from the latest node to the earliest. So it reaches a node after all users of the node, and ranks that
+/// called the same collectives in the same order call the gradients of these in the same order too, whatever other operators
+/// each rank has recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
@@ -58,31 +58,31 @@ thread_local! {
 }
 
 mode! {
-    /// The moment that a node is to have that is recorded later.
-    static EARLIER: Cell<Option<Moment>> = None;
+    /// The moment for the next node, if it was reserved before the node is recorded.
+    static RESERVED: Cell<Option<Moment>> = None;
 }
 
 impl Moment {
-    /// Now, on this thread.
+    /// Returns the next moment of this thread.
     pub(crate) fn now() -> Self {
         Moment(NEXT.replace(NEXT.get() + 1))
     }
 
-    /// Of a node that is being recorded and depends on others.
-    fn after(others: Option<Moment>) -> Self {
-        let moment = EARLIER.get().unwrap_or_else(Moment::now);
-        let moment = others.map_or(moment, |Moment(other)| moment.max(Moment(other + 1)));
+    /// Returns the moment of a node that is being recorded; `inputs` is the latest moment among the nodes it depends on.
+    fn after(inputs: Option<Moment>) -> Self {
+        let moment = RESERVED.get().unwrap_or_else(Moment::now);
+        let moment = inputs.map_or(moment, |Moment(input)| moment.max(Moment(input + 1)));
         NEXT.set(NEXT.get().max(moment.0 + 1));
         moment
     }
 
-    /// Runs `body`, which applies one operator, as if it had been run at this moment.
+    /// Runs `body`, which records one operator, and gives its node this moment.
     pub(crate) fn record<R>(self, body: impl FnOnce() -> R) -> R {
-        EARLIER.within(Some(self), body)
+        RESERVED.within(Some(self), body)
     }
 }
 
-/// The gradient collected by a leaf.
+/// The accumulated gradient of a leaf.
 #[derive(Default)]
 pub(crate) struct Leaf {
     pub(crate) grad: Mutex<Option<Tensor>>,
@@ -92,15 +92,17 @@ pub(crate) struct Leaf {
 }
 
 impl Leaf {
-    /// The sum of gradients where the leaf lies, whatever way they came: nobody has to communicate to use it.
-    /// That they are brought there is asked for by `at`, and is no operator's secret.
-    pub(super) fn settled(&self, grads: &[&Tensor], at: &Site) -> Result<Option<Tensor>> {
-        // Extremes and products are not added part by part: such a leaf's are added where they are whole, and brought back.
-        let whole = self.layout.as_ref().filter(|layout| !adds_up(layout)).map(Layout::without_partials);
-        let meeting = if grads.len() > 1 { whole.as_ref().or(self.layout.as_ref()) } else { None };
+    /// Adds gradients in the layout of the leaf, whatever layouts they have, so that using the gradient needs no communication.
+    /// The caller at `at` asked for these redistributions, so they do not count as implicit.
+    pub(super) fn sum_gradients(&self, grads: &[&Tensor], at: &Site) -> Result<Option<Tensor>> {
+        // A partial product or extreme cannot be added shard by shard. If the leaf has such a layout, add without partial placements
+        // and redistribute the sum.
+        let additive =
+            self.layout.as_ref().filter(|layout| !is_additive(layout)).map(Layout::without_partials);
+        let common = if grads.len() > 1 { additive.as_ref().or(self.layout.as_ref()) } else { None };
         let mut sum: Option<Tensor> = None;
         for grad in grads {
-            let grad = redistribute_if(grad, meeting, at)?;
+            let grad = redistribute_if(grad, common, at)?;
             sum = Some(match sum {
                 Some(sum) => sum.add(&grad)?,
                 None => grad,
@@ -110,7 +112,7 @@ impl Leaf {
     }
 }
 
-/// A tensor in a layout, if one is given.
+/// Redistributes a tensor if a layout is given and differs from the tensor's own.
 fn redistribute_if(x: &Tensor, layout: Option<&Layout>, at: &Site) -> Result<Tensor> {
     match layout {
         Some(layout) if x.layout() != Some(layout) => x.redistribute_to(layout, at),
@@ -118,23 +120,23 @@ fn redistribute_if(x: &Tensor, layout: Option<&Layout>, at: &Site) -> Result<Ten
     }
 }
 
-/// Whether tensors that lie so are added part by part.
-pub(super) fn adds_up(layout: &Layout) -> bool {
-    let whole = |p: &Placement| !matches!(p, Partial(op) if !op.is_linear());
-    layout.placements().iter().all(whole)
+/// Returns true if two tensors with this layout can be added shard by shard.
+pub(super) fn is_additive(layout: &Layout) -> bool {
+    let linear = |p: &Placement| !matches!(p, Partial(op) if !op.is_linear());
+    layout.placements().iter().all(linear)
 }
 
-/// What a node knows of what it records: all operators, and what moves tensors on and off meshes.
+/// Something a node can record: every [`Op`], collectives, and the conversions `from_local`, `to_local` and `redistribute`.
 pub(crate) trait Recorded: Debug + Send + Sync + 'static {
     /// The name in messages.
     fn name(&self) -> &'static str;
 
-    /// What [`gradient`](Recorded::gradient) reads.
+    /// The inputs and outputs that [`gradient`](Recorded::gradient) reads.
     fn saves(&self) -> Saves {
         Saves::NOTHING
     }
 
-    /// The gradients of the inputs from those of the outputs.
+    /// Computes the gradients of the inputs from those of the outputs.
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads>;
 }
 
@@ -152,21 +154,22 @@ impl<O: Op> Recorded for O {
     }
 }
 
-/// A recorded operator. One allocation: the operator lies at its end.
+/// A recorded operator. The operator is stored inline at the end, so a node is one allocation.
 pub(crate) struct Node<O: Recorded + ?Sized = dyn Recorded> {
-    /// When it was recorded.
+    /// When the operator was recorded.
     pub(crate) moment: Moment,
-    /// The line that asked for it.
+    /// The user's line that applied the operator.
     pub(crate) at: &'static Location<'static>,
-    /// The module that ran, if somebody watched.
+    /// The module that was running. Known only while a listener tracks modules.
     pub(crate) module: Option<&'static Running>,
     pub(crate) edges: SmallVec<[Link; 2]>,
     pub(crate) inputs: SmallVec<[Meta; 2]>,
     pub(crate) outputs: SmallVec<[Meta; 1]>,
-    /// How the operator was run, if its inputs lie on a mesh.
+    /// The layouts that the operator ran on, if its inputs are distributed.
     pub(crate) decision: Option<Arc<Decision>>,
-    /// How the first input lies on a mesh, if the inputs do, and the first output.
+    /// The layout of the first input, if it is distributed.
     pub(super) from: Option<Layout>,
+    /// The layout of the first output, if it is distributed.
     pub(super) onto: Option<Layout>,
     pub(super) saved: Mutex<Saved>,
     pub(crate) op: O,
@@ -198,73 +201,73 @@ impl<O: Recorded> Node<O> {
             op,
         });
         if in_region() {
-            enter(&node);
+            add_to_region(&node);
         }
         node
     }
 }
 
 impl<O: Recorded + ?Sized> Node<O> {
-    /// The mesh that the inputs lie on, if they do.
+    /// The mesh of the inputs, if they are distributed.
     pub(super) fn mesh(&self) -> Option<&DeviceMesh> {
         self.from.as_ref().map(Layout::mesh)
     }
 }
 
-/// Something that a node held and that may be the last to hold other nodes.
-enum Dropped {
-    Link(#[expect(dead_code, reason = "it is there to be dropped")] Link),
-    Region(#[expect(dead_code, reason = "it is there to be dropped")] Arc<Region>),
+/// A field of a dropped node that may own the last reference to other nodes.
+enum PendingDrop {
+    Link(#[expect(dead_code, reason = "stored only to be dropped later")] Link),
+    Region(#[expect(dead_code, reason = "stored only to be dropped later")] Arc<Region>),
 }
 
 thread_local! {
-    /// What nodes that have been dropped held, while something on this thread lets go of it. Emptied by whoever fills it, and so
-    /// never torn down: tensors may be dropped by a thread that ends.
-    static HELD: ManuallyDrop<RefCell<Vec<Dropped>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
+    /// The queue of the loop in [`Node::drop`]. The loop that fills it also empties it, so the thread-local needs no destructor, and
+    /// tensors can be dropped while a thread ends.
+    static DROP_QUEUE: ManuallyDrop<RefCell<Vec<PendingDrop>>> = const { ManuallyDrop::new(RefCell::new(Vec::new())) };
 }
 
 mode! {
-    static LETTING_GO: Cell<bool> = false;
+    static DROPPING: Cell<bool> = false;
 }
 
 impl<O: Recorded + ?Sized> Drop for Node<O> {
-    /// A long chain of nodes is taken apart by a loop: dropping it recursively would overflow the stack. The
-    /// way from one node to the next may lead through anything, such as what the body of a checkpoint has
-    /// captured, so a node that is dropped meanwhile only hands over what it held.
+    /// Drops a long chain of nodes in a loop, because recursion would overflow the stack. One node can own the next through any
+    /// value, such as a tensor captured by the body of a checkpoint. So a node that is dropped while the loop runs only adds its
+    /// fields to the queue.
     fn drop(&mut self) {
-        let holds = |edge: &Link| match edge {
+        let may_own_nodes = |edge: &Link| match edge {
             Link::None => false,
-            // Of most leaves somebody else has a handle. One that goes may hold a gradient that has been recorded.
+            // Most leaves have other handles. The last handle may own a gradient that was itself recorded.
             Link::Leaf(leaf) => Arc::strong_count(leaf) == 1,
             Link::Node(..) => true,
         };
-        // Nothing is dropped while the list is borrowed.
-        let hold = |dropped: Dropped| HELD.with(|held| held.borrow_mut().push(dropped));
+        // The queue is borrowed only to push or pop, never while something is dropped.
+        let push = |pending: PendingDrop| DROP_QUEUE.with(|queue| queue.borrow_mut().push(pending));
         for edge in std::mem::take(&mut self.edges) {
-            if holds(&edge) {
-                hold(Dropped::Link(edge));
+            if may_own_nodes(&edge) {
+                push(PendingDrop::Link(edge));
             }
         }
-        if let Saved::Again(region, _) = std::mem::replace(self.saved.get_mut(), Saved::Freed) {
-            hold(Dropped::Region(region));
+        if let Saved::Recompute(region, _) = std::mem::replace(self.saved.get_mut(), Saved::Freed) {
+            push(PendingDrop::Region(region));
         }
-        if LETTING_GO.get() {
+        if DROPPING.get() {
             return;
         }
-        LETTING_GO.within(true, || {
-            while let Some(last) = HELD.with(|held| held.borrow_mut().pop()) {
+        DROPPING.within(true, || {
+            while let Some(last) = DROP_QUEUE.with(|queue| queue.borrow_mut().pop()) {
                 drop(last);
             }
         });
-        // The memory too.
-        HELD.with(|held| held.take());
+        // Frees the memory of the queue too, because it has no destructor.
+        DROP_QUEUE.with(|queue| queue.take());
     }
 }
 
 /// The gradients of an operator's inputs, in their order; `None` for an input that needs none.
 pub type Grads = SmallVec<[Option<Tensor>; 3]>;
 
-/// What a gradient rule is given: the saved values, the gradients of the outputs, and who asks.
+/// The context of a gradient rule: the saved values, the gradients of the outputs, and which inputs need a gradient.
 #[derive(Debug)]
 pub struct Backward<'a> {
     node: &'a Arc<Node>,
@@ -284,24 +287,24 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// The i-th input.
+    /// Returns the i-th input. Returns an error if [`Saves`] did not name it.
     pub fn input(&self, i: usize) -> Result<Tensor> {
         let value = self.saved.input(i).ok_or_else(|| self.missing("input", i))?;
         Ok(Tensor::new(value, self.node.edges[i].clone()))
     }
 
-    /// The i-th output.
+    /// Returns the i-th output. Returns an error if [`Saves`] did not name it.
     pub fn output(&self, i: usize) -> Result<Tensor> {
         let value = self.saved.output(i).ok_or_else(|| self.missing("output", i))?;
         Ok(Tensor::new(value, Link::Node(self.node.clone(), i)))
     }
 
-    /// Shape and dtype of the i-th input.
+    /// Returns the shape and dtype of the i-th input.
     pub fn input_meta(&self, i: usize) -> &Meta {
         &self.node.inputs[i]
     }
 
-    /// Zeros in the place of the i-th input: of its shape and dtype, and where it lay when it was used.
+    /// Returns zeros with the shape, dtype and layout of the i-th input. Partial placements become replicated.
     pub fn zeros(&self, i: usize) -> Result<Tensor> {
         match self.layout(i) {
             Some(layout) => Tensor::full_laid(&layout.without_partials(), self.input_meta(i), 0),
@@ -309,28 +312,28 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// How the i-th input lay when it was used.
+    /// Returns the layout that the operator ran on for the i-th input, if it is distributed.
     pub(crate) fn layout(&self, i: usize) -> Option<Layout> {
         let (mesh, decision) = self.node.mesh().zip(self.node.decision.as_ref())?;
         Some(Layout::with(mesh, &decision.specs[i]))
     }
 
-    /// The number of inputs.
+    /// Returns the number of inputs.
     pub fn inputs(&self) -> usize {
         self.node.inputs.len()
     }
 
-    /// Whether the i-th input wants a gradient. An input that is not there wants none.
+    /// Returns true if the i-th input requires a gradient; false if there is no such input.
     pub fn needs(&self, i: usize) -> bool {
         self.node.edges.get(i).is_some_and(|edge| !matches!(edge, Link::None))
     }
 
-    /// The gradient of the first output: zeros if nothing used it.
+    /// Returns the gradient of the first output: zeros if no operator used it.
     pub fn dy(&self) -> Result<Tensor> {
         self.dy_of(0)
     }
 
-    /// The gradient of the i-th output: zeros if nothing used it.
+    /// Returns the gradient of the i-th output: zeros if no operator used it.
     pub fn dy_of(&self, i: usize) -> Result<Tensor> {
         match (self.grads.get(i), self.node.outputs.get(i)) {
             (Some(Some(grad)), _) => Ok(grad.clone()),
@@ -342,12 +345,12 @@ impl<'a> Backward<'a> {
         }
     }
 
-    /// The gradient of the i-th input as `rule` computes it, if one is wanted.
+    /// Returns the gradient that `rule` computes, or `None`, without running it, if the i-th input needs none.
     pub fn when(&self, i: usize, rule: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
         if self.needs(i) { rule().map(Some) } else { Ok(None) }
     }
 
-    /// As [`when`](Backward::when), summed over the dims along which the i-th input was broadcast.
+    /// Returns the same as [`when`](Backward::when), summed over the dims along which the i-th input was broadcast.
     pub fn when_broadcast(&self, i: usize, rule: impl FnOnce() -> Result<Tensor>) -> Result<Option<Tensor>> {
         self.when(i, || rule()?.sum_to(&self.input_meta(i).shape))
     }

@@ -1,13 +1,13 @@
-//! A stretch of a program whose operators keep no values for their gradients.
+//! Checkpointed regions: operators recorded without their saved values, which a backward pass recomputes.
 //!
-//! Its operators are recorded like any others, with the same moments and links; only what they would save is let go. When a
-//! backward pass comes to the first of them it reaches, the stretch is run again, and each of them is given what it would have
-//! saved: the n-th what the n-th operator of the second run saves. So a pass goes the same way, forms the same sums and calls
-//! collectives in the same order as if everything had been kept.
+//! The operators of a region are recorded like any others, with the same moments and links; only their saved values are dropped.
+//! When a backward pass reaches the first of them, it runs the body of the region again, and the n-th operator of the first run
+//! gets the values that the n-th operator of the second run saves. So the pass visits the same nodes, adds in the same order and
+//! calls collectives in the same order as without a checkpoint.
 //!
-//! That the stretch is run again when *any* of its operators is reached, whether or not it needs a value, keeps ranks
-//! together: collectives of the second run come after the gradients of all that was called later than the stretch, and before
-//! those of the stretch itself, whatever else each rank did there.
+//! A pass runs the body again when it reaches *any* operator of the region, even one that saves nothing. This keeps ranks in
+//! sync: the collectives of the second run come after the gradients of everything recorded after the region, and before the
+//! gradients of the region itself, whatever other operators each rank has recorded in it.
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,32 +19,33 @@ use dtensor_array::origin::asked_by;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::look::{Look, compare};
 use super::mode::{Phase, enable_grad, in_phase};
 use super::saved::{Saved, SavedValues};
+use super::signature::{Signature, check_same};
 use super::{Backward, Grads, Link, Moment, Node, Recorded, Saves};
 use crate::random::drawing_again;
 use crate::{Error, Result, Tensor};
 
 const OP: &str = "checkpoint";
 
-/// What is run in a region, again for each pass that comes back through it.
+/// The function that a region runs: once in forward, and again for each backward pass through the region.
 pub(super) type Body = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 
+/// A checkpointed part of the graph.
 pub(crate) struct Region {
     body: Body,
-    /// The node that keeps the inputs. If the region lies in another, that one's second run brings them back.
+    /// The node that saves the inputs. If the region is inside another one, recomputing the outer one restores them.
     entry: Link,
     began: Moment,
-    /// The modes of the first run, which hold for every other run too.
+    /// The modes of the first run; every later run has the same.
     modes: Snapshot,
-    /// How many operators have been recorded in it.
+    /// The number of operators recorded in the region.
     recorded: AtomicUsize,
-    /// What came out of the first run, once it is over.
-    outputs: OnceLock<Vec<Look>>,
+    /// The signatures of the outputs, set when the first run has ended.
+    outputs: OnceLock<Vec<Signature>>,
 }
 
-/// What a region's inputs are kept by. No gradient comes to it: it has no outputs.
+/// The operator of the node that saves the inputs of a region. It has no outputs, so no gradient reaches it.
 #[derive(Debug)]
 struct Entry;
 
@@ -58,17 +59,20 @@ impl Recorded for Entry {
     }
 
     fn gradient(&self, _: &Backward<'_>) -> Result<Grads> {
-        Err(Error::Argument { op: OP, message: "the inputs of a checkpoint have no gradient rule".into() })
+        Err(Error::Argument {
+            op: OP,
+            message: "the node of a checkpoint's inputs has no gradient rule".into(),
+        })
     }
 }
 
-/// What happens to operators that are recorded on this thread.
+/// Tells [`add_to_region`] how to treat the operators that this thread records.
 #[derive(Clone)]
 enum Scope {
-    /// They keep nothing.
-    First(Arc<Region>),
-    /// What they keep is listed, too.
-    Second(Arc<Mutex<Vec<Remade>>>),
+    /// The first run: operators save nothing.
+    Forward(Arc<Region>),
+    /// A later run: the values that operators save are also listed here.
+    Recompute(Arc<Mutex<Vec<Recomputed>>>),
 }
 
 mode! {
@@ -76,35 +80,36 @@ mode! {
     static SCOPE: RefCell<Option<Scope>> = None;
 }
 
-/// Whether this thread runs a region.
+/// Returns true if this thread runs the body of a region.
 #[inline]
 pub(super) fn in_region() -> bool {
     IN_REGION.get()
 }
 
-/// Makes a node that has just been recorded part of the region that runs.
+/// Adds a node that has just been recorded to the region that runs.
 #[cold]
-pub(super) fn enter(node: &Arc<Node>) {
+pub(super) fn add_to_region(node: &Arc<Node>) {
     match SCOPE.get() {
-        Some(Scope::First(region)) => {
+        Some(Scope::Forward(region)) => {
             let n = region.recorded.fetch_add(1, Ordering::Relaxed);
-            *node.saved.lock() = Saved::Again(region, n);
+            *node.saved.lock() = Saved::Recompute(region, n);
         }
-        Some(Scope::Second(remade)) => {
+        Some(Scope::Recompute(recomputed)) => {
             if let Saved::Values(values) = &*node.saved.lock() {
-                remade.lock().push(Remade { look: Look::of(node), values: Some(values.clone()) });
+                let signature = Signature::of(node);
+                recomputed.lock().push(Recomputed { signature, values: Some(values.clone()) });
             }
         }
         None => {}
     }
 }
 
-fn scoped<R>(scope: Scope, body: impl FnOnce() -> R) -> R {
+fn within_scope<R>(scope: Scope, body: impl FnOnce() -> R) -> R {
     SCOPE.within(Some(scope), || IN_REGION.within(true, body))
 }
 
 impl Region {
-    /// Runs `body` as a region, for the first time.
+    /// Runs `body` as a new region and returns its outputs.
     #[track_caller]
     pub(super) fn run(inputs: &[&Tensor], body: Body) -> Result<Vec<Tensor>> {
         let metas = inputs.iter().map(|x| x.meta()).collect();
@@ -119,72 +124,74 @@ impl Region {
             outputs: OnceLock::new(),
         });
         let inputs: Vec<Tensor> = inputs.iter().map(|&x| x.clone()).collect();
-        let outputs = scoped(Scope::First(region.clone()), || (region.body)(&inputs))?;
-        // Nobody else sets this: a region is run for the first time once.
-        let _ = region.outputs.set(outputs.iter().map(Look::of_tensor).collect());
+        let outputs = within_scope(Scope::Forward(region.clone()), || (region.body)(&inputs))?;
+        // This cannot fail: only this line sets the cell, once per region.
+        let _ = region.outputs.set(outputs.iter().map(Signature::of_tensor).collect());
         Ok(outputs)
     }
 
-    /// Runs the body again on these inputs, and gives what its operators save.
-    pub(super) fn run_again(&self, inputs: &SavedValues) -> Result<Vec<Remade>> {
+    /// Runs the body again on these inputs, and returns the values that its operators save.
+    pub(super) fn recompute(&self, inputs: &SavedValues) -> Result<Vec<Recomputed>> {
         let entry = self.entry()?;
         let inputs: Option<Vec<Tensor>> = (0..entry.edges.len())
             .map(|i| Some(Tensor::new(inputs.input(i)?, entry.edges[i].clone())))
             .collect();
-        let inputs = inputs.ok_or_else(gone)?;
-        let remade = Arc::default();
+        let inputs = inputs.ok_or_else(missing_inputs)?;
+        let recomputed = Arc::default();
         let outputs = self.modes.within(|| {
             drawing_again(|| {
                 in_phase(Phase::Recomputation, || {
-                    enable_grad(|| scoped(Scope::Second(Arc::clone(&remade)), || (self.body)(&inputs)))
+                    let scope = Scope::Recompute(Arc::clone(&recomputed));
+                    enable_grad(|| within_scope(scope, || (self.body)(&inputs)))
                 })
             })
         })?;
-        let remade = std::mem::take(&mut *remade.lock());
-        // A pass inside the body comes back to a region whose first run is not over.
+        let recomputed = std::mem::take(&mut *recomputed.lock());
+        // If the body itself runs a backward pass, that pass reaches this region before its first run has ended: `outputs` is not
+        // set then.
         if let Some(first) = self.outputs.get() {
-            let outputs: Vec<Look> = outputs.iter().map(Look::of_tensor).collect();
-            compare(OP, first, &outputs)?;
+            let outputs: Vec<Signature> = outputs.iter().map(Signature::of_tensor).collect();
+            check_same(OP, first, &outputs)?;
             let recorded = self.recorded.load(Ordering::Relaxed);
-            if recorded != remade.len() {
+            if recorded != recomputed.len() {
                 let message = format!(
-                    "a different number of tensors was saved during the original forward and recomputation: {recorded} \
-                     operators were recorded, and then {}",
-                    remade.len()
+                    "a different number of tensors was saved during the original forward and recomputation: forward recorded \
+                     {recorded} operators, recomputation {}; the body of a checkpoint must do the same on each run",
+                    recomputed.len()
                 );
                 return Err(Error::Argument { op: OP, message });
             }
         }
-        Ok(remade)
+        Ok(recomputed)
     }
 
     pub(super) fn entry(&self) -> Result<&Arc<Node>> {
         match &self.entry {
             Link::Node(entry, _) => Ok(entry),
-            _ => Err(gone()),
+            _ => Err(missing_inputs()),
         }
     }
 
-    /// When it was run: earlier than all that was recorded in it.
+    /// The moment the region started: earlier than every node in it.
     pub(super) fn began(&self) -> Moment {
         self.began
     }
 }
 
-fn gone() -> Error {
-    Error::Argument { op: OP, message: "the inputs are not there any more".into() }
+fn missing_inputs() -> Error {
+    Error::Argument { op: OP, message: "the saved inputs have been freed".into() }
 }
 
-/// What an operator of a second run saves.
-pub(super) struct Remade {
-    look: Look,
+/// The values that one operator saves when its region runs again.
+pub(super) struct Recomputed {
+    signature: Signature,
     values: Option<SavedValues>,
 }
 
-impl Remade {
-    /// The values for a node of the first run, if this is its counterpart. They are there once.
+impl Recomputed {
+    /// Moves the values out for their node of the first run; `None` the second time. Returns an error if the operators differ.
     pub(super) fn take(&mut self, node: &Node) -> Result<Option<SavedValues>> {
-        compare(OP, &[Look::of(node)], std::slice::from_ref(&self.look))?;
+        check_same(OP, &[Signature::of(node)], std::slice::from_ref(&self.signature))?;
         Ok(self.values.take())
     }
 }

@@ -1,4 +1,4 @@
-//! What a node keeps for its gradient rule.
+//! The values that a node saves for its gradient rule.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::region::Region;
 use crate::Tensor;
 use crate::tensor::Value;
 
-/// Which inputs and outputs an operator's gradient rule reads. What is not named is not kept alive.
+/// The inputs and outputs that an operator's gradient rule reads. The graph saves these and keeps no others alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Saves {
     inputs: u32,
@@ -16,21 +16,27 @@ pub struct Saves {
 }
 
 impl Saves {
-    /// Nothing: shapes suffice.
+    /// Nothing: the rule needs only shapes.
     pub const NOTHING: Saves = Saves { inputs: 0, outputs: 0 };
-    /// Every input.
+    /// All inputs.
     pub const INPUTS: Saves = Saves { inputs: u32::MAX, outputs: 0 };
-    /// Every output.
+    /// All outputs.
     pub const OUTPUTS: Saves = Saves { inputs: 0, outputs: u32::MAX };
-    /// Everything.
+    /// All inputs and outputs.
     pub const ALL: Saves = Saves { inputs: u32::MAX, outputs: u32::MAX };
 
-    /// The inputs and outputs at these positions, of the first 31 each. Positions that are not there are passed over.
+    /// Saves the inputs and outputs at these positions, which must be below 31. Positions that do not exist are ignored.
+    ///
+    /// ```
+    /// use dtensor::Saves;
+    /// // The second input, and the first output.
+    /// const SAVES: Saves = Saves::only(&[1], &[0]);
+    /// ```
     pub const fn only(inputs: &[u32], outputs: &[u32]) -> Saves {
         const fn bits(positions: &[u32]) -> u32 {
             let (mut bits, mut i) = (0, 0);
             while i < positions.len() {
-                assert!(positions[i] < 31, "only the first 31 inputs or outputs can be told apart");
+                assert!(positions[i] < 31, "Saves::only takes positions below 31");
                 bits |= 1 << positions[i];
                 i += 1;
             }
@@ -39,22 +45,22 @@ impl Saves {
         Saves { inputs: bits(inputs), outputs: bits(outputs) }
     }
 
-    /// The inputs at these positions.
+    /// Saves the inputs at these positions, which must be below 31, and no outputs.
     pub const fn only_inputs(positions: &[u32]) -> Saves {
         Saves::only(positions, &[])
     }
 
-    fn keeps_input(self, i: usize) -> bool {
+    fn has_input(self, i: usize) -> bool {
         self.inputs == u32::MAX || self.inputs.checked_shr(i as u32).unwrap_or(0) & 1 == 1
     }
 
-    fn keeps_output(self, i: usize) -> bool {
+    fn has_output(self, i: usize) -> bool {
         self.outputs == u32::MAX || self.outputs.checked_shr(i as u32).unwrap_or(0) & 1 == 1
     }
 }
 
-/// The values a gradient rule needs. They carry no links: those are the node's edges, and a value that linked back
-/// to its own node would keep it alive for ever.
+/// The values that a gradient rule needs. They carry no links into the graph: the node's edges are the links, and a saved
+/// output that linked to its own node would keep it alive forever.
 #[derive(Clone)]
 pub(crate) struct SavedValues {
     inputs: SmallVec<[Option<Value>; 2]>,
@@ -66,8 +72,8 @@ impl SavedValues {
         let inputs = inputs.iter().enumerate();
         let outputs = outputs.iter().enumerate();
         SavedValues {
-            inputs: inputs.map(|(i, x)| saves.keeps_input(i).then(|| x.value().clone())).collect(),
-            outputs: outputs.map(|(i, y)| saves.keeps_output(i).then(|| y.clone())).collect(),
+            inputs: inputs.map(|(i, x)| saves.has_input(i).then(|| x.value().clone())).collect(),
+            outputs: outputs.map(|(i, y)| saves.has_output(i).then(|| y.clone())).collect(),
         }
     }
 
@@ -86,12 +92,11 @@ impl std::fmt::Debug for SavedValues {
     }
 }
 
-/// Where a node's saved values are.
+/// The saved values of a node, or how to get them.
 pub(crate) enum Saved {
-    /// Here.
     Values(SavedValues),
-    /// Nowhere: a pass computes them again, as those of the so-manieth operator of a region.
-    Again(Arc<Region>, usize),
-    /// A pass has used them up.
+    /// A backward pass recomputes them: they are those of the n-th operator of this region.
+    Recompute(Arc<Region>, usize),
+    /// A backward pass has used and freed them.
     Freed,
 }

@@ -1,4 +1,6 @@
-//! Looking at what distributed tensors do. Nothing here communicates or changes a tensor.
+//! Debugging tools: which collectives ran and why ([`CommDebugMode`]), and pictures of layouts ([`visualize_sharding`]).
+//!
+//! Nothing here communicates or changes a tensor.
 
 mod comm_mode;
 mod sharding;

@@ -1,6 +1,4 @@
-//! Pictures of who has which block of a tensor.
-//!
-//! Every rank can draw them alone: a layout says where each part lies, so nothing is communicated.
+//! Draws which rank owns which block of a tensor. Needs no communication, because the layout determines it.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -13,18 +11,18 @@ use dtensor_layout::{Partial, unravel};
 
 const OP: &str = "visualize_sharding";
 
-/// Lists of more ranks than this are shortened where they can be without loss.
+/// Longer lists of ranks are shortened, if the ranks are evenly spaced.
 const LONG: usize = 8;
 
-/// Backgrounds for black text, of the 256 colours that terminals know: light enough to read on, whatever lies around.
-/// Their number is a prime, so that rows of blocks seldom repeat the colours of the row above.
+/// Background colours for black text, of the 256 terminal colours: light enough to read on. Their number is prime, so that a row of
+/// blocks seldom repeats the colours of the row above.
 const PALETTE: [u8; 11] = [117, 215, 150, 219, 229, 147, 210, 159, 186, 182, 252];
 
-/// Prints who has which block of a distributed tensor, under a header if it is not empty: on the rank at the first
-/// coordinate of the tensor's mesh; the others print nothing.
+/// Prints which rank owns which block of a distributed tensor, below a header if it is not empty.
 ///
-/// In a terminal every set of owners has a colour, unless the environment variable `NO_COLOR` is set. A tensor without
-/// elements prints nothing; one of more than 3 dims is an error. See [`ShardingMap`] for how to read the picture.
+/// Only the rank at the first coordinate of the mesh prints. In a terminal, each set of owners has a colour, unless the environment
+/// variable `NO_COLOR` is set. A tensor without elements prints nothing. Returns an error for a local tensor, and for one of more than
+/// 3 dims. [`ShardingMap`] explains the picture.
 ///
 /// ```
 /// use dtensor::comm::World;
@@ -48,15 +46,15 @@ const PALETTE: [u8; 11] = [117, 215, 150, 219, 229, 147, 210, 159, 186, 182, 252
 /// ```
 pub fn visualize_sharding(tensor: &Tensor, header: &str) -> Result<()> {
     let plain = std::env::var_os("NO_COLOR").is_some_and(|set| !set.is_empty());
-    if let Some(text) = text_here(tensor, header, !plain && std::io::stdout().is_terminal())? {
+    if let Some(text) = text_to_print(tensor, header, !plain && std::io::stdout().is_terminal())? {
         println!("{text}");
     }
     Ok(())
 }
 
-/// What this rank is to print.
-fn text_here(tensor: &Tensor, header: &str, coloured: bool) -> Result<Option<String>> {
-    let layout = drawable(tensor.layout())?;
+/// Returns the text that this rank prints, if any.
+fn text_to_print(tensor: &Tensor, header: &str, coloured: bool) -> Result<Option<String>> {
+    let layout = check_drawable(tensor.layout())?;
     let first = layout.mesh().coordinate().is_some_and(|at| at.iter().all(|&at| at == 0));
     if !first || layout.shape().numel() == 0 {
         return Ok(None);
@@ -67,7 +65,9 @@ fn text_here(tensor: &Tensor, header: &str, coloured: bool) -> Result<Option<Str
     Ok(Some(text))
 }
 
-/// Who has which block of a tensor, or of a tensor that would lie so: takes a `&Tensor` or a `&Layout`.
+/// Returns a picture of which rank owns which block of a tensor. Takes a `&Tensor` or a `&Layout`.
+///
+/// Returns an error for a local tensor, and for one of more than 3 dims.
 ///
 /// ```
 /// use dtensor::comm::{ReduceOp, World};
@@ -87,13 +87,13 @@ fn text_here(tensor: &Tensor, header: &str, coloured: bool) -> Result<Option<Str
 /// # }
 /// ```
 pub fn sharding_map<'a>(layout: impl Into<Option<&'a Layout>>) -> Result<ShardingMap> {
-    ShardingMap::new(drawable(layout.into())?)
+    ShardingMap::new(check_drawable(layout.into())?)
 }
 
-/// That there is a layout, of a tensor that fits on a page.
-fn drawable(layout: Option<&Layout>) -> Result<&Layout> {
+/// Returns the layout, or an error if there is none or the tensor has more than 3 dims.
+fn check_drawable(layout: Option<&Layout>) -> Result<&Layout> {
     let layout = layout
-        .ok_or_else(|| Error::argument(OP, "the tensor is not distributed: no mesh owns parts of it"))?;
+        .ok_or_else(|| Error::argument(OP, "the tensor is not distributed: it has no layout to draw"))?;
     if layout.shape().rank() > 3 && layout.shape().numel() > 0 {
         let message = format!("supports only 1D, 2D or 3D tensors, but the shape is {}", layout.shape());
         return Err(Error::argument(OP, message));
@@ -101,12 +101,11 @@ fn drawable(layout: Option<&Layout>) -> Result<&Layout> {
     Ok(layout)
 }
 
-/// A picture of who has which block of a tensor. It displays as plain text.
+/// A picture of which rank owns which block of a tensor. `Display` shows it as plain text.
 ///
-/// Rows and columns are headed by the indices they stand for, the last one included. A matrix is drawn as it is, a vector
-/// as one column, and a tensor of 3 dims as a matrix for each range of its first dim. A block names the ranks that have
-/// it: `cpu:0,1` have a copy each, `cpu:0+1` a partial value each. Ranks without elements do not appear. Long lists in
-/// equal steps are shortened: `cpu:0,2,…,62`.
+/// The headers of rows and columns are ranges of indices, the last index included. A vector is drawn as one column, and a tensor of
+/// 3 dims as one matrix per range of its first dim. A block names its ranks: with `cpu:0,1` each has a copy, with `cpu:0+1` each has a
+/// partial value. Ranks without elements do not appear. Long lists of evenly spaced ranks are shortened: `cpu:0,2,…,62`.
 ///
 /// ```
 /// use dtensor::comm::World;
@@ -114,7 +113,7 @@ fn drawable(layout: Option<&Layout>) -> Result<&Layout> {
 /// use dtensor::{DeviceMesh, Layout, Replicate, Shard};
 /// # fn main() -> dtensor::Result<()> {
 /// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [2, 2], ["dp", "tp"])?;
-/// // Rows along `dp`, and a copy of these for each rank along `tp`.
+/// // Rows are sharded along `dp` and replicated along `tp`.
 /// let map: ShardingMap = sharding_map(&Layout::new(&mesh, [Shard(0), Replicate], [3, 4])?)?;
 /// let expected = "
 ///         0-3
@@ -130,10 +129,10 @@ fn drawable(layout: Option<&Layout>) -> Result<&Layout> {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardingMap {
-    /// What stands above a matrix, and its blocks.
+    /// The matrices, each with a title.
     slices: Vec<(String, Vec<Row>)>,
     columns: Vec<String>,
-    /// What stands below everything.
+    /// The line below the picture.
     legend: String,
 }
 
@@ -149,14 +148,15 @@ struct Block {
     colour: u8,
 }
 
-/// Indices of a dim that the same ranks have, and which they are, by their positions in the mesh.
+/// A range of indices of a dim with the same owners.
 struct Band {
     indices: Option<Range<usize>>,
+    /// For each position in the mesh, whether the rank there owns the range.
     owned: Vec<bool>,
 }
 
 impl Band {
-    /// `0-3`, or `4` alone; nothing for a dim that is not there.
+    /// Returns `0-3`, or `4` for a single index; empty for a dim that the tensor does not have.
     fn header(&self) -> String {
         match &self.indices {
             None => String::new(),
@@ -203,7 +203,7 @@ impl ShardingMap {
         })
     }
 
-    /// The text with a colour for every set of owners, for terminals that know 256 of them.
+    /// Returns the text with one ANSI colour per set of owners, for terminals with 256 colours.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -215,11 +215,11 @@ impl ShardingMap {
     /// # }
     /// ```
     pub fn coloured(&self) -> String {
-        self.drawn(|text, colour| format!("\x1b[48;5;{colour};38;5;16m{text}\x1b[0m"))
+        self.draw(|text, colour| format!("\x1b[48;5;{colour};38;5;16m{text}\x1b[0m"))
     }
 
-    /// The text, with every block's inside as `paint` makes it of what stands there.
-    fn drawn(&self, paint: impl Fn(&str, u8) -> String) -> String {
+    /// Draws the text; `paint` formats the inside of each block.
+    fn draw(&self, paint: impl Fn(&str, u8) -> String) -> String {
         let rows = || self.slices.iter().flat_map(|(_, rows)| rows);
         let margin = rows().map(|row| width(&row.header)).max().unwrap_or(0);
         let widths: Vec<usize> = self
@@ -228,7 +228,7 @@ impl ShardingMap {
             .enumerate()
             .map(|(i, header)| rows().map(|row| width(&row.blocks[i].owners)).fold(width(header), usize::max))
             .collect();
-        // Without row headers, the picture begins at the left edge.
+        // Without row headers, the picture starts at the left edge.
         let gap = if margin == 0 { "" } else { " " };
         let line = |[left, between, right]: [char; 3]| {
             let bars: Vec<String> = widths.iter().map(|width| "─".repeat(width + 2)).collect();
@@ -263,7 +263,7 @@ impl ShardingMap {
 
 impl fmt::Display for ShardingMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.drawn(|text, _| text.to_owned()))
+        f.write_str(&self.draw(|text, _| text.to_owned()))
     }
 }
 
@@ -271,26 +271,26 @@ fn width(text: &str) -> usize {
     text.chars().count()
 }
 
-/// The bands of a dim; one that all ranks own if the tensor does not have that dim.
+/// Returns the bands of a dim; a single band owned by all ranks if the tensor does not have that dim.
 fn bands(layout: &Layout, dim: Option<usize>) -> Result<Vec<Band>> {
     let mesh = layout.mesh();
     let Some(dim) = dim else { return Ok(vec![Band { indices: None, owned: vec![true; mesh.size()] }]) };
-    let mut parts = Vec::new();
+    let mut shards = Vec::new();
     for position in 0..mesh.size() {
-        parts.push(layout.ranges_at(&unravel(position, mesh.shape())).swap_remove(dim));
+        shards.push(layout.ranges_at(&unravel(position, mesh.shape())).swap_remove(dim));
     }
-    let mut edges: Vec<usize> = parts.iter().flatten().flat_map(|range| [range.start, range.end]).collect();
+    let mut edges: Vec<usize> = shards.iter().flatten().flat_map(|range| [range.start, range.end]).collect();
     edges.sort_unstable();
     edges.dedup();
     let band = |edge: &[usize]| Band {
         indices: Some(edge[0]..edge[1]),
-        owned: parts.iter().map(|part| part.iter().any(|range| range.contains(&edge[0]))).collect(),
+        owned: shards.iter().map(|ranges| ranges.iter().any(|range| range.contains(&edge[0]))).collect(),
     };
     Ok(edges.windows(2).map(band).collect())
 }
 
-/// The names of ranks, given by their positions in the mesh. Those that differ only along mesh dims with partial values
-/// hold one value together.
+/// Formats the owners of a block, given by their positions in the mesh. Ranks that differ only along partial mesh dims are joined by
+/// `+`.
 fn owners(layout: &Layout, positions: impl Iterator<Item = usize>) -> String {
     let mut values: BTreeMap<_, Vec<usize>> = BTreeMap::new();
     for position in positions {
@@ -308,13 +308,13 @@ fn owners(layout: &Layout, positions: impl Iterator<Item = usize>) -> String {
     let heads: Vec<usize> = values.iter().map(|ranks| ranks[0]).collect();
     let sums = values.iter().map(|ranks| {
         let names = ranks.iter().map(usize::to_string).collect();
-        joined("+", names, ranks)
+        join("+", names, ranks)
     });
-    format!("cpu:{}", joined(",", sums.collect(), &heads))
+    format!("cpu:{}", join(",", sums.collect(), &heads))
 }
 
-/// The names of ranks, those of long lists in equal steps left out between the second and the last.
-fn joined(by: &str, mut names: Vec<String>, ranks: &[usize]) -> String {
+/// Joins the names of ranks. In a long list of evenly spaced ranks, `…` replaces those between the second and the last.
+fn join(by: &str, mut names: Vec<String>, ranks: &[usize]) -> String {
     let even = ranks.windows(3).all(|three| three[1] - three[0] == three[2] - three[1]);
     if ranks.len() > LONG && even {
         names.splice(2..ranks.len() - 1, ["…".to_owned()]);
@@ -322,7 +322,7 @@ fn joined(by: &str, mut names: Vec<String>, ranks: &[usize]) -> String {
     names.join(by)
 }
 
-/// What `+` means, if it is there.
+/// Returns the line that explains `+`; empty if the tensor is not partial.
 fn legend(layout: &Layout) -> String {
     let mut reductions: Vec<String> = Vec::new();
     for (placement, &size) in layout.placements().iter().zip(layout.mesh().shape()) {

@@ -1,8 +1,8 @@
-//! Mixed precision: a mode of the calling thread, for the length of a scope.
+//! Mixed precision: a scoped mode of the calling thread that casts the inputs of operators.
 //!
-//! What each operator is run in is said by [`Op::precision`]. Inputs are cast by a recorded operator, so that gradients come back
-//! in the dtype that a tensor has itself. Casts are made anew for each operator: what the body of a
-//! [`checkpoint`](crate::checkpoint) does must not depend on what was cast before it.
+//! [`Op::precision`] chooses the dtype that an operator runs in. A recorded operator casts the inputs, so that a gradient has the
+//! dtype of its tensor. Casts are not cached: the body of a [`checkpoint`](crate::checkpoint) would otherwise depend on the casts
+//! made before it.
 
 use std::panic::Location;
 
@@ -20,23 +20,21 @@ mode! {
     static LOW: Cell<Option<DType>> = None;
 }
 
-/// Runs `body`, in which operators that gain by it are run in half precision: `dtype` is [`DType::BF16`] or [`DType::F16`].
+/// Runs `body` with automatic mixed precision in `dtype`, which is [`DType::BF16`] or [`DType::F16`].
 ///
-/// - Matrix products and attention cast their inputs to `dtype`, and give results in it.
-/// - Losses and [`prod`](Tensor::prod) cast inputs of half precision to single precision.
-/// - Everything else is run in the dtype that its inputs have. Where several meet that must be alike, it is
-///   the widest of them, so that a result of half precision can be added to one of single precision; but a
-///   number without dims takes the dtype of what it meets.
+/// - Matrix products and attention cast their inputs to `dtype` and return results in it.
+/// - Losses and [`prod`](Tensor::prod) cast half-precision inputs to single precision.
+/// - Other operators run in the dtype of their inputs. If several inputs must have one dtype, it is the widest of them, so that
+///   a half-precision result can be added to a single-precision one. A scalar (0-d) tensor takes the dtype of the others.
 ///
-/// Tensors of double precision and of integers are not narrowed. These are PyTorch's rules for a processor;
-/// with other dtypes than those two, nothing is cast, as there. An operator of one's own is left alone unless
-/// it says otherwise ([`Op::precision`](crate::Op::precision)).
+/// Double-precision and integer tensors are not narrowed. These are PyTorch's rules for CPUs; as there, any other `dtype` casts
+/// nothing. An operator that you write is not cast unless it implements [`Op::precision`](crate::Op::precision).
 ///
-/// Tensors keep the dtype they have: parameters stay in single precision, and so do their gradients. On a mesh, a cast leaves the
-/// layout as it is, but partial sums are reduced before they are narrowed. A backward pass is run without this, also inside
-/// `body`: gradients are computed in the dtype of what they are gradients of.
+/// Parameters and their gradients stay in single precision. On a mesh, a cast keeps the layout, except that partial sums are
+/// reduced before they are narrowed. A backward pass runs without autocast, also inside `body`: a gradient is computed in the
+/// dtype of its tensor.
 ///
-/// Scopes nest, the innermost counts, and [`autocast_off`] ends the mode for a part of one.
+/// Scopes nest, and the innermost one counts. [`autocast_off`] turns autocast off inside a scope.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module};
@@ -61,7 +59,7 @@ pub fn autocast<R>(dtype: DType, body: impl FnOnce() -> R) -> R {
     LOW.within(low, body)
 }
 
-/// Runs `body` without [`autocast`], inside a scope of it too.
+/// Runs `body` without [`autocast`], even inside a scope of it.
 ///
 /// ```
 /// use dtensor::prelude::*;
@@ -78,13 +76,13 @@ pub fn autocast_off<R>(body: impl FnOnce() -> R) -> R {
     LOW.within(None, body)
 }
 
-/// The dtype of the [`autocast`] scope that this thread is in, if it is in one.
+/// Returns the dtype of the innermost [`autocast`] scope of this thread, if there is one.
 pub fn autocast_dtype() -> Option<DType> {
     LOW.get()
 }
 
-/// The inputs of an operator in the dtypes that it is run in, if these are not those they have. A cast may
-/// have to communicate: what the operator has to say against the inputs it says before.
+/// Casts the inputs of an operator; `None` if they already have the right dtypes. A cast may communicate, so the shape rule is
+/// checked first.
 pub(super) fn cast(
     op: &dyn Op,
     inputs: &[&Tensor],
@@ -94,87 +92,87 @@ pub(super) fn cast(
     if op.precision() == Precision::AsGiven {
         return Ok(None);
     }
-    let wanted = wanted(op, inputs, low);
-    if wanted.iter().zip(inputs).all(|(wanted, x)| *wanted == x.dtype()) {
+    let dtypes = target_dtypes(op, inputs, low);
+    if dtypes.iter().zip(inputs).all(|(dtype, x)| *dtype == x.dtype()) {
         return Ok(None);
     }
     shapes(op, &cast_metas(op, inputs))?;
-    let cast = || inputs.iter().zip(wanted).map(|(x, dtype)| x.to_dtype(dtype)).collect::<Result<_>>();
+    let cast = || inputs.iter().zip(dtypes).map(|(x, dtype)| x.to_dtype(dtype)).collect::<Result<_>>();
     on_behalf_of(asked_by(at), cast).map(Some)
 }
 
-/// What an operator is told of its inputs: shapes and dtypes as they are once they have been cast, if they are.
+/// Returns the shapes and dtypes of the inputs as the operator will see them, after autocast.
 pub(crate) fn cast_metas(op: &dyn Op, inputs: &[&Tensor]) -> SmallVec<[Meta; 4]> {
     match autocast_dtype() {
         Some(low) => {
-            let dtypes = wanted(op, inputs, low);
+            let dtypes = target_dtypes(op, inputs, low);
             inputs.iter().zip(dtypes).map(|(x, dtype)| Meta { dtype, ..x.meta() }).collect()
         }
         None => inputs.iter().map(|x| x.meta()).collect(),
     }
 }
 
-/// The dtypes that an operator is run in where `low` is the dtype of the scope.
-fn wanted(op: &dyn Op, inputs: &[&Tensor], low: DType) -> SmallVec<[DType; 4]> {
-    let given: SmallVec<[Given; 4]> = inputs.iter().map(|x| Given::of(x)).collect();
-    op.precision().among(&given, low)
+/// Returns the dtypes that the inputs of an operator are cast to; `low` is the dtype of the scope.
+fn target_dtypes(op: &dyn Op, inputs: &[&Tensor], low: DType) -> SmallVec<[DType; 4]> {
+    let inputs: SmallVec<[InputType; 4]> = inputs.iter().map(|x| InputType::of(x)).collect();
+    op.precision().target_dtypes(&inputs, low)
 }
 
-/// A tensor that something made of several operators is to be run on, cast as if it were one.
+/// Casts the input of a function that is made of several operators, as if the function were one operator.
 #[track_caller]
 pub(crate) fn prepared(x: &Tensor, precision: Precision) -> Result<Tensor> {
     match autocast_dtype() {
-        Some(low) => x.to_dtype(precision.among(&[Given::of(x)], low)[0]),
+        Some(low) => x.to_dtype(precision.target_dtypes(&[InputType::of(x)], low)[0]),
         None => Ok(x.clone()),
     }
 }
 
-/// What the dtype that an operator is run in depends on, of one input.
+/// The dtype of an input, and whether it is a scalar (0-d): all that the choice of a dtype depends on.
 #[derive(Clone, Copy, Debug)]
-struct Given {
+struct InputType {
     dtype: DType,
     has_dims: bool,
 }
 
-impl Given {
+impl InputType {
     fn of(x: &Tensor) -> Self {
-        Given { dtype: x.dtype(), has_dims: x.rank() > 0 }
+        InputType { dtype: x.dtype(), has_dims: x.rank() > 0 }
     }
 }
 
-fn half(dtype: DType) -> bool {
+fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::BF16 | DType::F16)
 }
 
-/// The dtype that holds what both hold. Neither of the two half precisions holds what the other does.
+/// Returns the narrowest dtype that represents the values of both. That of the two half precisions is `F32`.
 fn wider(a: DType, b: DType) -> DType {
     match (a, b) {
         (a, b) if a == b => a,
-        (a, b) if half(a) && half(b) => DType::F32,
+        (a, b) if is_half(a) && is_half(b) => DType::F32,
         (a, b) if a.size() >= b.size() => a,
         (_, b) => b,
     }
 }
 
 impl Precision {
-    /// The dtypes that inputs are cast to where `low` is the dtype of the scope.
-    fn among(self, given: &[Given], low: DType) -> SmallVec<[DType; 4]> {
-        let floats = || given.iter().filter(|x| x.dtype.is_float());
+    /// Returns the dtypes that inputs are cast to; `low` is the dtype of the scope.
+    fn target_dtypes(self, inputs: &[InputType], low: DType) -> SmallVec<[DType; 4]> {
+        let floats = || inputs.iter().filter(|x| x.dtype.is_float());
         let to = match self {
             Precision::AsGiven => None,
             Precision::Low => Some(low),
-            Precision::Single => floats().any(|x| half(x.dtype)).then_some(DType::F32),
+            Precision::Single => floats().any(|x| is_half(x.dtype)).then_some(DType::F32),
             Precision::Widest => {
                 let any = floats().any(|x| x.has_dims);
                 floats().filter(|x| x.has_dims || !any).map(|x| x.dtype).reduce(wider)
             }
         };
-        let cast = |x: &Given| match to {
-            // Doubles follow others only where they are numbers beside a tensor.
+        let cast = |x: &InputType| match to {
+            // `Widest` narrows an `F64` input only if it is a scalar beside a tensor; the other precisions leave it alone.
             Some(to) if x.dtype.is_float() && (x.dtype != DType::F64 || self == Precision::Widest) => to,
             _ => x.dtype,
         };
-        given.iter().map(cast).collect()
+        inputs.iter().map(cast).collect()
     }
 }
 
@@ -185,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dtypes_are_chosen_by_precision() {
+    fn precision_chooses_the_dtypes() {
         let cases: [(Precision, &[DType], &[DType]); 12] = [
             (Precision::AsGiven, &[F32, BF16, F16], &[F32, BF16, F16]),
             (Precision::AsGiven, &[I64, F64, BF16], &[I64, F64, BF16]),
@@ -202,15 +200,15 @@ mod tests {
         ];
         for (precision, given, want) in cases {
             for has_dims in [true, false] {
-                let given: Vec<_> = given.iter().map(|&dtype| Given { dtype, has_dims }).collect();
-                assert_eq!(precision.among(&given, BF16)[..], *want, "{precision:?} {given:?}");
+                let inputs: Vec<_> = given.iter().map(|&dtype| InputType { dtype, has_dims }).collect();
+                assert_eq!(precision.target_dtypes(&inputs, BF16)[..], *want, "{precision:?} {inputs:?}");
             }
         }
     }
 
     #[test]
-    fn numbers_without_dims_follow_those_that_have_some() {
-        /// Ranks and dtypes of the inputs, and the dtypes they are to have.
+    fn scalars_take_the_dtype_of_tensors_with_dims() {
+        /// Number of dims and dtype of each input, and the expected dtypes.
         type Case<'a> = (Precision, &'a [(usize, DType)], &'a [DType]);
         let cases: [Case<'_>; 9] = [
             (Precision::Widest, &[(0, F32), (1, BF16)], &[BF16, BF16]),
@@ -224,9 +222,9 @@ mod tests {
             (Precision::Single, &[(0, BF16), (2, F64)], &[F32, F64]),
         ];
         for (precision, given, want) in cases {
-            let given: Vec<_> =
-                given.iter().map(|&(rank, dtype)| Given { dtype, has_dims: rank > 0 }).collect();
-            assert_eq!(precision.among(&given, BF16)[..], *want, "{precision:?} {given:?}");
+            let inputs: Vec<_> =
+                given.iter().map(|&(ndim, dtype)| InputType { dtype, has_dims: ndim > 0 }).collect();
+            assert_eq!(precision.target_dtypes(&inputs, BF16)[..], *want, "{precision:?} {inputs:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The way of an operator on tensors that lie on a mesh.
+//! Operators on distributed tensors: decide on layouts, redistribute inputs, run the kernel on shards.
 
 use std::fmt;
 use std::panic::Location;
@@ -8,8 +8,10 @@ use dtensor_array::origin::{asked_by, on_behalf_of};
 use smallvec::SmallVec;
 
 use super::listen::OPERATORS;
-use super::mode::{ImplicitCommunication, merging_allowed, mode, replicating, unheard};
-use super::{Call, Outputs, all_meta, kept, shapes};
+use super::mode::{
+    ImplicitCommunication, implicit_communication, is_first_warning, is_merging_allowed, is_replicating,
+};
+use super::{Evaluation, Outputs, check_all_meta, check_outputs, shapes};
 use crate::autograd::grad_enabled;
 use crate::comm::{Collective, Site};
 use crate::layout::Layout;
@@ -21,7 +23,7 @@ use dtensor_array::Array;
 use dtensor_array::{Device, Meta};
 use dtensor_layout::{Decision, InputKey, Operator, Question, Rule};
 
-/// Runs an operator on inputs of which at least one lies on a mesh.
+/// Runs an operator on inputs of which at least one is distributed.
 pub(super) fn run<O: Op>(
     op: O,
     inputs: &[&Tensor],
@@ -37,7 +39,7 @@ pub(super) fn run<O: Op>(
     run_on(mesh, op, &inputs.iter().collect::<SmallVec<[&Tensor; 4]>>(), at, outputs)
 }
 
-/// Whether tensors can be inputs of one operator, as far as meshes go.
+/// Returns an error if tensors are on different meshes, or if distributed and local tensors are mixed.
 #[cold]
 pub(crate) fn one_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
     let Some(mesh) = inputs.iter().find_map(|x| x.mesh()) else { return Ok(()) };
@@ -46,11 +48,11 @@ pub(crate) fn one_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
             Some(other) if other != mesh => {
                 let message = format!(
                     "cross-mesh operation is not supported: expected tensors on the same mesh, but found {}",
-                    mesh.and_other(other)
+                    mesh.show_difference(other)
                 );
                 return Err(Error::argument(op, message));
             }
-            None if x.rank() > 0 && !replicating() => {
+            None if x.rank() > 0 && !is_replicating() => {
                 let (j, other) =
                     inputs.iter().enumerate().find(|(_, x)| x.is_distributed()).expect("one is on the mesh");
                 let message = format!(
@@ -68,8 +70,8 @@ pub(crate) fn one_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
     Ok(())
 }
 
-/// The inputs on one mesh. What is on this rank alone may be a number without dims, or anything while it is said to be the same
-/// everywhere.
+/// Puts local inputs on the mesh as replicated tensors. Only scalars (0-d) may be local, or any tensor inside
+/// [`implicit_replication`](super::implicit_replication).
 #[cold]
 fn on_one_mesh(mesh: &DeviceMesh, op: &'static str, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 4]>> {
     one_mesh(op, inputs)?;
@@ -84,7 +86,7 @@ fn on_one_mesh(mesh: &DeviceMesh, op: &'static str, inputs: &[&Tensor]) -> Resul
     inputs.iter().map(on_mesh).collect()
 }
 
-/// As [`run`], with all inputs on this mesh. What is wrong with them is found before anything is moved.
+/// Runs an operator on inputs that are all on this mesh. Checks them before any communication.
 fn run_on<O: Op>(
     mesh: &DeviceMesh,
     op: O,
@@ -93,8 +95,8 @@ fn run_on<O: Op>(
     outputs: &mut Outputs,
 ) -> Result<()> {
     let decision = decide(mesh, &op, inputs)?;
-    if mode() != ImplicitCommunication::Allow {
-        announce(mesh, &op, &decision, inputs, &implicit(&op, at))?;
+    if implicit_communication() != ImplicitCommunication::Allow {
+        check_communication(mesh, &op, &decision, inputs, &implicit_site(&op, at))?;
     }
     if decision.moved.is_empty() {
         return compute(mesh, op, decision, inputs, inputs, at, outputs);
@@ -103,7 +105,8 @@ fn run_on<O: Op>(
     compute(mesh, op, decision, inputs, &moved.iter().collect::<SmallVec<[&Tensor; 4]>>(), at, outputs)
 }
 
-/// Runs the kernel on inputs in the layouts that were decided on, and records it. `given` are the inputs before they were moved.
+/// Runs the kernel on inputs in the layouts that were decided on, and records the operator. `given` are the inputs before they
+/// were redistributed.
 fn compute<O: Op>(
     mesh: &DeviceMesh,
     op: O,
@@ -113,20 +116,20 @@ fn compute<O: Op>(
     at: &'static Location<'static>,
     outputs: &mut Outputs,
 ) -> Result<()> {
-    let mut call = Call::default();
-    run_kernel(mesh, &op, &decision, inputs, at, &mut call)?;
+    let mut evaluation = Evaluation::default();
+    run_kernel(mesh, &op, &decision, inputs, at, &mut evaluation)?;
     if OPERATORS.any() {
         let layout = |(i, _): &(usize, _)| (*i, Layout::with(mesh, &decision.specs[*i]));
-        call.tell(&op, given, &decision.moved.iter().map(layout).collect::<Vec<_>>(), at);
+        evaluation.notify(&op, given, &decision.moved.iter().map(layout).collect::<Vec<_>>(), at);
     }
-    call.finish(op, inputs, at, Some(decision), outputs);
+    evaluation.finish(op, inputs, at, Some(decision), outputs);
     Ok(())
 }
 
-/// An operator as rules see it.
-pub(crate) struct Described<'a>(pub(crate) &'a dyn Op);
+/// Adapts an [`Op`] to [`Operator`], the trait that sharding rules and the planner see.
+pub(crate) struct AsOperator<'a>(pub(crate) &'a dyn Op);
 
-impl Operator for Described<'_> {
+impl Operator for AsOperator<'_> {
     fn name(&self) -> &'static str {
         self.0.name()
     }
@@ -136,13 +139,13 @@ impl Operator for Described<'_> {
     }
 }
 
-impl fmt::Debug for Described<'_> {
+impl fmt::Debug for AsOperator<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-/// How the operator is run on inputs that lie as these do.
+/// Decides in which layouts the operator runs on these inputs. Cached by operator, attributes and layouts.
 fn decide(mesh: &DeviceMesh, op: &dyn Op, inputs: &[&Tensor]) -> Result<Arc<Decision>> {
     let key = |x: &&Tensor| InputKey {
         spec: x.layout().map_or(u64::MAX, |layout| layout.spec().id),
@@ -154,17 +157,17 @@ fn decide(mesh: &DeviceMesh, op: &dyn Op, inputs: &[&Tensor]) -> Result<Arc<Deci
         let metas: SmallVec<[Meta; 2]> = inputs.iter().map(|x| x.meta()).collect();
         let mut outputs = shapes(op, &metas)?;
         if metas.iter().any(|meta| meta.device == Device::Meta) {
-            all_meta(op, &metas)?;
+            check_all_meta(op, &metas)?;
             outputs.iter_mut().for_each(|meta| meta.device = Device::Meta);
         }
-        let rule = mesh.rule_of(&Described(op), &metas, &outputs, true)?;
+        let rule = mesh.rule_of(&AsOperator(op), &metas, &outputs, true)?;
         let specs = inputs.iter().filter_map(|x| x.layout()).map(|layout| layout.spec().clone()).collect();
         Ok(Question { op: op.name(), rule, inputs: metas, outputs, specs })
     })
 }
 
-/// The inputs where they have to be. Gradients are those of the whole, in whatever layout: they can go to where the input
-/// came from.
+/// Redistributes inputs to the layouts that were decided on, without recording it. No node is needed: a gradient is that of the
+/// full tensor, in any layout, so it goes directly to the original input.
 #[cold]
 fn redistribute_inputs(
     mesh: &DeviceMesh,
@@ -173,55 +176,56 @@ fn redistribute_inputs(
     inputs: &[&Tensor],
     at: &'static Location<'static>,
 ) -> Result<SmallVec<[Tensor; 4]>> {
-    let site = implicit(op, at);
-    let mut placed: SmallVec<[Tensor; 4]> = inputs.iter().map(|&x| x.clone()).collect();
+    let site = implicit_site(op, at);
+    let mut redistributed: SmallVec<[Tensor; 4]> = inputs.iter().map(|&x| x.clone()).collect();
     for (i, plan) in &decision.moved {
         let (x, to) = (inputs[*i], Layout::with(mesh, &decision.specs[*i]));
         let grad = x.requires_grad() && grad_enabled();
         let part = x.value().part.redistribute(plan, &to, grad, &site)?;
-        placed[*i] = x.with_value(Value { part, layout: Some(to) });
+        redistributed[*i] = x.with_value(Value { part, layout: Some(to) });
     }
-    Ok(placed)
+    Ok(redistributed)
 }
 
-/// The line that an operator is run for, as that of something nobody asked for.
-fn implicit(op: &dyn Op, at: &'static Location<'static>) -> Site {
+/// The call site of implicit communication: the user's line, and the operator that communicates.
+fn implicit_site(op: &dyn Op, at: &'static Location<'static>) -> Site {
     Site { operator: Some(op.name().into()), ..Site::of(asked_by(at)) }
 }
 
-/// Says what is about to be moved, or refuses to.
-fn announce(
+/// Prints a warning about implicit communication, or returns an error, as [`ImplicitCommunication`] says.
+fn check_communication(
     mesh: &DeviceMesh,
     op: &dyn Op,
     decision: &Decision,
     inputs: &[&Tensor],
     at: &Site,
 ) -> Result<()> {
-    let mut moves = Vec::new();
+    let mut implicit = Vec::new();
     for (i, plan) in &decision.moved {
         let Some(from) = inputs[*i].layout() else { continue };
         let to = &decision.specs[*i];
         if !plan.collectives().is_empty() {
             let steps = plan.collectives().join(", ");
-            moves.push(format!("input {i} from {from} to {to} by {steps}"));
+            implicit.push(format!("redistributes input {i} from {from} to {to} by {steps}"));
         }
     }
-    if !decision.merged.is_empty() && !merging_allowed() {
-        moves.push("what ranks have to find out together".into());
+    if !decision.merged.is_empty() && !is_merging_allowed() {
+        implicit.push("merges the results of ranks".into());
     }
-    if moves.is_empty() {
+    if implicit.is_empty() {
         return Ok(());
     }
     let message = format!(
-        "implicit communication at {}:{}: it moves {}. Redistribute the inputs first",
+        "implicit communication at {}:{}: it {}; redistribute the inputs first",
         at.file,
         at.line,
-        moves.join(" and ")
+        implicit.join(" and ")
     );
-    match mode() {
+    let is_first_rank = || mesh.coordinate().is_some_and(|at| at.iter().all(|&at| at == 0));
+    match implicit_communication() {
         ImplicitCommunication::Error => Err(Error::argument(op.name(), message)),
-        // All ranks would say the same.
-        _ if mesh.coordinate().is_some_and(|at| at.iter().all(|&at| at == 0)) && unheard(op.name(), at) => {
+        // One rank prints the warning, because it is the same on all.
+        _ if is_first_rank() && is_first_warning(op.name(), at) => {
             eprintln!("warning: {}: {message}", op.name());
             Ok(())
         }
@@ -229,17 +233,17 @@ fn announce(
     }
 }
 
-/// The kernel on this rank's parts. Not generic, so that it is compiled once.
+/// Runs the kernel on this rank's shards. Not generic, so that it is compiled once.
 fn run_kernel(
     mesh: &DeviceMesh,
     op: &dyn Op,
     decision: &Decision,
     inputs: &[&Tensor],
     at: &'static Location<'static>,
-    call: &mut Call,
+    evaluation: &mut Evaluation,
 ) -> Result<()> {
     if inputs.iter().any(|x| x.is_meta()) || mesh.coordinate().is_none() {
-        return compute_nothing(mesh, decision, call);
+        return fill_placeholders(mesh, decision, evaluation);
     }
     let mut locals: SmallVec<[&Array; 4]> = SmallVec::new();
     for x in inputs {
@@ -249,28 +253,29 @@ fn run_kernel(
     let values = if decision.merged.is_empty() {
         op.kernel(&locals, &here)?
     } else {
-        find_out(mesh, op, decision, &locals, &here, inputs, at)?
+        run_together(mesh, op, decision, &locals, &here, inputs, at)?
     };
-    kept(op, &decision.shards, &values)?;
+    check_outputs(op, &decision.shards, &values)?;
     for (value, spec) in values.into_iter().zip(&decision.out_specs) {
-        call.values.push(Value { part: Part::Array(value), layout: Some(Layout::with(mesh, spec)) });
+        evaluation.values.push(Value { part: Part::Array(value), layout: Some(Layout::with(mesh, spec)) });
     }
     Ok(())
 }
 
-/// Meta tensors have shapes only, and a rank that is not in the mesh has nothing to compute with.
+/// Makes outputs without running the kernel: meta tensors have no values, and a rank outside the mesh has no shards.
 #[cold]
-fn compute_nothing(mesh: &DeviceMesh, decision: &Decision, call: &mut Call) -> Result<()> {
-    for (part, spec) in decision.shards.iter().zip(&decision.out_specs) {
-        let part = Tensor::full_of(part, 0)?.value().part.clone();
-        call.values.push(Value { part, layout: Some(Layout::with(mesh, spec)) });
+fn fill_placeholders(mesh: &DeviceMesh, decision: &Decision, evaluation: &mut Evaluation) -> Result<()> {
+    for (shard, spec) in decision.shards.iter().zip(&decision.out_specs) {
+        let part = Tensor::full_of(shard, 0)?.value().part.clone();
+        evaluation.values.push(Value { part, layout: Some(Layout::with(mesh, spec)) });
     }
     Ok(())
 }
 
-/// The outputs where a merging factor is cut: ranks along the mesh dims that cut it find them out together.
+/// Runs [`Op::together`] in rounds until it returns the outputs. Used if a merging factor is sharded: the ranks along the mesh
+/// dims that shard it exchange partial results.
 #[cold]
-fn find_out(
+fn run_together(
     mesh: &DeviceMesh,
     op: &dyn Op,
     decision: &Decision,
@@ -279,7 +284,7 @@ fn find_out(
     inputs: &[&Tensor],
     at: &'static Location<'static>,
 ) -> Result<Arrays> {
-    let site = implicit(op, at);
+    let site = implicit_site(op, at);
     let grad = grad_enabled() && inputs.iter().any(|x| x.requires_grad());
     let group = mesh.group_over(&decision.merged, site.clone())?;
     let mut known: SmallVec<[Array; 4]> = SmallVec::new();
@@ -300,6 +305,6 @@ fn find_out(
             Together::Done(values) => return Ok(values),
         }
     }
-    let message = format!("after {ROUNDS} rounds ranks have not found out the outputs together");
+    let message = format!("`together` returned no outputs after {ROUNDS} rounds");
     Err(Error::argument(op.name(), message))
 }

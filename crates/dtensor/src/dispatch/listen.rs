@@ -1,4 +1,5 @@
-//! Listeners: what is told of every operator while somebody listens.
+//! Listeners: callbacks that run after every operator, used by [`CommDebugMode`](crate::debug::CommDebugMode) and
+//! [`testing::validate`](crate::testing::validate).
 
 use std::panic::Location;
 
@@ -10,28 +11,28 @@ use crate::ops::Op;
 use crate::tensor::Value;
 use crate::{Layout, Tensor};
 
-/// An operator that has been run, or a change of layout that has been made.
-pub(crate) struct Heard<'a> {
+/// An operator that has run, or a conversion (`from_local`, `to_local`, `redistribute`) that has been made.
+pub(crate) struct OperatorEvent<'a> {
     pub(crate) name: &'static str,
-    /// The operator; none for a change of layout.
+    /// The operator; `None` for a conversion.
     pub(crate) op: Option<&'a dyn Op>,
     pub(crate) inputs: &'a [&'a Tensor],
-    /// The outputs, without their place in the graph.
+    /// The outputs, without links into the graph.
     pub(crate) outputs: &'a [Tensor],
-    /// The inputs that it had to redistribute first, though nobody asked for it, and their layouts then.
+    /// The inputs that were redistributed implicitly: their positions, and their layouts after it.
     pub(crate) moved: &'a [(usize, Layout)],
-    /// The line that asked for it.
+    /// The user's line that applied it.
     pub(crate) at: &'static Location<'static>,
 }
 
 listeners! {
-    /// Told of every operator on this thread.
-    pub(crate) static OPERATORS: dyn Fn(&Heard<'_>);
+    /// Called after every operator of this thread.
+    pub(crate) static OPERATORS: dyn Fn(&OperatorEvent<'_>);
 }
 
-/// Tells those who listen.
+/// Calls the listeners.
 #[cold]
-pub(super) fn tell(
+pub(super) fn notify(
     name: &'static str,
     op: Option<&dyn Op>,
     inputs: &[&Tensor],
@@ -40,8 +41,8 @@ pub(super) fn tell(
     at: &'static Location<'static>,
 ) {
     let outputs: Vec<Tensor> = outputs.iter().map(|value| Tensor::new(value.clone(), Link::None)).collect();
-    let heard = Heard { name, op, inputs, outputs: &outputs, moved, at: asked_by(at) };
-    OPERATORS.each(|listener| listener(&heard));
+    let event = OperatorEvent { name, op, inputs, outputs: &outputs, moved, at: asked_by(at) };
+    OPERATORS.each(|listener| listener(&event));
 }
 
 #[cfg(test)]
@@ -52,8 +53,8 @@ mod tests {
     use super::*;
     use crate::{Attention, CrossEntropy, DType, Gelu, Reduction, Result, autocast};
 
-    /// The operators of everything that is made of several, each called on a line of its own.
-    fn calls(x: &Tensor, vector: &Tensor, labels: &Tensor) -> Result<()> {
+    /// Calls methods, most of them made of several operators, each on its own line of this file.
+    fn call_methods(x: &Tensor, vector: &Tensor, labels: &Tensor) -> Result<()> {
         let (mask, half) = (x.gt(0.5)?, x.to_dtype(DType::BF16)?);
         let batch = Tensor::stack(&[x, x], 0)?;
         for reduction in [Reduction::Mean, Reduction::Sum, Reduction::None] {
@@ -112,18 +113,20 @@ mod tests {
     }
 
     #[test]
-    fn operators_are_of_the_line_that_called_the_method() -> Result<()> {
+    fn operators_carry_the_line_that_called_the_method() -> Result<()> {
         let x = Tensor::rand([3, 3], DType::F32)?;
         let (vector, labels) = (x.select(0, 0)?, Tensor::from_slice(&[0i64, 1, 2], [3])?);
-        let heard = Rc::new(RefCell::new(Vec::new()));
-        let told = heard.clone();
-        let listener = Rc::new(move |heard: &Heard<'_>| told.borrow_mut().push((heard.name, heard.at)));
+        let events = Rc::new(RefCell::new(Vec::new()));
+        let log = events.clone();
+        let listener =
+            Rc::new(move |event: &OperatorEvent<'_>| log.borrow_mut().push((event.name, event.at)));
         for x in [x.clone(), x.requires_grad_(true)?] {
-            OPERATORS.listen(listener.clone(), || autocast(DType::BF16, || calls(&x, &vector, &labels)))?;
+            let body = || autocast(DType::BF16, || call_methods(&x, &vector, &labels));
+            OPERATORS.listen(listener.clone(), body)?;
         }
-        assert!(heard.borrow().len() > 100);
-        let astray: Vec<_> = heard.take().into_iter().filter(|(_, at)| at.file() != file!()).collect();
-        assert!(astray.is_empty(), "{astray:?}");
+        assert!(events.borrow().len() > 100);
+        let wrong: Vec<_> = events.take().into_iter().filter(|(_, at)| at.file() != file!()).collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
         Ok(())
     }
 }

@@ -1,11 +1,10 @@
-//! The way every operator takes, from call to result.
+//! Dispatch: runs every operator, from call to result.
 //!
-//! - On tensors of this rank alone: what the operator says of the inputs' shapes, its kernel (none for meta tensors), and a
-//!   node in the graph if an input requires a gradient.
-//! - On tensors that lie on a mesh ([`distributed`]): in between, how they have to lie is decided, or remembered, and those that
-//!   do not are moved.
+//! - Local tensors: shape rule, kernel (none for meta tensors), and a node in the graph if an input requires a gradient.
+//! - Distributed tensors ([`distributed`]): decide on layouts (cached), redistribute the inputs that need it, then the kernel on
+//!   shards and the node.
 //!
-//! Before either, inputs are cast inside an [`autocast`] scope; after the kernel, listeners are told ([`listen`]).
+//! Before either, inputs are cast inside an [`autocast`] scope. After the kernel, listeners are called ([`listen`]).
 
 mod autocast;
 mod distributed;
@@ -29,16 +28,16 @@ use dtensor_layout::Decision;
 
 pub use autocast::{autocast, autocast_dtype, autocast_off};
 pub(crate) use autocast::{cast_metas, prepared};
-pub(crate) use distributed::{Described, one_mesh};
-pub(crate) use listen::{Heard, OPERATORS};
+pub(crate) use distributed::{AsOperator, one_mesh};
+pub(crate) use listen::{OPERATORS, OperatorEvent};
 pub(crate) use mode::allow_merging;
 pub use mode::{ImplicitCommunication, explicit_communication, implicit_replication};
 
-/// Applies an operator with one output.
+/// Applies an operator and returns its first output.
 ///
-/// An operator of one's own is one value: what it makes of shapes, on which parts of its inputs it can be run, a kernel for this
-/// rank's parts, and a gradient written with other operators. It then runs on distributed tensors, too, forward and backward;
-/// [`testing::validate`](crate::testing::validate) proves its rule.
+/// To write an operator, implement [`Op`]: a shape rule, a sharding rule, a kernel for local arrays, and a gradient written with
+/// other operators. It then runs on distributed tensors too, forward and backward.
+/// [`testing::validate`](crate::testing::validate) checks its sharding rule.
 ///
 /// ```
 /// use dtensor::comm::launch;
@@ -47,7 +46,7 @@ pub use mode::{ImplicitCommunication, explicit_communication, implicit_replicati
 ///     distribute_tensor,
 /// };
 ///
-/// /// Twice its input.
+/// /// Multiplies its input by two.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 /// struct Twice;
 ///
@@ -104,7 +103,7 @@ pub fn apply_all<O: Op>(op: O, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 1
 /// The outputs of an operator.
 pub(crate) type Outputs = SmallVec<[Tensor; 1]>;
 
-/// The way of every operator. Outputs are filled in where they will be: moving tensors about costs more than small kernels do.
+/// Runs an operator. Pushes the outputs into the caller's list, because moving tensors by value costs more than a small kernel.
 fn dispatch<O: Op>(
     op: O,
     inputs: &[&Tensor],
@@ -152,7 +151,7 @@ fn local_shard(index: usize, x: &Tensor) -> Option<String> {
     None
 }
 
-/// As [`dispatch`], once the inputs have the dtypes that the operator is run in.
+/// Runs an operator whose inputs have been cast.
 fn dispatch_cast<O: Op>(
     op: O,
     inputs: &[&Tensor],
@@ -162,45 +161,45 @@ fn dispatch_cast<O: Op>(
     if inputs.iter().any(|x| x.is_distributed()) {
         return distributed::run(op, inputs, at, outputs);
     }
-    let mut call = Call::default();
-    call.evaluate(&op, inputs, at)?;
-    call.finish(op, inputs, at, None, outputs);
+    let mut evaluation = Evaluation::default();
+    evaluation.run(&op, inputs, at)?;
+    evaluation.finish(op, inputs, at, None, outputs);
     Ok(())
 }
 
-fn wants_gradient(inputs: &[&Tensor]) -> bool {
+fn needs_gradient(inputs: &[&Tensor]) -> bool {
     inputs.iter().any(|x| x.requires_grad()) && grad_enabled()
 }
 
-/// A result that something other than an operator's kernel made of `x`, in the graph if `x` requires a gradient.
+/// Makes a tensor of a value that was computed from `x` by a collective or a conversion. Records a node if `x` requires a gradient.
 #[track_caller]
 pub(crate) fn record<R: Recorded>(op: R, x: &Tensor, value: Value) -> Tensor {
     let (name, at) = (op.name(), Location::caller());
-    let link = if wants_gradient(&[x]) {
+    let link = if needs_gradient(&[x]) {
         let (inputs, outputs) = (SmallVec::from_elem(x.meta(), 1), SmallVec::from_elem(value.meta(), 1));
         let values = std::slice::from_ref(&value);
         Link::Node(Node::record(op, &[x], inputs, values, outputs, asked_by(at), None), 0)
     } else {
         Link::None
     };
-    // What moves values of this rank alone is a collective, and is listened to as such.
+    // A collective on local tensors has its own listeners.
     if OPERATORS.any() && (x.is_distributed() || value.layout.is_some()) {
-        listen::tell(name, None, &[x], std::slice::from_ref(&value), &[], at);
+        listen::notify(name, None, &[x], std::slice::from_ref(&value), &[], at);
     }
     Tensor::new(value, link)
 }
 
-/// One call of an operator on its way. It is filled in place: moving shapes about costs more than small kernels do.
+/// One evaluation of an operator. Filled in place, because moving shapes by value costs more than a small kernel.
 #[derive(Default)]
-struct Call {
+struct Evaluation {
     inputs: SmallVec<[Meta; 2]>,
     outputs: Metas,
     values: SmallVec<[Value; 1]>,
 }
 
-impl Call {
-    /// Shape rule and kernel. Not generic, so that it is compiled once.
-    fn evaluate(&mut self, op: &dyn Op, inputs: &[&Tensor], at: &'static Location<'static>) -> Result<()> {
+impl Evaluation {
+    /// Runs the shape rule and the kernel on local tensors. Not generic, so that it is compiled once.
+    fn run(&mut self, op: &dyn Op, inputs: &[&Tensor], at: &'static Location<'static>) -> Result<()> {
         let mut on_meta = false;
         for x in inputs {
             on_meta |= x.is_meta();
@@ -208,8 +207,8 @@ impl Call {
         }
         self.outputs = shapes(op, &self.inputs)?;
         if on_meta {
-            self.evaluate_meta(op)?;
-            self.tell(op, inputs, &[], at);
+            self.run_meta(op)?;
+            self.notify(op, inputs, &[], at);
             return Ok(());
         }
         let mut locals: SmallVec<[&Array; 4]> = SmallVec::new();
@@ -217,17 +216,17 @@ impl Call {
             locals.push(x.part(op.name())?);
         }
         let values = op.kernel(&locals, &Here::alone(&self.inputs, &self.outputs))?;
-        kept(op, &self.outputs, &values)?;
+        check_outputs(op, &self.outputs, &values)?;
         for value in values {
             self.values.push(Value::plain(Part::Array(value)));
         }
-        self.tell(op, inputs, &[], at);
+        self.notify(op, inputs, &[], at);
         Ok(())
     }
 
-    /// Tells listeners of the operator that has been run.
+    /// Calls the listeners, if there are any.
     #[inline]
-    fn tell(
+    fn notify(
         &self,
         op: &dyn Op,
         inputs: &[&Tensor],
@@ -235,14 +234,14 @@ impl Call {
         at: &'static Location<'static>,
     ) {
         if OPERATORS.any() {
-            listen::tell(op.name(), Some(op), inputs, &self.values, moved, at);
+            listen::notify(op.name(), Some(op), inputs, &self.values, moved, at);
         }
     }
 
-    /// Shapes are all there is to a meta tensor.
+    /// Makes meta outputs from the shape rule; no kernel runs.
     #[cold]
-    fn evaluate_meta(&mut self, op: &dyn Op) -> Result<()> {
-        all_meta(op, &self.inputs)?;
+    fn run_meta(&mut self, op: &dyn Op) -> Result<()> {
+        check_all_meta(op, &self.inputs)?;
         for meta in &mut self.outputs {
             meta.device = Device::Meta;
             self.values.push(Value::plain(Part::of_meta(meta.shape.clone(), meta.dtype)));
@@ -250,7 +249,7 @@ impl Call {
         Ok(())
     }
 
-    /// Makes tensors of the values: with a node in the graph if an input requires a gradient.
+    /// Makes tensors of the values. Records a node if an input requires a gradient.
     fn finish<O: Op>(
         self,
         op: O,
@@ -259,7 +258,7 @@ impl Call {
         decision: Option<Arc<Decision>>,
         outputs: &mut Outputs,
     ) {
-        if !(wants_gradient(inputs) && op.differentiable()) {
+        if !(needs_gradient(inputs) && op.differentiable()) {
             outputs.extend(self.values.into_iter().map(|value| Tensor::new(value, Link::None)));
             return;
         }
@@ -276,19 +275,20 @@ impl Call {
     }
 }
 
-fn all_meta(op: &dyn Op, inputs: &[Meta]) -> Result<()> {
+/// Returns an error if meta tensors are mixed with tensors that have values.
+fn check_all_meta(op: &dyn Op, inputs: &[Meta]) -> Result<()> {
     match inputs.iter().find(|meta| meta.device != Device::Meta) {
         Some(other) => Err(dtensor_array::Error::devices(op.name(), Device::Meta, other.device)),
         None => Ok(()),
     }
 }
 
-/// What an operator says of its outputs, checked.
+/// Runs the shape rule, and checks that there is an output and that no shape overflows.
 #[inline]
 pub(crate) fn shapes(op: &dyn Op, inputs: &[Meta]) -> Result<Metas> {
     let outputs = op.shape(inputs)?;
     if outputs.is_empty() {
-        return Err(Error::argument(op.name(), "the shape rule promises no output"));
+        return Err(Error::argument(op.name(), "the shape rule returned no outputs"));
     }
     for meta in &outputs {
         meta.shape.checked_numel(op.name())?;
@@ -296,26 +296,26 @@ pub(crate) fn shapes(op: &dyn Op, inputs: &[Meta]) -> Result<Metas> {
     Ok(outputs)
 }
 
-/// That a kernel has made what was promised.
-fn kept(op: &dyn Op, promised: &[Meta], made: &Arrays) -> Result<()> {
-    let alike = |(v, m): (&Array, &Meta)| v.dims() == &m.shape[..] && v.dtype() == m.dtype;
-    if made.len() == promised.len() && made.iter().zip(promised).all(alike) {
+/// Returns an error if the kernel's outputs differ from those of the shape rule.
+fn check_outputs(op: &dyn Op, expected: &[Meta], outputs: &Arrays) -> Result<()> {
+    let matches = |(v, m): (&Array, &Meta)| v.dims() == &m.shape[..] && v.dtype() == m.dtype;
+    if outputs.len() == expected.len() && outputs.iter().zip(expected).all(matches) {
         return Ok(());
     }
-    Err(broken_promise(op, promised, made))
+    Err(unexpected_outputs(op, expected, outputs))
 }
 
 #[cold]
-fn broken_promise(op: &dyn Op, promised: &[Meta], made: &Arrays) -> Error {
+fn unexpected_outputs(op: &dyn Op, expected: &[Meta], outputs: &Arrays) -> Error {
     let list = |metas: &mut dyn Iterator<Item = Meta>| {
         metas.map(|meta| format!("{} {}", meta.dtype, meta.shape)).collect::<Vec<_>>().join(", ")
     };
     let message = format!(
-        "the shape rule promised {} outputs ({}), but the kernel made {} ({})",
-        promised.len(),
-        list(&mut promised.iter().cloned()),
-        made.len(),
-        list(&mut made.iter().map(Array::meta)),
+        "the shape rule returned {} outputs ({}), but the kernel returned {} ({})",
+        expected.len(),
+        list(&mut expected.iter().cloned()),
+        outputs.len(),
+        list(&mut outputs.iter().map(Array::meta)),
     );
     Error::argument(op.name(), message)
 }

@@ -1,4 +1,4 @@
-//! Modes of the calling thread, for the length of a scope.
+//! Scoped modes of the calling thread: implicit communication and implicit replication.
 
 use std::borrow::Cow;
 use std::cell::{Cell, RefCell};
@@ -12,31 +12,32 @@ use crate::comm::Site;
 mode! {
     static MODE: Cell<ImplicitCommunication> = ImplicitCommunication::Allow;
     static REPLICATING: Cell<bool> = false;
-    /// Whether what ranks find out together for an operator has been asked for.
+    /// True if merging the results of ranks does not count as implicit communication.
     static MERGING: Cell<bool> = false;
 }
 
 thread_local! {
-    /// The operators, files and lines of which a warning has been printed.
-    static SAID: RefCell<HashSet<(&'static str, Cow<'static, str>, u32)>> = RefCell::default();
+    /// The operators, files and lines that a warning has been printed for.
+    static WARNED: RefCell<HashSet<(&'static str, Cow<'static, str>, u32)>> = RefCell::default();
 }
 
-/// What becomes of an operator whose inputs have to be moved between ranks though nobody said so.
+/// What an operator does if its inputs need communication that the program did not ask for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImplicitCommunication {
-    /// They are moved.
+    /// It communicates.
     #[default]
     Allow,
-    /// They are moved, and a line on standard error says so, once for each operator on a line of the program.
+    /// It communicates, and prints a warning to standard error, once per operator and source line.
     Warn,
-    /// The operator fails, on all ranks alike and before anything is moved.
+    /// It returns an error, on all ranks alike and before any communication.
     Error,
 }
 
-/// Runs `body`, in which operators and their gradients do not move their inputs between ranks silently. What
-/// [`redistribute`](crate::Tensor::redistribute) and its like move is asked for, and so is the way of a
-/// leaf's gradient to where the leaf lies: these go on. The innermost scope counts. A backward pass that is
-/// refused has, like any that fails, freed what it has gone through.
+/// Runs `body` and reports implicit communication in it: a warning or an error if an operator or its gradient would communicate.
+///
+/// Explicit communication is always allowed: [`redistribute`](crate::Tensor::redistribute), [`full_tensor`](crate::Tensor::full_tensor),
+/// collectives, and redistributing the gradient of a leaf to the layout of the leaf. Scopes nest, and the innermost one counts. A
+/// backward pass that returns an error has freed the saved values of the nodes it has gone through.
 ///
 /// ```
 /// use dtensor::comm::World;
@@ -57,26 +58,27 @@ pub fn explicit_communication<R>(mode: ImplicitCommunication, body: impl FnOnce(
     MODE.within(mode, body)
 }
 
-/// Lets operators find out together what they need, whatever [`explicit_communication`] says, until the guard is dropped.
+/// Lets operators merge the results of ranks, whatever [`explicit_communication`] says, until the guard is dropped.
 pub(crate) fn allow_merging() -> Scope<Cell<bool>> {
     MERGING.enter(true)
 }
 
-pub(super) fn merging_allowed() -> bool {
+pub(super) fn is_merging_allowed() -> bool {
     MERGING.get()
 }
 
-pub(super) fn mode() -> ImplicitCommunication {
+pub(super) fn implicit_communication() -> ImplicitCommunication {
     MODE.get()
 }
 
-/// Whether this is the first time on this thread that something is to be said of an operator on a line.
-pub(super) fn unheard(op: &'static str, at: &Site) -> bool {
-    SAID.with_borrow_mut(|said| said.insert((op, at.file.clone(), at.line)))
+/// Returns true the first time this thread warns about an operator on a source line.
+pub(super) fn is_first_warning(op: &'static str, at: &Site) -> bool {
+    WARNED.with_borrow_mut(|warned| warned.insert((op, at.file.clone(), at.line)))
 }
 
-/// Runs `body`, in which a tensor on this rank alone that meets a distributed one is taken to be the same on all ranks. That it
-/// is, nobody checks.
+/// Runs `body`, in which operators treat a local tensor beside a distributed one as replicated.
+///
+/// The local tensor must be equal on all ranks; this is not checked.
 ///
 /// ```
 /// use dtensor::comm::World;
@@ -94,7 +96,7 @@ pub fn implicit_replication<R>(body: impl FnOnce() -> R) -> R {
     REPLICATING.within(true, body)
 }
 
-pub(super) fn replicating() -> bool {
+pub(super) fn is_replicating() -> bool {
     REPLICATING.get()
 }
 
@@ -103,36 +105,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_heard_once_whatever_module_runs() {
+    fn a_line_warns_once_whatever_module_runs() {
         let at = |line: u32, module: Option<&'static str>| Site {
             file: "model.rs".into(),
             line,
             operator: Some("add".into()),
             module: module.map(Cow::Borrowed),
         };
-        assert!(unheard("add", &at(3, Some("Root.layers.0"))));
-        assert!(!unheard("add", &at(3, Some("Root.layers.1"))));
-        assert!(!unheard("add", &at(3, None)));
-        assert!(unheard("mul", &at(3, None)));
-        assert!(unheard("add", &at(4, None)));
+        assert!(is_first_warning("add", &at(3, Some("Root.layers.0"))));
+        assert!(!is_first_warning("add", &at(3, Some("Root.layers.1"))));
+        assert!(!is_first_warning("add", &at(3, None)));
+        assert!(is_first_warning("mul", &at(3, None)));
+        assert!(is_first_warning("add", &at(4, None)));
     }
 
     #[test]
     fn scopes_nest_and_end_with_a_panic() {
         implicit_replication(|| {
             implicit_replication(|| ());
-            assert!(replicating());
+            assert!(is_replicating());
         });
-        assert!(!replicating());
+        assert!(!is_replicating());
         explicit_communication(ImplicitCommunication::Error, || {
             explicit_communication(ImplicitCommunication::Allow, || {
-                assert_eq!(mode(), ImplicitCommunication::Allow)
+                assert_eq!(implicit_communication(), ImplicitCommunication::Allow)
             });
-            assert_eq!(mode(), ImplicitCommunication::Error);
+            assert_eq!(implicit_communication(), ImplicitCommunication::Error);
         });
         let _ = std::panic::catch_unwind(|| {
             explicit_communication(ImplicitCommunication::Warn, || panic!("out"))
         });
-        assert_eq!(mode(), ImplicitCommunication::Allow);
+        assert_eq!(implicit_communication(), ImplicitCommunication::Allow);
     }
 }

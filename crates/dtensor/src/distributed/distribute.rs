@@ -1,8 +1,8 @@
-//! A tensor that every rank has, laid on a mesh.
+//! [`distribute_tensor`]: makes a distributed tensor of one that every rank has.
 
 use smallvec::SmallVec;
 
-use super::execute::keep;
+use super::execute::copy_ranges;
 use crate::comm::{ReduceOp, Site};
 use crate::layout::Layout;
 use crate::mesh::{DeviceMesh, chosen};
@@ -10,10 +10,14 @@ use crate::{Error, Result, Tensor};
 use dtensor_array::kernels::copy::NOTHING;
 use dtensor_layout::{Partial, Placements, Ranges, chunk_of_each};
 
-/// Lays a tensor, of which every rank has one of the same shape, on a mesh. The values are those of the rank at the mesh's
-/// first coordinate; the others' are not looked at, and stay as they are.
+/// Distributes a tensor over a mesh: each rank gets its shard of the tensor of the first rank.
 ///
-/// The result is a leaf, and requires a gradient if the tensor does. A tensor that lies so already is given back.
+/// Every rank passes a tensor of the same shape and dtype. The values come from the rank at the first coordinate of the mesh; those
+/// of other ranks are ignored. All ranks of the mesh must call this. `mesh` may be `None` inside [`use_mesh`](crate::use_mesh).
+///
+/// The result is a leaf, and requires a gradient if the tensor does. A tensor that already has this layout is returned as it is.
+/// Returns an error for the result of an operator: use [`Tensor::from_local`] and [`Tensor::redistribute`] there, which pass
+/// gradients on.
 ///
 /// ```
 /// use dtensor::comm::launch;
@@ -39,8 +43,25 @@ pub fn distribute_tensor<'a>(
     distribute_tensor_from(tensor, mesh, placements, Some(0))
 }
 
-/// As [`distribute_tensor`], with the values of the rank at position `source` of every mesh dim; or of every
-/// rank its own, without communication: then they must be the same.
+/// Distributes a tensor like [`distribute_tensor`], with the values of the rank at index `source` along every mesh dim.
+///
+/// With `None`, each rank takes its shard from its own tensor, without communication. The tensors must then be equal on all ranks;
+/// this is not checked.
+///
+/// ```
+/// use dtensor::comm::launch;
+/// use dtensor::{DType, DeviceMesh, Shard, Tensor, distribute_tensor_from};
+/// # fn main() -> dtensor::Result<()> {
+/// launch(2, |world| {
+///     let mesh = DeviceMesh::new(&world, [2], ())?;
+///     let x = Tensor::full([2], world.rank() as f64, DType::F32)?;
+///     let last = distribute_tensor_from(&x, &mesh, [Shard(0)], Some(1))?;
+///     assert_eq!(last.to_local()?.to_vec::<f32>()?, [1.]);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
 #[track_caller]
 pub fn distribute_tensor_from<'a>(
     tensor: &Tensor,
@@ -56,16 +77,18 @@ pub fn distribute_tensor_from<'a>(
         return Err(Error::Argument { op: OP, message: message.into() });
     }
     let layout = Layout::checked(OP, &mesh, placements.into(), tensor.shape())?;
-    if let Some(lies) = tensor.layout() {
-        if *lies.mesh() != mesh {
+    if let Some(current) = tensor.layout() {
+        if *current.mesh() != mesh {
             let message = format!(
                 "cannot distribute a tensor to a different device mesh: found {}",
-                lies.mesh().and_other(&mesh)
+                current.mesh().show_difference(&mesh)
             );
             return Err(Error::argument(OP, message));
         }
-        if lies.placements() != layout.placements() {
-            let message = format!("cannot distribute a tensor {lies} to a different placements, {layout}");
+        if current.placements() != layout.placements() {
+            let message = format!(
+                "cannot distribute a tensor {current} to a different placements, {layout}: use `redistribute`"
+            );
             return Err(Error::argument(OP, message));
         }
         return Ok(tensor.clone());
@@ -76,23 +99,23 @@ pub fn distribute_tensor_from<'a>(
         let message = format!("source: there is no rank {source} along a mesh dim of size {size}");
         return Err(Error::argument(OP, message));
     }
-    let laid = match (mesh.coordinate().filter(|_| !tensor.is_meta()), source) {
-        // Without values, or outside the mesh, there is nothing but a shape.
+    let distributed = match (mesh.coordinate().filter(|_| !tensor.is_meta()), source) {
+        // A meta tensor and a rank outside the mesh have no values to send.
         (None, _) => Tensor::full_laid(&layout, &tensor.meta(), 0)?,
         (Some(at), Some(source)) => {
-            let handed = handed_out(&tensor.detach(), &mesh, &layout, at, source)?;
-            if handed.dims() != &layout.local_shape()[..] || handed.dtype() != tensor.dtype() {
+            let shard = scatter_from(&tensor.detach(), &mesh, &layout, at, source)?;
+            if shard.dims() != &layout.local_shape()[..] || shard.dtype() != tensor.dtype() {
                 let message = format!(
-                    "the rank at position {source} of every mesh dim has a tensor of another shape or dtype than this \
-                     rank's {} {}: it gives this rank {} {}",
+                    "all ranks must pass a tensor of the same shape and dtype: this rank passed {} {}, and got a shard {} {} \
+                     from the source, the rank at index {source} along every mesh dim",
                     tensor.dtype(),
                     tensor.shape(),
-                    handed.dtype(),
-                    handed.shape()
+                    shard.dtype(),
+                    shard.shape()
                 );
                 return Err(Error::argument(OP, message));
             }
-            handed.on_layout(layout)
+            shard.on_layout(layout)
         }
         (Some(_), None) => {
             let plan = layout.replicated().plan_to(&layout, tensor.dtype())?;
@@ -100,28 +123,35 @@ pub fn distribute_tensor_from<'a>(
             Tensor::laid(part, layout)
         }
     };
-    laid.requires_grad_(tensor.requires_grad())
+    distributed.requires_grad_(tensor.requires_grad())
 }
 
-/// The part of a tensor that rank `i` of `n` along a mesh dim gets.
-fn piece(x: &Tensor, dim: usize, split: usize, n: usize, i: usize) -> Result<Tensor> {
-    let whole: Ranges = SmallVec::from_elem(0..x.dims()[dim], 1);
-    let part = keep(x.local("distribute_tensor")?, dim, &chunk_of_each(&whole, split, n, i))?;
-    Ok(Tensor::of(part))
+/// Copies the chunk of a tensor that rank `i` of `n` along a mesh dim gets.
+fn copy_chunk(x: &Tensor, dim: usize, split: usize, n: usize, i: usize) -> Result<Tensor> {
+    let all: Ranges = SmallVec::from_elem(0..x.dims()[dim], 1);
+    let chunk = copy_ranges(x.local("distribute_tensor")?, dim, &chunk_of_each(&all, split, n, i))?;
+    Ok(Tensor::of(chunk))
 }
 
-/// This rank's part of the source's tensor. Mesh dim by mesh dim, those that have it hand it on.
+/// Returns this rank's shard of the source's tensor. Works mesh dim by mesh dim: the ranks that have the values scatter or broadcast
+/// them along the next dim.
 #[track_caller]
-fn handed_out(x: &Tensor, mesh: &DeviceMesh, layout: &Layout, at: &[usize], source: usize) -> Result<Tensor> {
+fn scatter_from(
+    x: &Tensor,
+    mesh: &DeviceMesh,
+    layout: &Layout,
+    at: &[usize],
+    source: usize,
+) -> Result<Tensor> {
     let (mut x, global) = (x.clone(), x.shape());
     for (dim, &placement) in layout.placements().iter().enumerate() {
         if mesh.shape()[dim] == 1 {
             continue;
         }
-        // The others get theirs when a later mesh dim has its turn. Until then they have something of the same shape.
+        // These ranks get the values along a later mesh dim. Until then they only follow the shape.
         if at[dim + 1..].iter().any(|&at| at != source) {
             if let Some((tensor_dim, split)) = placement.cut() {
-                x = piece(&x, tensor_dim, split, mesh.shape()[dim], at[dim])?;
+                x = copy_chunk(&x, tensor_dim, split, mesh.shape()[dim], at[dim])?;
             }
             continue;
         }
@@ -130,10 +160,12 @@ fn handed_out(x: &Tensor, mesh: &DeviceMesh, layout: &Layout, at: &[usize], sour
             None => group.broadcast_shard(&x, source, &global)?,
             Some((tensor_dim, split)) => {
                 let n = mesh.shape()[dim];
-                let pieces = (at[dim] == source)
-                    .then(|| (0..n).map(|i| piece(&x, tensor_dim, split, n, i)).collect::<Result<Vec<_>>>())
+                let chunks = (at[dim] == source)
+                    .then(|| {
+                        (0..n).map(|i| copy_chunk(&x, tensor_dim, split, n, i)).collect::<Result<Vec<_>>>()
+                    })
                     .transpose()?;
-                group.scatter_shards(pieces.as_deref(), source, &global)?
+                group.scatter_shards(chunks.as_deref(), source, &global)?
             }
         };
         if let (Partial(op), true) = (placement, at[dim] != 0) {

@@ -1,4 +1,4 @@
-//! The steps of a redistribution plan, executed.
+//! Executes redistribution plans.
 
 use dtensor_array::kernels::copy::NOTHING;
 use dtensor_array::kernels::{cat, copy, scalar};
@@ -12,26 +12,26 @@ use crate::tensor::Part;
 use crate::{Error, Result};
 
 impl Part {
-    /// Redistributes this rank's shard by a plan that leads to the layout `to`. `grad` says whether a gradient will come back the
-    /// same way, `at` which line asked.
+    /// Redistributes this rank's shard by a plan that ends in the layout `to`. `grad` is true if a gradient will be redistributed
+    /// back; `at` is the line that asked.
     pub(crate) fn redistribute(&self, plan: &Plan, to: &Layout, grad: bool, at: &Site) -> Result<Part> {
         let Part::Array(array) = self else {
             return Ok(Part::of_meta(to.local_shape().clone(), self.meta().dtype));
         };
         let mut array = array.clone();
         for action in plan.steps().iter().flat_map(|step| step.actions()) {
-            array = act(action, to.mesh(), array, grad, at)?;
+            array = run_action(action, to.mesh(), array, grad, at)?;
         }
         Ok(Part::Array(array))
     }
 }
 
-fn act(action: &Action, mesh: &DeviceMesh, x: Array, grad: bool, at: &Site) -> Result<Array> {
+fn run_action(action: &Action, mesh: &DeviceMesh, x: Array, grad: bool, at: &Site) -> Result<Array> {
     match action {
         Action::Communicate { over, transfer } => {
             mesh.group_over(over, at.clone())?.communicate(collective(transfer), x, grad, at.clone())
         }
-        Action::Keep { dim, ranges } => keep(&x, *dim, ranges),
+        Action::Keep { dim, ranges } => copy_ranges(&x, *dim, ranges),
         Action::Embed { dim, start, len } => Ok(cat::pad_slice(&x, *dim, *start, *len, NOTHING)?),
         Action::Divide { op, all } => match op {
             ReduceOp::Sum if !all => Ok(copy::full(x.dtype(), x.dims(), NOTHING)?),
@@ -42,8 +42,8 @@ fn act(action: &Action, mesh: &DeviceMesh, x: Array, grad: bool, at: &Site) -> R
     }
 }
 
-/// A copy of some indices of a dim: a view would keep the whole alive.
-pub(crate) fn keep(x: &Array, dim: usize, ranges: &[std::ops::Range<usize>]) -> Result<Array> {
+/// Copies ranges of indices along a dim. Not a view, because a view would keep the memory of the full array.
+pub(super) fn copy_ranges(x: &Array, dim: usize, ranges: &[std::ops::Range<usize>]) -> Result<Array> {
     let narrow = |range: &std::ops::Range<usize>| x.narrow(dim, range.start, range.len());
     Ok(match ranges {
         [all] if all.len() == x.dims()[dim] => x.clone(),
@@ -64,7 +64,7 @@ fn scale(x: &Array, by: usize) -> Result<Array> {
     scalar::affine(x, 1.0 / by as f64, 0.0)
 }
 
-/// The collective that a plan asks for.
+/// Converts a transfer of a plan to the collective that does it.
 fn collective(transfer: &Transfer) -> Collective {
     match transfer.clone() {
         Transfer::AllReduce { op } => Collective::AllReduce { op },

@@ -1,4 +1,4 @@
-//! Tensors that ranks have each for itself, taken as parts of one.
+//! [`Tensor::from_local`]: makes a distributed tensor of the local tensors of the ranks.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use dtensor_layout::{Partial, PlacementList, Placements, Replicate, unravel};
 
 const OP: &str = "from_local";
 
-/// How [`Tensor::from_local_with`] is done.
+/// Options of [`Tensor::from_local_with`].
 ///
 /// ```
 /// use dtensor::comm::launch;
@@ -25,10 +25,10 @@ const OP: &str = "from_local";
 /// # fn main() -> dtensor::Result<()> {
 /// launch(3, |world| {
 ///     let mesh = DeviceMesh::new(&world, [3], "tp")?;
-///     let part = Tensor::ones([[2, 2, 1][world.rank()]], DType::F32)?;
+///     let local = Tensor::ones([[2, 2, 1][world.rank()]], DType::F32)?;
 ///     let options = FromLocal { uneven: true, ..Default::default() };
-///     let whole = Tensor::from_local_with(&part, &mesh, [Shard(0)], options)?;
-///     assert_eq!(whole.dims(), [5]);
+///     let x = Tensor::from_local_with(&local, &mesh, [Shard(0)], options)?;
+///     assert_eq!(x.dims(), [5]);
 ///     Ok(())
 /// })?;
 /// # Ok(())
@@ -36,52 +36,52 @@ const OP: &str = "from_local";
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct FromLocal {
-    /// Compare dtype and shape with the other ranks', and take the value of the first rank along mesh dims with
-    /// [`Replicate`]. This communicates.
+    /// Compares dtype and shape over ranks, and along mesh dims with [`Replicate`] broadcasts the value of the first rank. This
+    /// communicates.
     pub run_check: bool,
-    /// The shape of the whole. If it is not given, every rank is taken to have a part of the same shape.
+    /// The global shape. Default: every rank is assumed to have a shard of the same shape.
     pub shape: Option<Shape>,
-    /// Ask the other ranks for the shapes of their parts, which need not be the same, and put the shape of the whole together
-    /// from them. This communicates. The parts must be those that the placements call for. A rank outside the mesh is not told,
-    /// and has to give the shape.
+    /// Computes the global shape from the shard shapes of all ranks, which may differ. This communicates. The shapes must be those
+    /// that the placements give for the global shape. A rank outside the mesh does not take part, and must set `shape`.
     pub uneven: bool,
-    /// How the gradient is to lie whose part this rank gets back: ranks must have the same elements of it as
-    /// of the tensor. If it is not given: as the tensor, replicated where it is partial.
+    /// The placements of the gradient. Each rank must hold the same elements of it as of the tensor. Default: those of the tensor,
+    /// with [`Replicate`] instead of [`Partial`].
     pub grad_placements: Option<Placements>,
 }
 
-/// What ranks tell each other about their parts.
+/// The description of a local tensor that ranks exchange and compare.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Told {
     meta: Meta,
     requires_grad: bool,
-    /// What was given as the shape of the whole.
-    whole: Option<Shape>,
+    /// The global shape passed by the caller.
+    global: Option<Shape>,
     placements: String,
 }
 
 impl Told {
-    /// About this rank's part of a tensor that lies so.
-    pub(crate) fn of(part: &Tensor, placements: &Placements, whole: Option<&Shape>) -> Self {
+    /// Describes this rank's local tensor.
+    pub(crate) fn of(local: &Tensor, placements: &Placements, global: Option<&Shape>) -> Self {
         Told {
-            meta: part.meta(),
-            requires_grad: part.requires_grad(),
-            whole: whole.cloned(),
+            meta: local.meta(),
+            requires_grad: local.requires_grad(),
+            global: global.cloned(),
             placements: placements.to_string(),
         }
     }
 }
 
-/// How the parts lie, and how their gradients will.
+/// The recorded `from_local`: the layout of the tensor, and that of the gradient if the caller declared it.
 #[derive(Debug)]
-pub(super) struct Joined {
+pub(super) struct FromLocalNode {
     pub(super) layout: Layout,
     pub(super) grad: Option<Layout>,
     pub(super) at: Site,
 }
 
-impl Joined {
-    fn extreme(&self) -> Option<ReduceOp> {
+impl FromLocalNode {
+    /// The reduction of the first placement that is a partial maximum, minimum or product.
+    fn nonlinear_partial(&self) -> Option<ReduceOp> {
         self.layout.placements().iter().find_map(|p| match p {
             Partial(op) if !op.is_linear() => Some(*op),
             _ => None,
@@ -89,31 +89,31 @@ impl Joined {
     }
 }
 
-impl Recorded for Joined {
+impl Recorded for FromLocalNode {
     fn name(&self) -> &'static str {
         OP
     }
 
     fn saves(&self) -> Saves {
-        if self.extreme().is_some() && self.grad.is_none() { Saves::INPUTS } else { Saves::NOTHING }
+        if self.nonlinear_partial().is_some() && self.grad.is_none() { Saves::INPUTS } else { Saves::NOTHING }
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let dy = cx.dy()?;
         if self.layout.mesh().coordinate().is_none() {
-            // Nothing was taken of what this rank gave.
+            // A rank outside the mesh contributed nothing.
             return Ok(Grads::from_elem(Some(cx.zeros(0)?), 1));
         }
         if let Some(grad) = &self.grad {
             return Ok(Grads::from_elem(Some(dy.redistribute_to(grad, &self.at)?.to_local()?), 1));
         }
-        let whole = self.layout.without_partials();
-        let dy = dy.redistribute_to(&whole, &self.at)?;
-        let mut dx = match self.extreme() {
-            // Each rank goes on with a share of its own, so gradients of these are partial.
+        let reduced = self.layout.without_partials();
+        let dy = dy.redistribute_to(&reduced, &self.at)?;
+        let mut dx = match self.nonlinear_partial() {
+            // Each rank uses `dy` differently below, so the gradient of `dy` is a partial sum.
             Some(_) => {
-                let shares = self.layout.map(|&p| if p.is_partial() { Partial(ReduceOp::Sum) } else { p });
-                dy.to_local_with(shares.placements())?
+                let summed = self.layout.map(|&p| if p.is_partial() { Partial(ReduceOp::Sum) } else { p });
+                dy.to_local_with(summed.placements())?
             }
             None => dy.to_local()?,
         };
@@ -121,21 +121,21 @@ impl Recorded for Joined {
         if by > 1 {
             dx = dx.div(by as f64)?;
         }
-        match self.extreme() {
+        match self.nonlinear_partial() {
             None => {}
             Some(ReduceOp::Product) => {
                 let message = "no gradient passes through a partial product".into();
                 return Err(Error::Argument { op: OP, message });
             }
             Some(_) => {
-                // The gradient goes to the ranks that hold the extreme, in equal parts.
+                // The ranks that hold the extreme get the gradient in equal shares.
                 let x = cx.input(0)?.detach();
-                let reduce = |part: &Tensor, layout: &Layout| -> Result<Tensor> {
-                    part.on_layout(layout.clone()).redistribute_to(&whole, &self.at)?.to_local()
+                let reduce = |local: &Tensor, layout: &Layout| -> Result<Tensor> {
+                    local.on_layout(layout.clone()).redistribute_to(&reduced, &self.at)?.to_local()
                 };
                 let holds = x.eq(&reduce(&x, &self.layout)?)?.to_dtype(dx.dtype())?;
-                let counted = self.layout.map(|&p| if p.is_partial() { Partial(ReduceOp::Sum) } else { p });
-                dx = dx.mul(&holds)?.div(&reduce(&holds, &counted)?)?;
+                let summed = self.layout.map(|&p| if p.is_partial() { Partial(ReduceOp::Sum) } else { p });
+                dx = dx.mul(&holds)?.div(&reduce(&holds, &summed)?)?;
             }
         }
         Ok(Grads::from_elem(Some(dx), 1))
@@ -143,19 +143,20 @@ impl Recorded for Joined {
 }
 
 impl Tensor {
-    /// What this rank has of this tensor, as its part of one that lies so.
+    /// Reinterprets this rank's local value as its shard of a tensor in `layout`, without recording.
     pub(crate) fn on_layout(&self, layout: Layout) -> Tensor {
         Tensor::laid(self.value().part.clone(), layout)
     }
 
-    /// A tensor on a mesh of which every rank has a part already. No data moves.
+    /// Makes a distributed tensor from the local tensor of each rank, which becomes its shard. No data moves.
     ///
-    /// Every rank is taken to have a part of the same shape. If that is not so, ranks have different ideas of the whole, and the
-    /// next collective on it fails; [`from_local_with`](Tensor::from_local_with) takes uneven parts.
+    /// Every rank is assumed to have a shard of the same shape. If the shapes differ, the next collective on the tensor returns an
+    /// error; [`from_local_with`](Tensor::from_local_with) takes uneven shards. `mesh` may be `None` inside
+    /// [`use_mesh`](crate::use_mesh).
     ///
-    /// The gradient that comes back is brought to these placements, replicated where they are partial, and its part is this
-    /// rank's. Of a partial average, a rank's value gets its share of the gradient; of a partial maximum or minimum, the ranks
-    /// that hold it get it in equal parts; through a partial product none passes.
+    /// Backward redistributes the gradient to these placements, replicated where they are partial, and this rank gets its shard of
+    /// it. For a partial average, each rank gets its share of the gradient. For a partial maximum or minimum, the ranks that hold it
+    /// get equal shares. A partial product has no gradient.
     ///
     /// ```
     /// use dtensor::comm::{ReduceOp, launch};
@@ -163,10 +164,10 @@ impl Tensor {
     /// # fn main() -> dtensor::Result<()> {
     /// launch(2, |world| {
     ///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
-    ///     let part = Tensor::full([1, 3], world.rank() as f64, DType::F32)?;
-    ///     let rows = Tensor::from_local(&part, &mesh, [Shard(0)])?;
+    ///     let local = Tensor::full([1, 3], world.rank() as f64, DType::F32)?;
+    ///     let rows = Tensor::from_local(&local, &mesh, [Shard(0)])?;
     ///     assert_eq!(rows.full_tensor()?.to_vec::<f32>()?, [0., 0., 0., 1., 1., 1.]);
-    ///     let sum = Tensor::from_local(&part, &mesh, [Partial(ReduceOp::Sum)])?;
+    ///     let sum = Tensor::from_local(&local, &mesh, [Partial(ReduceOp::Sum)])?;
     ///     assert_eq!(sum.full_tensor()?.to_vec::<f32>()?, [1., 1., 1.]);
     ///     Ok(())
     /// })?;
@@ -175,91 +176,91 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn from_local<'a>(
-        part: &Tensor,
+        local: &Tensor,
         mesh: impl Into<Option<&'a DeviceMesh>>,
         placements: impl Into<Placements>,
     ) -> Result<Tensor> {
-        Tensor::from_local_with(part, mesh, placements, FromLocal::default())
+        Tensor::from_local_with(local, mesh, placements, FromLocal::default())
     }
 
-    /// As [`from_local`](Tensor::from_local), checked against the other ranks, of a given shape, or of uneven parts.
+    /// Makes a distributed tensor like [`from_local`](Tensor::from_local), with the checks, shape or uneven shards of [`FromLocal`].
     #[track_caller]
     pub fn from_local_with<'a>(
-        part: &Tensor,
+        local: &Tensor,
         mesh: impl Into<Option<&'a DeviceMesh>>,
         placements: impl Into<Placements>,
         options: FromLocal,
     ) -> Result<Tensor> {
         let mesh = chosen(OP, mesh.into())?;
-        if part.is_distributed() {
+        if local.is_distributed() {
             let message = "local_tensor argument only accepts local tensors, but this one is distributed";
             return Err(Error::argument(OP, message));
         }
         let placements = placements.into();
-        // The others are told first: what only this rank finds wrong with its part, they then find too.
+        // Exchange before any check, so that an error on one rank is an error on all.
         let told = if options.run_check || options.uneven {
-            tell(&mesh, &Told::of(part, &placements, options.shape.as_ref()))?
+            tell(&mesh, &Told::of(local, &placements, options.shape.as_ref()))?
         } else {
             Vec::new()
         };
-        Tensor::joined(part, mesh, placements, options, &told)
+        Tensor::joined(local, mesh, placements, options, &told)
     }
 
-    /// [`from_local_with`](Tensor::from_local_with), after the ranks have told each other about their parts.
+    /// The rest of [`from_local_with`](Tensor::from_local_with), after ranks have exchanged descriptions of their local tensors.
     #[track_caller]
     pub(crate) fn joined(
-        part: &Tensor,
+        local: &Tensor,
         mesh: DeviceMesh,
         placements: Placements,
         options: FromLocal,
         told: &[Told],
     ) -> Result<Tensor> {
         let at = Site::caller();
-        let ndim = options.shape.as_ref().map_or(part.rank(), |shape| shape.rank());
+        let ndim = options.shape.as_ref().map_or(local.rank(), |shape| shape.rank());
         let placements = placements.checked(OP, mesh.ndim(), ndim)?;
-        // Parts that nothing cuts are all the same.
+        // If no mesh dim shards the tensor, all local tensors have the same shape.
         let uneven = options.uneven && placements.iter().any(|p| p.cut().is_some());
         let shape = match options.shape {
             Some(shape) => shape,
-            None if !uneven => scaled(part, &mesh, &placements),
+            None if !uneven => global_shape_of_even(local, &mesh, &placements),
             None if mesh.coordinate().is_none() => {
                 let message = format!(
-                    "rank {} is not in {mesh} and is not told of the parts: give it the shape of the whole",
+                    "rank {} is not in {mesh} and does not see the shapes of the shards: pass `shape`, the global shape",
                     mesh.rank()
                 );
                 return Err(Error::argument(OP, message));
             }
-            None => put_together(told, &mesh, &placements),
+            None => global_shape_of_uneven(told, &mesh, &placements),
         };
         let layout = Layout::checked(OP, &mesh, placements[..].into(), shape)?;
         if options.run_check || options.uneven {
-            compare(told, &layout)?;
+            check_consistent(told, &layout)?;
         }
         let grad = match options.grad_placements {
             Some(placements) => Some(layout.of_gradient(OP, placements)?),
             None => None,
         };
-        let mut own = part.detach();
+        let mut shard = local.detach();
         if mesh.coordinate().is_none() {
-            own = Tensor::full_laid(&layout, &part.meta(), 0)?;
-        } else if part.dims() != &layout.local_shape()[..] {
+            shard = Tensor::full_laid(&layout, &local.meta(), 0)?;
+        } else if local.dims() != &layout.local_shape()[..] {
             let message = format!(
-                "a tensor {layout} has a part of shape {} on this rank, but the one given has shape {}",
+                "a tensor {layout} has a shard of shape {} on this rank, but the one given has shape {}",
                 layout.local_shape(),
-                part.shape()
+                local.shape()
             );
             return Err(Error::argument(OP, message));
-        } else if options.run_check && !part.is_meta() {
+        } else if options.run_check && !local.is_meta() {
             for (dim, _) in placements.iter().enumerate().filter(|(_, p)| **p == Replicate) {
-                own = mesh.group(dim)?.broadcast(&own, 0)?;
+                shard = mesh.group(dim)?.broadcast(&shard, 0)?;
             }
         }
-        let value = Value { part: own.value().part.clone(), layout: Some(layout.clone()) };
-        Ok(record(Joined { layout, grad, at }, part, value))
+        let value = Value { part: shard.value().part.clone(), layout: Some(layout.clone()) };
+        Ok(record(FromLocalNode { layout, grad, at }, local, value))
     }
 }
 
-/// What all ranks of the mesh, in its order, have to say; nothing on one that is not in it.
+/// Gathers a value from all ranks of the mesh, in its order. Returns an empty list on a rank outside the mesh.
 #[track_caller]
 pub(crate) fn tell<T: Serialize + DeserializeOwned>(mesh: &DeviceMesh, mine: &T) -> Result<Vec<T>> {
     if mesh.coordinate().is_none() {
@@ -269,9 +270,9 @@ pub(crate) fn tell<T: Serialize + DeserializeOwned>(mesh: &DeviceMesh, mine: &T)
     mesh.group_over(&all, Site::caller())?.all_gather_object(mine)
 }
 
-/// The shape of a whole of which all ranks have parts like this one.
-fn scaled(part: &Tensor, mesh: &DeviceMesh, placements: &PlacementList) -> Shape {
-    let mut shape = part.shape();
+/// Returns the global shape, given that all ranks have a shard of this shape.
+fn global_shape_of_even(local: &Tensor, mesh: &DeviceMesh, placements: &PlacementList) -> Shape {
+    let mut shape = local.shape();
     for (placement, size) in placements.iter().zip(mesh.shape()) {
         if let Some((dim, _)) = placement.cut() {
             shape = shape.with_dim(dim, shape[dim].saturating_mul(*size));
@@ -280,17 +281,17 @@ fn scaled(part: &Tensor, mesh: &DeviceMesh, placements: &PlacementList) -> Shape
     shape
 }
 
-/// The shape of a whole of which the ranks have these parts.
-fn put_together(told: &[Told], mesh: &DeviceMesh, placements: &PlacementList) -> Shape {
-    let rank = told.first().map_or(0, |told| told.meta.shape.rank());
-    (0..rank)
+/// Returns the global shape, given the shards of all ranks.
+fn global_shape_of_uneven(told: &[Told], mesh: &DeviceMesh, placements: &PlacementList) -> Shape {
+    let ndim = told.first().map_or(0, |told| told.meta.shape.rank());
+    (0..ndim)
         .map(|dim| {
-            // The ranks along the mesh dims that cut this one, from the first coordinate on.
-            let cuts = |mesh_dim: usize| placements[mesh_dim].cut().is_some_and(|(cut, _)| cut == dim);
+            // Sums the sizes along the mesh dims that shard this dim, at coordinate 0 of all other mesh dims.
+            let shards = |mesh_dim: usize| placements[mesh_dim].cut().is_some_and(|(cut, _)| cut == dim);
             let mut sum = 0usize;
             for (i, told) in told.iter().enumerate() {
                 let at = unravel(i, mesh.shape());
-                if (0..mesh.ndim()).all(|mesh_dim| cuts(mesh_dim) || at[mesh_dim] == 0) {
+                if (0..mesh.ndim()).all(|mesh_dim| shards(mesh_dim) || at[mesh_dim] == 0) {
                     sum = sum.saturating_add(told.meta.shape.get(dim).copied().unwrap_or(0));
                 }
             }
@@ -299,20 +300,20 @@ fn put_together(told: &[Told], mesh: &DeviceMesh, placements: &PlacementList) ->
         .collect()
 }
 
-/// That the parts are those of this layout.
-fn compare(told: &[Told], layout: &Layout) -> Result<()> {
+/// Returns an error if the local tensors of the ranks disagree with each other or with the layout.
+fn check_consistent(told: &[Told], layout: &Layout) -> Result<()> {
     let Some(first) = told.first() else { return Ok(()) };
     for (i, other) in told.iter().enumerate() {
         let rank = layout.mesh().ranks()[i];
-        let (due, _) = layout.shard_at(&unravel(i, layout.mesh().shape()));
+        let (expected, _) = layout.shard_at(&unravel(i, layout.mesh().shape()));
         let shape = first.meta.shape.clone();
-        let alike = Told { meta: Meta { shape, ..other.meta.clone() }, ..other.clone() };
-        if alike != *first {
+        let same_shape = Told { meta: Meta { shape, ..other.meta.clone() }, ..other.clone() };
+        if same_shape != *first {
             let shown = |told: &Told| {
                 let grad = if told.requires_grad { ", requires grad" } else { "" };
-                let whole =
-                    told.whole.as_ref().map_or_else(String::new, |shape| format!(", of a whole {shape}"));
-                format!("{} on {}{grad}{whole}, {}", told.meta.dtype, told.meta.device, told.placements)
+                let global =
+                    told.global.as_ref().map_or_else(String::new, |shape| format!(", global shape {shape}"));
+                format!("{} on {}{grad}{global}, {}", told.meta.dtype, told.meta.device, told.placements)
             };
             let message = format!(
                 "inconsistent tensor metadata: rank {} has {}, rank {rank} has {}",
@@ -322,10 +323,10 @@ fn compare(told: &[Told], layout: &Layout) -> Result<()> {
             );
             return Err(Error::argument(OP, message));
         }
-        if due != other.meta.shape {
+        if expected != other.meta.shape {
             let shapes: Vec<String> = told.iter().map(|told| told.meta.shape.to_string()).collect();
             let message = format!(
-                "inconsistent tensor metadata: a tensor {layout} has a part of shape {due} on rank {rank}, but the one \
+                "inconsistent tensor metadata: a tensor {layout} has a shard of shape {expected} on rank {rank}, but the one \
                  given there has shape {}; the shapes on ranks {:?} are {}",
                 other.meta.shape,
                 layout.mesh().ranks(),

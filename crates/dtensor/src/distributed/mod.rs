@@ -1,4 +1,4 @@
-//! Tensors on a mesh: how they come there, move, and come back.
+//! Distributed tensors: distribute, convert from and to local tensors, redistribute.
 
 mod distribute;
 mod execute;

@@ -1,4 +1,4 @@
-//! Redistribution: from one layout of a tensor to another.
+//! Redistribution: changes the placements of a distributed tensor.
 
 use std::sync::Arc;
 
@@ -15,18 +15,18 @@ use crate::{DType, Error, Result, Tensor};
 
 const OP: &str = "redistribute";
 
-/// How [`Tensor::redistribute_with`] is done.
+/// Options of [`Tensor::redistribute_with`].
 #[derive(Clone, Debug, Default)]
 pub struct RedistributeOptions {
-    /// The mesh; if given, it must be the one that the tensor lies on.
+    /// The mesh. If given, it must be that of the tensor.
     pub mesh: Option<DeviceMesh>,
-    /// The dtype of the result, in which the values travel.
+    /// The dtype of the result. Values are cast to it before they are communicated.
     pub forward_dtype: Option<DType>,
-    /// The dtype in which the gradient travels back. It arrives in that of the tensor.
+    /// The dtype in which the gradient is communicated. It is then cast to the dtype of the tensor.
     pub backward_dtype: Option<DType>,
 }
 
-/// The layout a tensor had before.
+/// The recorded redistribution; `from` is the layout of the input.
 #[derive(Debug)]
 struct Redistribute {
     from: Layout,
@@ -39,12 +39,13 @@ impl Recorded for Redistribute {
         "redistribute"
     }
 
-    /// To where the input lay. A gradient is never made partial: where the input was, it stays as it is if it is partial
-    /// already, and else is whole on every rank.
+    /// Redistributes the gradient to the layout of the input. A gradient is never made partial: along a mesh dim where the input was
+    /// partial, a partial gradient stays partial, and any other becomes replicated.
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let dy = cx.dy()?;
-        let given = dy.placements().iter();
-        let placements: Vec<Placement> = given
+        let placements: Vec<Placement> = dy
+            .placements()
+            .iter()
             .zip(self.from.placements())
             .map(|(&dy, &from)| match (from, dy) {
                 (Partial(_), Partial(_)) => dy,
@@ -56,26 +57,27 @@ impl Recorded for Redistribute {
             Layout::checked("redistribute", self.from.mesh(), placements.into(), self.from.shape().clone())?;
         let dtype = cx.input_meta(0).dtype;
         let dx = dy.redistribute_as(&to, self.backward_dtype.unwrap_or(dtype), None, &self.at)?;
-        Ok(Grads::from_elem(Some(dx.cast_in_place(dtype)?), 1))
+        Ok(Grads::from_elem(Some(dx.cast_shards(dtype)?), 1))
     }
 }
 
-/// A change of dtype that leaves the layout alone.
+/// A cast that keeps the layout.
 #[derive(Debug)]
-struct CastInPlace;
+struct CastShards;
 
-impl Recorded for CastInPlace {
+impl Recorded for CastShards {
     fn name(&self) -> &'static str {
         "to_dtype"
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        Ok(Grads::from_elem(Some(cx.dy()?.cast_in_place(cx.input_meta(0).dtype)?), 1))
+        Ok(Grads::from_elem(Some(cx.dy()?.cast_shards(cx.input_meta(0).dtype)?), 1))
     }
 }
 
 impl Tensor {
-    pub(super) fn laid_out(&self, op: &'static str) -> Result<&Layout> {
+    /// Returns the layout, or an error if the tensor is local.
+    pub(super) fn expect_layout(&self, op: &'static str) -> Result<&Layout> {
         self.layout().ok_or_else(|| {
             let message =
                 "the tensor is not distributed: use `distribute_tensor` or `Tensor::from_local` first";
@@ -83,11 +85,12 @@ impl Tensor {
         })
     }
 
-    /// This tensor in other placements on the same mesh, by the cheapest collectives that bring it there
-    /// ([`explain_redistribute`](Tensor::explain_redistribute) shows them). All ranks of the mesh must call this.
+    /// Redistributes this tensor to other placements on the same mesh, by the cheapest sequence of collectives.
     ///
-    /// The gradient goes back to the placements the tensor has now; where these are partial, it is replicated, or stays
-    /// partial if it is.
+    /// All ranks of the mesh must call this. [`explain_redistribute`](Tensor::explain_redistribute) shows the collectives.
+    ///
+    /// The gradient is redistributed back to the placements of this tensor. Along a mesh dim where this tensor is partial, the
+    /// gradient becomes replicated, or stays partial if it is.
     ///
     /// ```
     /// use dtensor::comm::launch;
@@ -110,17 +113,31 @@ impl Tensor {
         self.redistribute_with(placements, RedistributeOptions::default())
     }
 
-    /// As [`redistribute`](Tensor::redistribute), in other dtypes on the way.
+    /// Redistributes like [`redistribute`](Tensor::redistribute), with the dtypes of [`RedistributeOptions`].
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, RedistributeOptions, Replicate, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], ())?;
+    /// let x = sharded::ones([4], DType::F32, &mesh, [Shard(0)])?;
+    /// let options = RedistributeOptions { forward_dtype: Some(DType::BF16), ..Default::default() };
+    /// assert_eq!(x.redistribute_with([Replicate], options)?.dtype(), DType::BF16);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn redistribute_with(
         &self,
         placements: impl Into<Placements>,
         options: RedistributeOptions,
     ) -> Result<Tensor> {
-        let from = self.laid_out(OP)?;
+        let from = self.expect_layout(OP)?;
         if let Some(mesh) = options.mesh.as_ref().filter(|mesh| *mesh != from.mesh()) {
-            let message =
-                format!("cross device mesh comm not supported yet: found {}", from.mesh().and_other(mesh));
+            let message = format!(
+                "cross device mesh comm not supported yet: found {}",
+                from.mesh().show_difference(mesh)
+            );
             return Err(Error::argument(OP, message));
         }
         let to = Layout::checked(OP, from.mesh(), placements.into(), from.shape().clone())?;
@@ -128,7 +145,7 @@ impl Tensor {
         self.redistribute_as(&to, dtype, options.backward_dtype, &Site::caller())
     }
 
-    /// The steps that [`redistribute`](Tensor::redistribute) would take, and why.
+    /// Returns the plan that [`redistribute`](Tensor::redistribute) would run, without running it. Its `Display` explains the steps.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -145,18 +162,18 @@ impl Tensor {
     /// ```
     pub fn explain_redistribute(&self, placements: impl Into<Placements>) -> Result<Arc<Plan>> {
         const OP: &str = "explain_redistribute";
-        let from = self.laid_out(OP)?;
+        let from = self.expect_layout(OP)?;
         let to = Layout::checked(OP, from.mesh(), placements.into(), from.shape().clone())?;
         from.plan_to(&to, self.dtype())
     }
 
-    /// Redistributes to a layout on an equal mesh, on behalf of the line given.
+    /// Redistributes to a layout on an equal mesh; `at` is the line that asked.
     #[track_caller]
     pub(crate) fn redistribute_to(&self, to: &Layout, at: &Site) -> Result<Tensor> {
         self.redistribute_as(to, self.dtype(), None, at)
     }
 
-    /// As [`redistribute_to`](Tensor::redistribute_to), in other dtypes on the way there and back.
+    /// Redistributes like [`redistribute_to`](Tensor::redistribute_to), in other dtypes forward and backward.
     #[track_caller]
     fn redistribute_as(
         &self,
@@ -165,7 +182,7 @@ impl Tensor {
         backward_dtype: Option<DType>,
         at: &Site,
     ) -> Result<Tensor> {
-        let from = self.laid_out(OP)?.clone();
+        let from = self.expect_layout(OP)?.clone();
         if from.mesh() != to.mesh() || from.shape() != to.shape() {
             return Err(Layout::mismatch(OP, Some(&from), Some(to)));
         }
@@ -180,7 +197,7 @@ impl Tensor {
         Ok(record(Redistribute { from, backward_dtype, at: at.clone() }, self, value))
     }
 
-    /// The value in another dtype, part by part.
+    /// Casts this rank's shard, without recording.
     fn cast_value(&self, dtype: DType) -> Result<Value> {
         let Value { part, layout } = self.value();
         let part = match part {
@@ -191,13 +208,13 @@ impl Tensor {
         Ok(Value { part, layout: layout.clone() })
     }
 
-    /// In another dtype, in the graph, without leaving the layout.
+    /// Casts to another dtype, recorded, in the same layout.
     #[track_caller]
-    fn cast_in_place(&self, dtype: DType) -> Result<Tensor> {
+    fn cast_shards(&self, dtype: DType) -> Result<Tensor> {
         if self.dtype() == dtype {
             return Ok(self.clone());
         }
-        Ok(record(CastInPlace, self, self.cast_value(dtype)?))
+        Ok(record(CastShards, self, self.cast_value(dtype)?))
     }
 }
 
@@ -208,7 +225,7 @@ mod tests {
     use crate::{Shard, sharded};
 
     #[test]
-    fn moving_nowhere_shares_the_value() {
+    fn redistributing_to_the_same_layout_shares_memory() {
         let mesh = DeviceMesh::new(&World::simulated(2, 1).unwrap(), [2], "tp").unwrap();
         let x = sharded::ones([4, 2], DType::F32, &mesh, [Shard(0)]).unwrap();
         let same = x.redistribute([Shard(-2)]).unwrap();

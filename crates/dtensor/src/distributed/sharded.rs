@@ -1,14 +1,13 @@
-//! Tensors made on a mesh: every rank makes its own part, and nothing else.
+//! Constructors of distributed tensors: each rank creates only its own shard.
 //!
-//! What a tensor holds does not depend on how it lies: partial values, too, make up what is asked for. Every
-//! function takes what its namesake of [`Tensor`] takes, and then the mesh (or `None` inside
-//! [`use_mesh`](crate::use_mesh)) and one placement for each of its dims.
+//! Every function takes the arguments of the [`Tensor`] function of the same name, then the mesh (or `None` inside
+//! [`use_mesh`](crate::use_mesh)), and one placement per mesh dim. The full tensor is the same for all placements: partial values
+//! reduce to it.
 //!
-//! The random ones make the elements that a single device would, whatever the mesh and the placements. For
-//! that, the generators of all ranks of the mesh must be in the same state, as they are if all do the same
-//! from the start; else [`synchronize_rng`](crate::synchronize_rng) brings them there. Ranks that draw
-//! differently from their threads' generators get an error from the next collective along dims of the mesh:
-//! it costs nothing to find out then.
+//! Random tensors have the elements that a single device would draw, whatever the mesh and the placements. For this the generators
+//! of all ranks of the mesh must be in the same state. They are, if all ranks run the same program from the same seed; if not, call
+//! [`synchronize_rng`](crate::synchronize_rng). If ranks draw differently, the next collective along dims of the mesh returns an
+//! error. This check costs no communication of its own.
 
 use crate::comm::Site;
 use crate::layout::Layout;
@@ -20,25 +19,25 @@ use dtensor_array::Window;
 use dtensor_array::{Meta, Scalar, Shape};
 use dtensor_layout::Placements;
 
-/// Declares functions that make a tensor on a mesh. Their arguments are those that are written, the mesh and the placements; the
-/// bodies are the shape of the tensor, and what makes it in a layout without partial values.
+/// Declares functions that create a distributed tensor. A mesh and placements are appended to the listed arguments. A body is the
+/// global shape, and a closure that creates the tensor in a layout without partial placements.
 macro_rules! factories {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) { $shape:expr, $make:expr })*) => {$(
         $(#[$doc])*
         #[track_caller]
-        #[allow(clippy::too_many_arguments, reason = "those of its namesake, and where it is to lie")]
+        #[allow(clippy::too_many_arguments, reason = "the arguments of the `Tensor` function, the mesh and the placements")]
         pub fn $name<'a>(
             $($arg: $type,)*
             mesh: impl Into<Option<&'a DeviceMesh>>,
             placements: impl Into<Placements>,
         ) -> Result<Tensor> {
-            made(stringify!($name), $shape.into(), mesh.into(), placements.into(), $make)
+            create(stringify!($name), $shape.into(), mesh.into(), placements.into(), $make)
         }
     )*};
 }
 
 factories! {
-    /// Zeros.
+    /// Creates a tensor of zeros.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -50,9 +49,9 @@ factories! {
     /// # Ok(())
     /// # }
     /// ```
-    zeros(shape: impl Into<Shape>, dtype: DType) { shape, |layout| full_laid(layout, 0, dtype) }
+    zeros(shape: impl Into<Shape>, dtype: DType) { shape, |layout| fill(layout, 0, dtype) }
 
-    /// Ones.
+    /// Creates a tensor of ones.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -64,15 +63,15 @@ factories! {
     /// # Ok(())
     /// # }
     /// ```
-    ones(shape: impl Into<Shape>, dtype: DType) { shape, |layout| full_laid(layout, 1, dtype) }
+    ones(shape: impl Into<Shape>, dtype: DType) { shape, |layout| fill(layout, 1, dtype) }
 
-    /// One number everywhere.
+    /// Creates a tensor filled with one value.
     ///
     /// ```
     /// use dtensor::comm::{ReduceOp, World};
     /// use dtensor::{DType, DeviceMesh, Partial, sharded};
     /// # fn main() -> dtensor::Result<()> {
-    /// // Partial sums add up to the number.
+    /// // The partial values sum to 7: the first rank holds 7, the others 0.
     /// let mesh = DeviceMesh::new(&World::simulated(2, 1)?, [2], "tp")?;
     /// let x = sharded::full([2], 7, DType::F32, &mesh, [Partial(ReduceOp::Sum)])?;
     /// assert_eq!(x.to_local()?.to_vec::<f32>()?, [0., 0.]);
@@ -80,10 +79,10 @@ factories! {
     /// # }
     /// ```
     full(shape: impl Into<Shape>, value: impl Into<Scalar>, dtype: DType) {
-        shape, |layout| full_laid(layout, value, dtype)
+        shape, |layout| fill(layout, value, dtype)
     }
 
-    /// A tensor for somebody to put values in; until then they are zeros.
+    /// Creates a tensor whose values will be overwritten. It is filled with zeros.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -95,9 +94,9 @@ factories! {
     /// # Ok(())
     /// # }
     /// ```
-    empty(shape: impl Into<Shape>, dtype: DType) { shape, |layout| full_laid(layout, 0, dtype) }
+    empty(shape: impl Into<Shape>, dtype: DType) { shape, |layout| fill(layout, 0, dtype) }
 
-    /// `steps` numbers evenly spaced from `start` to `end`, both included: the elements of [`Tensor::linspace`].
+    /// Creates `steps` evenly spaced numbers from `start` to `end`, both included: the elements of [`Tensor::linspace`].
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -113,7 +112,7 @@ factories! {
         steps, |layout| parts(layout, |window| Tensor::linspace_window(start, end, dtype, window))
     }
 
-    /// `steps` powers of `base`, their exponents evenly spaced from `start` to `end`, both included: the elements of
+    /// Creates `steps` powers of `base` with evenly spaced exponents from `start` to `end`, both included: the elements of
     /// [`Tensor::logspace`].
     ///
     /// ```
@@ -131,7 +130,7 @@ factories! {
     }
 }
 
-/// Declares the random ones.
+/// Declares the functions that draw random tensors: from the thread's generator, and from a given one.
 macro_rules! random_factories {
     ($(
         #[doc = $what:literal]
@@ -149,14 +148,14 @@ macro_rules! random_factories {
             ///     let mesh = DeviceMesh::new(&world, [3], "tp")?;
             ///     manual_seed(1);
             #[doc = concat!(
-                "    let parts = sharded::", stringify!($draw), "(", $example, "[4, 5], DType::", stringify!($dtype),
+                "    let sharded = sharded::", stringify!($draw), "(", $example, "[4, 5], DType::", stringify!($dtype),
                 ", &mesh, [Shard(1)])?;"
             )]
             ///     manual_seed(1);
             #[doc = concat!(
-                "    let whole = Tensor::", stringify!($draw), "(", $example, "[4, 5], DType::", stringify!($dtype), ")?;"
+                "    let local = Tensor::", stringify!($draw), "(", $example, "[4, 5], DType::", stringify!($dtype), ")?;"
             )]
-            ///     assert!(parts.full_tensor()?.eq(&whole)?.to_vec::<u8>()?.iter().all(|&same| same == 1));
+            ///     assert!(sharded.full_tensor()?.eq(&local)?.to_vec::<u8>()?.iter().all(|&same| same == 1));
             ///     Ok(())
             /// })?;
             /// # Ok(())
@@ -167,7 +166,7 @@ macro_rules! random_factories {
             }
         }
 
-        #[doc = concat!("As [`", stringify!($draw), "`], from a given generator.")]
+        #[doc = concat!("Draws like [`", stringify!($draw), "`], from a given generator.")]
         ///
         /// ```
         /// use dtensor::comm::World;
@@ -184,7 +183,7 @@ macro_rules! random_factories {
         /// # }
         /// ```
         #[track_caller]
-        #[allow(clippy::too_many_arguments, reason = "those of its namesake, where it is to lie, and what from")]
+        #[allow(clippy::too_many_arguments, reason = "those of the function without a generator, and the generator")]
         pub fn $with<'a>(
             $($arg: $type,)*
             shape: impl Into<Shape>,
@@ -200,7 +199,7 @@ macro_rules! random_factories {
 }
 distributions!(random_factories);
 
-/// Whole numbers (`i64`) uniform on `low..high`, from this thread's generator: the elements of [`Tensor::randint`].
+/// Draws integers (`i64`) uniformly from `low..high`, from this thread's generator: the elements of [`Tensor::randint`].
 ///
 /// ```
 /// use dtensor::comm::World;
@@ -223,7 +222,7 @@ pub fn randint<'a>(
     randint_as(low, high, shape, DType::I64, mesh, placements)
 }
 
-/// As [`randint`], from a given generator.
+/// Draws like [`randint`], from a given generator.
 ///
 /// ```
 /// use dtensor::comm::World;
@@ -247,7 +246,7 @@ pub fn randint_with<'a>(
     randint_as_with(low, high, shape, DType::I64, mesh, placements, generator)
 }
 
-/// `start`, `start + step`, … up to but without `end`: the elements of [`Tensor::arange`].
+/// Creates `start`, `start + step`, … up to but without `end`: the elements of [`Tensor::arange`].
 ///
 /// ```
 /// use dtensor::comm::World;
@@ -270,41 +269,41 @@ pub fn arange<'a>(
 ) -> Result<Tensor> {
     const OP: &str = "arange";
     let (mesh, placements) = (chosen(OP, mesh.into())?, placements.into());
-    // The number of elements, and so the layout, is known only once the arguments have been checked.
-    let mut laid = None;
-    let part = Tensor::arange_window(start.into(), end.into(), step.into(), dtype, |n| {
-        let layout = Layout::checked(OP, &mesh, placements, n.into())?;
-        let window = window(&layout.without_partials())?;
-        laid = Some(layout);
+    // The number of elements, and so the layout, is known only after the arguments have been checked.
+    let mut layout = None;
+    let shard = Tensor::arange_window(start.into(), end.into(), step.into(), dtype, |n| {
+        let checked = Layout::checked(OP, &mesh, placements, n.into())?;
+        let window = window(&checked.without_partials())?;
+        layout = Some(checked);
         Ok(window)
     })?;
-    let layout = laid.ok_or_else(|| Error::argument(OP, "there is no layout"))?;
-    part.on_layout(layout.without_partials()).redistribute_to(&layout, &Site::caller())
+    let layout = layout.ok_or_else(|| Error::argument(OP, "the layout was not computed"))?;
+    shard.on_layout(layout.without_partials()).redistribute_to(&layout, &Site::caller())
 }
 
-/// Which elements of a tensor in a layout this rank has.
+/// Returns the window of a tensor that this rank's shard is.
 fn window(layout: &Layout) -> Result<Window> {
     match layout.mesh().coordinate() {
         Some(coordinate) => Ok(Window::new(layout.shape(), layout.ranges_at(coordinate))?),
-        // A rank outside the mesh has nothing, but takes its turn at the generator.
+        // A rank outside the mesh makes no elements, but advances its generator like the others.
         None => Ok(Window::whole(layout.local_shape())),
     }
 }
 
-/// The tensor of which every rank makes the elements that its window shows.
+/// Creates a distributed tensor: `make` creates the elements in the window of this rank.
 pub(crate) fn parts(layout: &Layout, make: impl FnOnce(&Window) -> Result<Tensor>) -> Result<Tensor> {
     Ok(make(&window(layout)?)?.on_layout(layout.clone()))
 }
 
-/// One number everywhere in a tensor that lies so.
-fn full_laid(layout: &Layout, value: impl Into<Scalar>, dtype: DType) -> Result<Tensor> {
+/// Creates a tensor of this layout, filled with one value.
+fn fill(layout: &Layout, value: impl Into<Scalar>, dtype: DType) -> Result<Tensor> {
     let meta = Meta { shape: layout.shape().clone(), dtype, device: default_device() };
     Tensor::full_laid(layout, &meta, value)
 }
 
-/// A tensor that `make` makes where no value is partial.
+/// Creates a tensor with `make` in the layout without partial placements, then redistributes it to the requested one.
 #[track_caller]
-fn made(
+fn create(
     op: &'static str,
     shape: Shape,
     mesh: Option<&DeviceMesh>,

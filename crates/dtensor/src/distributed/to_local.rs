@@ -1,9 +1,9 @@
-//! Back to this rank: its shard, or the full tensor.
+//! [`Tensor::to_local`] and [`Tensor::full_tensor`]: from a distributed tensor to a local one.
 
 use dtensor_array::ReduceOp;
 use dtensor_layout::{Partial, Placements, Replicate};
 
-use super::from_local::Joined;
+use super::from_local::FromLocalNode;
 use crate::autograd::{Backward, Grads, Recorded};
 use crate::comm::Site;
 use crate::dispatch::record;
@@ -11,93 +11,122 @@ use crate::layout::Layout;
 use crate::tensor::Value;
 use crate::{Result, Tensor};
 
-/// How the gradient that comes to a local part lies on the mesh.
+/// The recorded `to_local`: the layout of the tensor, and that of the gradient if the caller declared it.
 #[derive(Debug)]
-struct ToLocal {
+struct ToLocalNode {
     layout: Layout,
     grad: Option<Layout>,
     at: Site,
 }
 
-impl Recorded for ToLocal {
+impl Recorded for ToLocalNode {
     fn name(&self) -> &'static str {
         "to_local"
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let mut dy = cx.dy()?;
-        let wrapped = match &self.grad {
+        let layout = match &self.grad {
             Some(declared) => declared.clone(),
             None => {
-                // A change of the whole is taken to be one of this rank's value; an average needs one as many times as large.
+                // This rank's value counts only 1/n in an average over n ranks, so the same change of the full tensor needs an n times
+                // larger change of the value.
                 let by = ranks_along(&self.layout, ReduceOp::Avg);
                 if by > 1 {
                     dy = dy.mul(by as f64)?;
                 }
                 self.layout.map(|&p| match p {
-                    // Only ranks that hold the extreme have a share in it.
+                    // Only the ranks that hold the extreme contribute, so the gradients of all ranks are summed.
                     Partial(ReduceOp::Max | ReduceOp::Min) => Partial(ReduceOp::Sum),
                     Partial(_) => Replicate,
                     p => p,
                 })
             }
         };
-        // From here on it is a tensor of parts like any other, on its own way back, too.
-        let value = Value { layout: Some(wrapped.clone()), ..dy.value().clone() };
-        let joined = Joined { layout: wrapped, grad: None, at: self.at.clone() };
-        Ok(Grads::from_elem(Some(record(joined, &dy, value)), 1))
+        // Recorded as `from_local`, so that the gradient can have a gradient.
+        let value = Value { layout: Some(layout.clone()), ..dy.value().clone() };
+        let node = FromLocalNode { layout, grad: None, at: self.at.clone() };
+        Ok(Grads::from_elem(Some(record(node, &dy, value)), 1))
     }
 }
 
-/// How many ranks lie along the mesh dims with this kind of partial value.
+/// Returns the product of the sizes of the mesh dims that are partial with this reduction.
 pub(super) fn ranks_along(layout: &Layout, op: ReduceOp) -> usize {
     let sizes = layout.mesh().shape().iter().zip(layout.placements());
     sizes.filter(|(_, p)| **p == Partial(op)).map(|(size, _)| size).product()
 }
 
 impl Tensor {
-    /// This rank's part. No data moves.
+    /// Returns this rank's shard as a local tensor. No data moves.
     ///
-    /// The gradient that comes to the part is taken to be this rank's part of one that lies as this tensor does, replicated
-    /// where it is a partial sum. Where it is a partial average, it is multiplied by the number of ranks, since this rank's value
-    /// counts so much less; where it is a partial extreme, those of all ranks are summed.
+    /// Backward takes the gradient of the local tensor as this rank's shard of the full gradient, with the placements of this tensor.
+    /// Along mesh dims where this tensor is partial: for a partial sum the gradient is replicated; for a partial average it is
+    /// replicated and multiplied by the number of ranks; for a partial maximum or minimum the gradients of all ranks are summed.
+    /// [`to_local_with`](Tensor::to_local_with) declares other placements.
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [4], "tp")?;
+    /// let x = sharded::ones([8, 2], DType::F32, &mesh, [Shard(0)])?;
+    /// assert_eq!(x.to_local()?.dims(), [2, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn to_local(&self) -> Result<Tensor> {
-        let layout = self.laid_out("to_local")?.clone();
-        Ok(self.taken(layout, None))
+        let layout = self.expect_layout("to_local")?.clone();
+        Ok(self.record_to_local(layout, None))
     }
 
-    /// As [`to_local`](Tensor::to_local), saying how the gradient that comes back will lie. [`Partial`] sums say that every rank
-    /// uses a replicated value in a way of its own. Ranks must have the same elements of it as of the tensor.
+    /// Returns this rank's shard like [`to_local`](Tensor::to_local), and declares the placements of its gradient.
+    ///
+    /// Declare [`Partial`] sums along a mesh dim if this tensor is replicated there and each rank uses it differently. Returns an
+    /// error unless each rank holds the same elements of the gradient as of the tensor.
     #[track_caller]
     pub fn to_local_with(&self, grad_placements: impl Into<Placements>) -> Result<Tensor> {
         const OP: &str = "to_local";
-        let layout = self.laid_out(OP)?.clone();
+        let layout = self.expect_layout(OP)?.clone();
         let grad = layout.of_gradient(OP, grad_placements.into())?;
-        Ok(self.taken(layout, Some(grad)))
+        Ok(self.record_to_local(layout, Some(grad)))
     }
 
-    /// This rank's part, in the graph.
+    /// Returns this rank's shard, recorded.
     #[track_caller]
-    fn taken(&self, layout: Layout, grad: Option<Layout>) -> Tensor {
-        let how = ToLocal { layout, grad, at: Site::caller() };
-        record(how, self, Value::plain(self.value().part.clone()))
+    fn record_to_local(&self, layout: Layout, grad: Option<Layout>) -> Tensor {
+        let node = ToLocalNode { layout, grad, at: Site::caller() };
+        record(node, self, Value::plain(self.value().part.clone()))
     }
 
-    /// The whole tensor, on every rank. All ranks of the mesh must call this.
+    /// Gathers and returns the full tensor, on every rank, as a local tensor. All ranks of the mesh must call this.
+    ///
+    /// ```
+    /// use dtensor::comm::launch;
+    /// use dtensor::{DType, DeviceMesh, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// launch(2, |world| {
+    ///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
+    ///     let x = sharded::arange(0, 4, 1, DType::I64, &mesh, [Shard(0)])?;
+    ///     assert_eq!(x.full_tensor()?.to_vec::<i64>()?, [0, 1, 2, 3]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn full_tensor(&self) -> Result<Tensor> {
-        let whole = self.laid_out("full_tensor")?.replicated();
-        self.redistribute_to(&whole, &Site::caller())?.to_local()
+        let replicated = self.expect_layout("full_tensor")?.replicated();
+        self.redistribute_to(&replicated, &Site::caller())?.to_local()
     }
 
-    /// As [`full_tensor`](Tensor::full_tensor), saying how the gradient that comes back will lie: all of it
-    /// on every rank, or partial.
+    /// Returns the full tensor like [`full_tensor`](Tensor::full_tensor), and declares the placements of its gradient: along each
+    /// mesh dim [`Replicate`] or [`Partial`].
     #[track_caller]
     pub fn full_tensor_with(&self, grad_placements: impl Into<Placements>) -> Result<Tensor> {
         const OP: &str = "full_tensor";
-        let layout = self.laid_out(OP)?.replicated();
+        let layout = self.expect_layout(OP)?.replicated();
         let grad = layout.of_gradient(OP, grad_placements.into())?;
-        Ok(self.redistribute_to(&layout, &Site::caller())?.taken(layout, Some(grad)))
+        Ok(self.redistribute_to(&layout, &Site::caller())?.record_to_local(layout, Some(grad)))
     }
 }

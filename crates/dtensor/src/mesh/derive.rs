@@ -1,4 +1,5 @@
-//! Meshes cut out of others, with dims left out, taken as one, or cut into several.
+//! Meshes derived from others: [`slice`](DeviceMesh::slice), [`flatten`](DeviceMesh::flatten),
+//! [`unflatten`](DeviceMesh::unflatten), and `mesh["tp"]`.
 
 use std::ops::Index;
 use std::sync::Arc;
@@ -8,13 +9,14 @@ use smallvec::SmallVec;
 use dtensor_array::Shape;
 use dtensor_layout::{MAX_DIMS, MeshDim, MeshDims, MeshNames, Names};
 
-use super::{Core, DeviceMesh, Parts};
+use super::{Core, DeviceMesh, MeshParts};
 use crate::comm::Group;
 use crate::{Error, Result};
 
 impl DeviceMesh {
-    /// The mesh of some of the dims, in their order, that this rank is in. Names given by [`flatten`](DeviceMesh::flatten)
-    /// stand for the dims they were given to.
+    /// Returns the submesh of some dims that contains this rank. The dims must be in the order of this mesh.
+    ///
+    /// A name given by [`flatten`](DeviceMesh::flatten) selects the flattened dims.
     ///
     /// ```
     /// use dtensor::DeviceMesh;
@@ -34,10 +36,10 @@ impl DeviceMesh {
         let Some(valid) = self.names() else {
             return Err(Error::argument(OP, "cannot slice a DeviceMesh without mesh_dim_names"));
         };
-        let wanted = names.into().unchecked();
+        let requested = names.into().unchecked();
         let position = |name: &str| valid.iter().position(|valid| **valid == *name);
-        let mut parts: Vec<MeshDims> = Vec::new();
-        for name in &wanted {
+        let mut selected: Vec<MeshDims> = Vec::new();
+        for name in &requested {
             let dims: Option<MeshDims> = match position(name) {
                 Some(dim) => Some(SmallVec::from_elem(dim, 1)),
                 None => {
@@ -45,61 +47,73 @@ impl DeviceMesh {
                     flattened.and_then(|dims| dims.iter().map(|dim| position(dim)).collect())
                 }
             };
-            parts.push(dims.ok_or_else(|| {
+            selected.push(dims.ok_or_else(|| {
                 let message =
-                    format!("invalid mesh_dim_names {wanted:?}. valid mesh_dim_names are {valid:?}");
+                    format!("invalid mesh_dim_names {requested:?}. valid mesh_dim_names are {valid:?}");
                 Error::argument(OP, message)
             })?);
         }
-        let order: Vec<usize> = parts.iter().flatten().copied().collect();
+        let order: Vec<usize> = selected.iter().flatten().copied().collect();
         if order.is_empty() || !order.is_sorted_by(|a, b| a < b) {
             let message = format!(
-                "mesh dim indices should be in ascending order and not overlap, but {wanted:?} of {valid:?} are {order:?}"
+                "mesh dim indices should be in ascending order and not overlap, but {requested:?} of {valid:?} are {order:?}"
             );
             return Err(Error::argument(OP, message));
         }
-        match &parts[..] {
-            [only] if only.len() == 1 && wanted[0] == valid[only[0]] => self.line(only[0]),
-            _ if wanted == valid => Ok(self.clone()),
-            _ => self.take(&parts, Some(wanted.into())),
+        match &selected[..] {
+            [only] if only.len() == 1 && requested[0] == valid[only[0]] => self.dim_mesh(only[0]),
+            _ if requested == valid => Ok(self.clone()),
+            _ => self.submesh(&selected, Some(requested.into())),
         }
     }
 
-    /// The mesh of one dim that this rank is in.
+    /// Returns the 1-d mesh of one dim that contains this rank.
     #[track_caller]
-    fn line(&self, dim: usize) -> Result<DeviceMesh> {
+    fn dim_mesh(&self, dim: usize) -> Result<DeviceMesh> {
         if self.ndim() == 1 {
             return Ok(self.clone());
         }
-        let slot = &self.0.lines[dim];
-        if let Some(line) = slot.get() {
-            return Ok(line.clone());
+        let slot = &self.0.dim_meshes[dim];
+        if let Some(mesh) = slot.get() {
+            return Ok(mesh.clone());
         }
         let name = self.names().map(|names| Names::from([names[dim].clone()]));
-        let line = self.take(&[SmallVec::from_elem(dim, 1)], name)?;
-        Ok(slot.get_or_init(|| line).clone())
+        let mesh = self.submesh(&[SmallVec::from_elem(dim, 1)], name)?;
+        Ok(slot.get_or_init(|| mesh).clone())
     }
 
-    /// A mesh with one dim for each of the lists of dims, at this rank's coordinate along the others.
+    /// Returns the submesh with one dim per list of dims, at this rank's coordinate along all other dims.
     #[track_caller]
-    pub(super) fn take(&self, parts: &[MeshDims], names: Option<Names>) -> Result<DeviceMesh> {
-        let Core { topology, shared, groups, taken, .. } = &*self.0;
-        let key = (parts.to_vec(), names.clone());
-        if let Some(known) = taken.lock().get(&key) {
+    pub(super) fn submesh(&self, dims: &[MeshDims], names: Option<Names>) -> Result<DeviceMesh> {
+        let Core { topology, shared, groups, submeshes, .. } = &*self.0;
+        let key = (dims.to_vec(), names.clone());
+        if let Some(known) = submeshes.lock().get(&key) {
             return Ok(known.clone());
         }
-        let group = |part: &MeshDims| if let [dim] = part[..] { groups.get(dim).cloned() } else { None };
-        let mesh = DeviceMesh::assemble(Parts {
-            topology: topology.take(parts, names),
+        let group = |dims: &MeshDims| if let [dim] = dims[..] { groups.get(dim).cloned() } else { None };
+        let mesh = DeviceMesh::assemble(MeshParts {
+            topology: topology.take(dims, names),
             shared: shared.clone(),
-            from: Some((self.0.origin.clone(), self.root_dims_of(parts))),
-            known: parts.iter().map(group).collect(),
+            from: Some((self.0.origin.clone(), self.root_dims_of(dims))),
+            known: dims.iter().map(group).collect(),
         })?;
-        Ok(taken.lock().entry(key).or_insert(mesh).clone())
+        Ok(submeshes.lock().entry(key).or_insert(mesh).clone())
     }
 
-    /// The ranks of this mesh in one dim, row by row, under a new name, by which [`slice`](DeviceMesh::slice) finds it too;
-    /// without one, the names of the dims joined by `_`. All of them must call this at the same time.
+    /// Flattens this mesh to one dim, in row-major order. All ranks of the mesh must call this at the same time.
+    ///
+    /// The dim gets `name`, by which [`slice`](DeviceMesh::slice) finds it too, or the names of the dims joined by `_`.
+    ///
+    /// ```
+    /// use dtensor::DeviceMesh;
+    /// use dtensor::comm::World;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [2, 2], ["dp", "tp"])?;
+    /// let flat = mesh.flatten(None)?;
+    /// assert_eq!((flat.shape(), &*flat.names().unwrap()[0]), (&[4][..], "dp_tp"));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn flatten<'a>(&self, name: impl Into<Option<&'a str>>) -> Result<DeviceMesh> {
         const OP: &str = "flatten";
@@ -119,16 +133,18 @@ impl DeviceMesh {
         }
         let known = self.0.shared.flattened(name);
         if known.as_ref().is_none_or(|dims| *dims != names) {
-            self.0.shared.unknown(OP, name)?;
+            self.0.shared.check_new_name(OP, name)?;
         }
-        let flat = self.take(&[(0..self.ndim()).collect()], Some(Names::from([name.into()])))?;
+        let flat = self.submesh(&[(0..self.ndim()).collect()], Some(Names::from([name.into()])))?;
         if known.is_none() {
             self.0.shared.flattened.lock().push((name.into(), names));
         }
         Ok(flat)
     }
 
-    /// The mesh with one dim cut into several. It is a [root](DeviceMesh::root) of its own.
+    /// Splits one dim into several. The result is a new [root](DeviceMesh::root).
+    ///
+    /// Returns an error if the product of `sizes` is not the size of the dim. All ranks of the mesh must call this at the same time.
     ///
     /// ```
     /// use dtensor::DeviceMesh;
@@ -181,7 +197,7 @@ impl DeviceMesh {
         if !known.is_empty() {
             known.splice(dim..=dim, std::iter::repeat_n(None, sizes.len()));
         }
-        let mesh = DeviceMesh::assemble(Parts {
+        let mesh = DeviceMesh::assemble(MeshParts {
             topology: self.topology().unflatten(dim, &sizes, names),
             shared: self.0.shared.clone(),
             from: None,
@@ -199,14 +215,14 @@ impl DeviceMesh {
 impl Index<&str> for DeviceMesh {
     type Output = DeviceMesh;
 
-    /// The mesh of one named dim. Panics if there is none of this name: [`slice`](DeviceMesh::slice) gives an error.
+    /// Returns the 1-d mesh of one named dim. Panics if there is no such dim; [`slice`](DeviceMesh::slice) returns an error instead.
     fn index(&self, name: &str) -> &DeviceMesh {
         let dim = self.dim("slice", name).unwrap_or_else(|error| panic!("{error}"));
         if self.ndim() == 1 {
             return self;
         }
-        // The groups are there already: nothing is left that could fail.
-        self.line(dim).unwrap_or_else(|error| panic!("{error}"));
-        self.0.lines[dim].get().expect("made the line before")
+        // The group of this dim exists already, so this does not fail.
+        self.dim_mesh(dim).unwrap_or_else(|error| panic!("{error}"));
+        self.0.dim_meshes[dim].get().expect("dim_mesh has filled the slot")
     }
 }

@@ -1,7 +1,7 @@
-//! Draws of tensors on meshes, noted with every group in which the ranks that make them will meet.
+//! Records random draws of distributed tensors in the groups of their ranks, so that a collective can check that ranks drew alike.
 //!
-//! A draw of a tensor on a mesh concerns all groups whose members are all in the mesh: along one dim, along several taken as one,
-//! along those of meshes cut out of it. A group that reaches further has members that do not draw.
+//! A draw of a tensor on a mesh is recorded in every group whose members are all in the mesh: the groups along its dims, along
+//! flattened dims, and along the dims of its submeshes. A larger group has members that do not draw.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use super::DeviceMesh;
 use crate::comm::{Drawn, Group};
 
-/// What has been drawn, on the thread that made them, of tensors on meshes that share groups.
+/// The draws of tensors on meshes that share groups, by the thread that created the meshes.
 pub(super) struct Draws {
     thread: ThreadId,
-    /// By the ranks of the mesh, ascending: in the same order on all ranks.
+    /// The draws by the ascending ranks of the mesh. The map is ordered, so all ranks combine draws in the same order.
     by_ranks: Mutex<BTreeMap<Arc<[usize]>, Drawn>>,
 }
 
@@ -24,77 +24,77 @@ impl Draws {
         Draws { thread: thread::current().id(), by_ranks: Mutex::default() }
     }
 
-    /// Whether what this thread draws is noted: another one has a generator of its own.
-    fn noted(&self) -> bool {
+    /// Returns true on the thread whose draws are recorded. Other threads have their own generators.
+    fn is_own_thread(&self) -> bool {
         self.thread == thread::current().id()
     }
 
-    /// Tells a new group what its members have drawn together before there was a group.
-    pub(super) fn begin(&self, group: &Group) {
-        if self.noted() {
+    /// Records in a new group the earlier draws that all of its members took part in.
+    pub(super) fn init_group(&self, group: &Group) {
+        if self.is_own_thread() {
             let by_ranks = self.by_ranks.lock();
-            let together = by_ranks.iter().filter(|(ranks, _)| within(ranks, group.ranks()));
-            let drawn = together.fold(Drawn::default(), |drawn, (_, &more)| drawn.then(more));
+            let common = by_ranks.iter().filter(|(ranks, _)| contains_all(ranks, group.ranks()));
+            let drawn = common.fold(Drawn::default(), |drawn, (_, &more)| drawn.then(more));
             group.note_draws(|before| before.then(drawn));
         }
     }
 }
 
-/// The groups whose members are all in one mesh.
+/// Caches the groups whose members are all in one mesh.
 #[derive(Default)]
-pub(super) struct Reach {
+pub(super) struct InnerGroups {
     /// The ranks of the mesh, ascending.
     ranks: OnceLock<Arc<[usize]>>,
-    /// The groups, and among how many they have been looked for.
+    /// The groups, and the number of groups that existed when they were searched.
     groups: Mutex<(usize, Vec<Group>)>,
 }
 
-/// Whether these ranks are all among some, which are in ascending order.
-fn within(all: &[usize], ranks: &[usize]) -> bool {
+/// Returns true if `all`, which is in ascending order, contains all of `ranks`.
+fn contains_all(all: &[usize], ranks: &[usize]) -> bool {
     ranks.len() <= all.len() && ranks.iter().all(|rank| all.binary_search(rank).is_ok())
 }
 
 impl DeviceMesh {
-    /// Notes that this rank has drawn of a tensor on this mesh.
+    /// Records a draw of a tensor on this mesh by this rank.
     pub(crate) fn note_draw(&self, seed: u64, draw: u64) {
         let draws = &self.0.shared.draws;
-        if self.coordinate().is_some() && draws.noted() {
+        if self.coordinate().is_some() && draws.is_own_thread() {
             let mut by_ranks = draws.by_ranks.lock();
             let drawn = by_ranks.entry(self.ascending_ranks().clone()).or_default();
             *drawn = drawn.and(seed, draw);
             drop(by_ranks);
-            self.tell(|drawn| drawn.and(seed, draw));
+            self.update_groups(|drawn| drawn.and(seed, draw));
         }
     }
 
-    /// Forgets what this rank has drawn of tensors on this mesh. All ranks of it do so between the same two collectives.
+    /// Clears the recorded draws of tensors on this mesh. All ranks of the mesh do so between the same two collectives.
     pub(crate) fn forget_draws(&self) {
         let draws = &self.0.shared.draws;
-        if self.coordinate().is_some() && draws.noted() {
+        if self.coordinate().is_some() && draws.is_own_thread() {
             let all = self.ascending_ranks();
-            draws.by_ranks.lock().retain(|ranks, _| !within(all, ranks));
-            self.tell(|_| Drawn::default());
+            draws.by_ranks.lock().retain(|ranks, _| !contains_all(all, ranks));
+            self.update_groups(|_| Drawn::default());
         }
     }
 
     fn ascending_ranks(&self) -> &Arc<[usize]> {
-        self.0.sharding.reach.ranks.get_or_init(|| {
+        self.0.sharding.inner_groups.ranks.get_or_init(|| {
             let mut ranks = self.ranks().to_vec();
             ranks.sort_unstable();
             ranks.into()
         })
     }
 
-    /// Changes what is noted with the groups that this mesh has all members of.
-    fn tell(&self, change: impl Fn(Drawn) -> Drawn) {
+    /// Updates the recorded draws of all groups whose members are all in this mesh.
+    fn update_groups(&self, change: impl Fn(Drawn) -> Drawn) {
         let known = self.0.shared.groups.lock();
-        let mut reached = self.0.sharding.reach.groups.lock();
-        // There are ever more groups, never fewer.
-        if reached.0 != known.len() {
+        let mut inner = self.0.sharding.inner_groups.groups.lock();
+        // Groups are never removed, so an equal count means that the cache is current.
+        if inner.0 != known.len() {
             let all = self.ascending_ranks();
-            *reached =
-                (known.len(), known.values().filter(|group| within(all, group.ranks())).cloned().collect());
+            let groups = known.values().filter(|group| contains_all(all, group.ranks()));
+            *inner = (known.len(), groups.cloned().collect());
         }
-        reached.1.iter().for_each(|group| group.note_draws(&change));
+        inner.1.iter().for_each(|group| group.note_draws(&change));
     }
 }

@@ -1,4 +1,4 @@
-//! Groups along several dims of a mesh, and meshes of groups that there are already.
+//! Groups along several mesh dims, and meshes made from existing groups.
 
 use dtensor_layout::{Mesh, MeshNames};
 
@@ -10,7 +10,8 @@ use dtensor_array::Shape;
 const OP: &str = "from_group";
 
 impl DeviceMesh {
-    /// The ranks along several dims taken as one, the first varying slowest. All of them ask at the same time.
+    /// Returns the group of ranks along several dims, flattened with the first dim varying slowest. All of them must call this at
+    /// the same time.
     pub(crate) fn group_over(&self, dims: &[usize], at: Site) -> Result<Group> {
         if let [dim] = dims {
             return self.group(*dim).cloned();
@@ -22,8 +23,9 @@ impl DeviceMesh {
         self.0.shared.group(&self.topology().line(dims), &name, at)
     }
 
-    /// The ranks of a group in one dim, along which they communicate by that group, with its timeout. No group is made; only
-    /// members call this.
+    /// Creates a 1-d mesh of the ranks of an existing group, which communicates through that group and with its timeout.
+    ///
+    /// No group is created. Only members of the group call this.
     ///
     /// ```
     /// use std::time::Duration;
@@ -47,8 +49,9 @@ impl DeviceMesh {
         DeviceMesh::from_groups(world, &[group], group.ranks(), [group.size()], names)
     }
 
-    /// The given ranks in a grid of this shape, row by row, that communicate along each dim by a group that there is already. No
-    /// group is made; only the ranks of the mesh call this, each with the groups it is in.
+    /// Creates a mesh of the given ranks, in row-major order, which communicates along each dim through an existing group.
+    ///
+    /// No group is created. Only the ranks of the mesh call this, each with its own groups, one per dim.
     #[track_caller]
     pub fn from_groups(
         world: &World,
@@ -64,13 +67,13 @@ impl DeviceMesh {
     }
 }
 
-/// That the groups, if some are given, are those along the dims of a mesh of these ranks.
+/// Returns an error unless the groups, if any, are those of this rank along the dims of the mesh.
 pub(super) fn check(world: &World, mesh: &Mesh, groups: &[&Group]) -> Result<()> {
     if groups.is_empty() {
         return Ok(());
     }
     if groups.len() != mesh.ndim() {
-        let message = format!("there are {} groups for the {} dims of the mesh", groups.len(), mesh.ndim());
+        let message = format!("got {} groups for a mesh of {} dims", groups.len(), mesh.ndim());
         return Err(Error::argument(OP, message));
     }
     if mesh.coordinate().is_none() {
@@ -79,13 +82,13 @@ pub(super) fn check(world: &World, mesh: &Mesh, groups: &[&Group]) -> Result<()>
     }
     for (dim, &group) in groups.iter().enumerate() {
         if !world.has(group) {
-            let message = format!("group `{}` is not of this rank in this world", group.name());
+            let message = format!("group `{}` does not belong to this rank's world", group.name());
             return Err(Error::argument(OP, message));
         }
         let line = mesh.line(&[dim]);
         if line != group.ranks() {
             let message = format!(
-                "invalid mesh: along dim {dim} rank {} is among {line:?}, but group `{}` is of {:?}",
+                "invalid mesh: along dim {dim} rank {} is in a line of ranks {line:?}, but group `{}` has ranks {:?}",
                 world.rank(),
                 group.name(),
                 group.ranks()

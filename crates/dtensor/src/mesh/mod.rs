@@ -1,4 +1,4 @@
-//! [`DeviceMesh`]: ranks in a grid with named dims, and a group of ranks along each dim.
+//! [`DeviceMesh`]: an n-dimensional grid of ranks with named dims, and a group along each dim.
 
 mod derive;
 mod draws;
@@ -17,7 +17,7 @@ use dtensor_array::Shape;
 use dtensor_layout::{CacheStats, CostModel, Mesh, MeshDim, MeshDims, MeshNames, Names, Overrides, Planner};
 use parking_lot::Mutex;
 
-use draws::{Draws, Reach};
+use draws::{Draws, InnerGroups};
 use origin::Origin;
 pub(crate) use scope::chosen;
 pub use scope::use_mesh;
@@ -26,11 +26,11 @@ use sharding::Sharding;
 use crate::comm::{Group, Site, World};
 use crate::{Error, Result};
 
-/// Ranks in a grid. A handle: clones are the same mesh.
+/// An n-dimensional grid of ranks. Clones are handles of the same mesh.
 ///
-/// Each dim has a group per line of ranks along it. The ranks of a group are in the order of the mesh's coordinates, whatever
-/// their numbers. A rank of the world that is not in the mesh has no coordinate; it may call everything the others call, and
-/// takes no part.
+/// Along each dim, this rank has a [`Group`] with the ranks that differ from it only in that coordinate. A group is in the order of
+/// the mesh's coordinates, whatever the ranks' numbers. A rank of the world outside the mesh has no coordinate and no groups; it can
+/// run the same program as the others, and takes no part in collectives.
 ///
 /// ```
 /// use dtensor::DeviceMesh;
@@ -52,58 +52,59 @@ pub struct DeviceMesh(Arc<Core>);
 struct Core {
     topology: Mesh,
     shared: Arc<Shared>,
-    /// The mesh that this one was derived from, or itself, and the dims of that one that each dim here consists of.
+    /// The root that this mesh was derived from; itself for a root.
     origin: Arc<Origin>,
+    /// The dims of the root that each dim consists of.
     root_dims: Vec<MeshDims>,
-    /// One per dim, on a rank that is in the mesh.
+    /// One group per dim; empty on a rank outside the mesh.
     groups: Vec<Group>,
-    /// The meshes of one dim each, made when first asked for.
-    lines: Vec<OnceLock<DeviceMesh>>,
-    /// Other meshes derived from this one, so that what they remember is not lost.
-    taken: Mutex<HashMap<Taken, DeviceMesh>>,
-    /// Plans, decisions and draws: what is remembered of tensors on this mesh.
+    /// The 1-d mesh of each dim, made at first use.
+    dim_meshes: Vec<OnceLock<DeviceMesh>>,
+    /// Other meshes derived from this one. Owned here so that their caches outlive the caller's handle.
+    submeshes: Mutex<HashMap<SubmeshKey, DeviceMesh>>,
+    /// The caches of plans and decisions.
     sharding: Sharding,
 }
 
-/// What a mesh is made of.
-struct Parts {
+/// The arguments of [`DeviceMesh::assemble`].
+struct MeshParts {
     topology: Mesh,
     shared: Arc<Shared>,
-    /// The mesh that it is derived from, and the dims of that one that each of its dims consists of. Without, it is one that
-    /// others are derived from.
+    /// The root that the mesh is derived from, and the root dims that each of its dims consists of. `None` for a new root.
     from: Option<(Arc<Origin>, Vec<MeshDims>)>,
-    /// The groups along its dims, as far as they are known: several of size 1 have the same ranks, and still each its own.
+    /// The groups that exist already, by dim. By dim and not by ranks, because the groups of several dims of size 1 have the same
+    /// ranks and are still different groups.
     known: Vec<Option<Group>>,
 }
 
-/// The dims that each dim of a mesh is made of, and their names.
-type Taken = (Vec<MeshDims>, Option<Names>);
+/// The dims that each dim of a submesh is made of, and their names.
+type SubmeshKey = (Vec<MeshDims>, Option<Names>);
 
-/// What a mesh shares with those that were cut out of it.
+/// The data that a mesh shares with the meshes derived from it.
 struct Shared {
     world: World,
     groups: Mutex<HashMap<Vec<usize>, Group>>,
-    /// What has been drawn of tensors on these meshes.
+    /// The random draws of tensors on these meshes.
     draws: Draws,
-    /// The names of all dims that there have been.
+    /// The names of all dims of all of these meshes.
     dims: Mutex<Vec<Arc<str>>>,
-    /// The names given to several dims taken as one.
+    /// The names given by `flatten`, with the dims that they stand for.
     flattened: Mutex<Vec<(Arc<str>, Names)>>,
-    /// Sharding rules that stand for those of operators.
+    /// Sharding rules that replace those of operators.
     overrides: Overrides,
-    /// All meshes that share this, and remember decisions made by these rules.
+    /// All meshes that share this. Their cached decisions are cleared when a rule is registered.
     meshes: Mutex<Vec<Weak<Core>>>,
 }
 
 impl Shared {
-    /// The dims that a name was given to.
+    /// Returns the dims that `flatten` gave this name to, if any.
     fn flattened(&self, name: &str) -> Option<Names> {
         let known = self.flattened.lock();
         known.iter().find(|(known, _)| **known == *name).map(|(_, dims)| dims.clone())
     }
 
-    /// That a name is not in use.
-    fn unknown(&self, op: &'static str, name: &str) -> Result<()> {
+    /// Returns an error if a name is already in use.
+    fn check_new_name(&self, op: &'static str, name: &str) -> Result<()> {
         let message = match self.flattened(name) {
             Some(dims) => format!("`{name}` already exists for submesh {dims:?}"),
             None if self.dims.lock().iter().any(|dim| **dim == *name) => {
@@ -114,20 +115,20 @@ impl Shared {
         Err(Error::argument(op, message))
     }
 
-    /// The group of these ranks, which all of them ask for at the same time.
+    /// Returns the group of these ranks, created if it does not exist. All of them must call this at the same time.
     fn group(&self, ranks: &[usize], name: &str, at: Site) -> Result<Group> {
         if let Some(group) = self.groups.lock().get(ranks) {
             return Ok(group.clone());
         }
         let group = self.world.group_at(ranks, name, at)?;
         let group = group.ok_or_else(|| Error::argument("DeviceMesh", "this rank is not in the group"))?;
-        self.draws.begin(&group);
+        self.draws.init_group(&group);
         self.groups.lock().insert(ranks.to_vec(), group.clone());
         Ok(group)
     }
 }
 
-/// [`DeviceMesh::new`], under PyTorch's name.
+/// Creates a mesh: [`DeviceMesh::new`] under PyTorch's name.
 #[track_caller]
 pub fn init_device_mesh(
     world: &World,
@@ -138,15 +139,15 @@ pub fn init_device_mesh(
 }
 
 impl DeviceMesh {
-    /// The first ranks of the world in a grid of this shape, row by row. `names` names the dims, or is `()`.
+    /// Creates a mesh of the first ranks of the world, in row-major order. `names` names the dims, or is `()`.
     ///
-    /// All ranks of the mesh must call this at the same time.
+    /// All ranks of the mesh must call this at the same time. Returns an error if the world has too few ranks.
     #[track_caller]
     pub fn new(world: &World, shape: impl Into<Shape>, names: impl Into<MeshNames>) -> Result<DeviceMesh> {
         DeviceMesh::make(world, None, shape.into(), names.into(), &[])
     }
 
-    /// The given ranks in a grid of this shape, row by row.
+    /// Creates a mesh of the given ranks, in row-major order.
     ///
     /// ```
     /// use dtensor::DeviceMesh;
@@ -188,7 +189,7 @@ impl DeviceMesh {
             overrides: Overrides::default(),
             meshes: Mutex::default(),
         };
-        DeviceMesh::assemble(Parts {
+        DeviceMesh::assemble(MeshParts {
             topology,
             shared: Arc::new(shared),
             from: None,
@@ -196,10 +197,10 @@ impl DeviceMesh {
         })
     }
 
-    /// Puts a mesh together, and makes the groups that it does not have yet.
+    /// Creates a mesh, and the groups that do not exist yet.
     #[track_caller]
-    fn assemble(parts: Parts) -> Result<DeviceMesh> {
-        let Parts { topology, shared, from, known } = parts;
+    fn assemble(parts: MeshParts) -> Result<DeviceMesh> {
+        let MeshParts { topology, shared, from, known } = parts;
         let mut groups = Vec::new();
         if topology.coordinate().is_some() {
             for dim in 0..topology.ndim() {
@@ -220,17 +221,20 @@ impl DeviceMesh {
             let (origin, root_dims) = from.unwrap_or_else(|| {
                 let (topology, groups, mesh) =
                     (topology.clone(), groups.clone(), Mutex::new(Weak::clone(this)));
-                (Arc::new(Origin { topology, groups, mesh }), origin::each(ndim))
+                (Arc::new(Origin { topology, groups, mesh }), origin::single_dims(ndim))
             });
             Core {
-                lines: topology.shape().iter().map(|_| OnceLock::new()).collect(),
-                sharding: Sharding { planner: Planner::new(topology.clone()), reach: Reach::default() },
+                dim_meshes: topology.shape().iter().map(|_| OnceLock::new()).collect(),
+                sharding: Sharding {
+                    planner: Planner::new(topology.clone()),
+                    inner_groups: InnerGroups::default(),
+                },
                 topology,
                 shared,
                 origin,
                 root_dims,
                 groups,
-                taken: Mutex::default(),
+                submeshes: Mutex::default(),
             }
         });
         let mut meshes = core.shared.meshes.lock();
@@ -240,10 +244,10 @@ impl DeviceMesh {
         Ok(DeviceMesh(core))
     }
 
-    /// The same mesh with another idea of what communication costs along its dims.
+    /// Returns this mesh with another cost model, by which redistributions are planned.
     pub fn with_cost(&self, cost: CostModel) -> Result<DeviceMesh> {
         let core = &*self.0;
-        DeviceMesh::assemble(Parts {
+        DeviceMesh::assemble(MeshParts {
             topology: core.topology.with_cost(cost),
             shared: core.shared.clone(),
             from: (!self.is_root()).then(|| (core.origin.clone(), core.root_dims.clone())),
@@ -251,76 +255,76 @@ impl DeviceMesh {
         })
     }
 
-    /// Ranks in a grid, without their groups.
+    /// Returns the grid of ranks, without the groups.
     #[inline]
     pub(crate) fn topology(&self) -> &Mesh {
         &self.0.topology
     }
 
-    /// What communication is taken to cost.
+    /// Returns the cost model, by which redistributions are planned.
     pub fn cost(&self) -> &CostModel {
         self.0.topology.cost()
     }
 
-    /// The number of dims.
+    /// Returns the number of dims.
     pub fn ndim(&self) -> usize {
         self.0.topology.ndim()
     }
 
-    /// The size of each dim.
+    /// Returns the size of each dim.
     pub fn shape(&self) -> &[usize] {
         self.0.topology.shape()
     }
 
-    /// The number of ranks.
+    /// Returns the number of ranks.
     pub fn size(&self) -> usize {
         self.0.topology.size()
     }
 
-    /// The number of ranks along one dim, given by its position or its name.
+    /// Returns the size of one dim, given by index or name.
     pub fn size_of<'a>(&self, dim: impl Into<MeshDim<'a>>) -> Result<usize> {
         Ok(self.shape()[self.dim("size_of", dim)?])
     }
 
-    /// The ranks, row by row.
+    /// Returns the ranks, in row-major order.
     pub fn ranks(&self) -> &[usize] {
         self.0.topology.ranks()
     }
 
-    /// The names of the dims, if they have some.
+    /// Returns the names of the dims, if they have names.
     pub fn names(&self) -> Option<&[Arc<str>]> {
         self.0.topology.names().map(|names| &names[..])
     }
 
-    /// This rank's number in the world.
+    /// Returns this process's rank in the world.
     pub fn rank(&self) -> usize {
         self.0.topology.rank()
     }
 
-    /// Where in the mesh this rank is, if it is.
+    /// Returns this rank's coordinate in the mesh; `None` if it is outside.
     #[inline]
     pub fn coordinate(&self) -> Option<&[usize]> {
         self.0.topology.coordinate()
     }
 
-    /// This rank's position along one dim; `()` stands for the only one.
+    /// Returns this rank's coordinate along one dim; `()` stands for the only dim.
     pub fn local_rank<'a>(&self, dim: impl Into<MeshDim<'a>>) -> Result<usize> {
         let dim = self.dim("local_rank", dim)?;
         self.coordinate().map(|at| at[dim]).ok_or_else(|| self.outside("local_rank"))
     }
 
-    /// The ranks along one dim that this rank is among; `()` stands for the only dim.
+    /// Returns this rank's group along one dim; `()` stands for the only dim.
     pub fn group<'a>(&self, dim: impl Into<MeshDim<'a>>) -> Result<&Group> {
         let dim = self.dim("group", dim)?;
         self.0.groups.get(dim).ok_or_else(|| self.outside("group"))
     }
 
-    /// The groups this rank is in, one per dim; none if it is not in the mesh.
+    /// Returns this rank's groups, one per dim; empty if it is outside the mesh.
     pub fn groups(&self) -> &[Group] {
         &self.0.groups
     }
 
-    /// The name of a dim, or its number.
+    /// Returns the name of a dim, or its index if it has none.
     pub(crate) fn name_of(&self, dim: usize) -> String {
         self.0.topology.name_of(dim)
     }
@@ -331,7 +335,7 @@ impl DeviceMesh {
             MeshDim::Named(name) if self.0.shared.flattened(name).is_some() => {
                 self.0.topology.dim(op, dim).map_err(|_| {
                     let message = format!(
-                        "`{name}` is the name of several dims taken as one: get their mesh with `slice` first"
+                        "`{name}` is a name given by `flatten`, not a dim of this mesh: get its mesh with `slice` first"
                     );
                     Error::argument(op, message)
                 })
@@ -340,13 +344,13 @@ impl DeviceMesh {
         }
     }
 
-    /// The error of a rank that is not in the mesh.
+    /// The error for a rank that is not in the mesh.
     pub(crate) fn outside(&self, op: &'static str) -> Error {
         Error::argument(op, format!("rank {} is not in the mesh {self}", self.rank()))
     }
 
-    /// Shows two meshes that are not equal, so that one sees how they differ.
-    pub(crate) fn and_other(&self, other: &DeviceMesh) -> String {
+    /// Describes two unequal meshes so that the difference is visible.
+    pub(crate) fn show_difference(&self, other: &DeviceMesh) -> String {
         let (a, b) = (self.topology(), other.topology());
         if a.to_string() != b.to_string() {
             return format!("{a} and {b}");
@@ -359,19 +363,19 @@ impl DeviceMesh {
         format!("{a} seen from rank {} and from rank {}", a.rank(), b.rank())
     }
 
-    /// Returns true if these are the same mesh, not only an equal one.
+    /// Returns true if both are handles of one mesh, not only equal.
     #[inline]
     pub(crate) fn is_handle_of(&self, other: &DeviceMesh) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// What is remembered of tensors on this mesh.
+    /// Returns the cache of plans and decisions.
     #[inline]
     pub(crate) fn planner(&self) -> &Planner {
         &self.0.sharding.planner
     }
 
-    /// How often operators on this mesh found that they had been run on such layouts before.
+    /// Returns the hits, misses and entries of the cache of decisions and plans.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -389,7 +393,7 @@ impl DeviceMesh {
         self.planner().stats()
     }
 
-    /// Forgets the decisions and plans that have been made on this mesh, and counts anew: for measuring what they cost.
+    /// Clears the cache of decisions and plans and resets its counts. Useful to measure what a decision costs.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -440,9 +444,9 @@ mod tests {
     use super::*;
     use crate::{DType, Shard, sharded};
 
-    /// Decisions are remembered by the mesh that they are about, and do not keep it.
+    /// Cached decisions do not keep their mesh alive.
     #[test]
-    fn a_mesh_goes_when_its_last_tensor_does() {
+    fn a_mesh_is_freed_with_its_last_tensor() {
         let mesh = DeviceMesh::new(&World::simulated(2, 0).unwrap(), [2], ()).unwrap();
         let x = sharded::ones([4, 4], DType::F32, &mesh, [Shard(0)]).unwrap().requires_grad_(true).unwrap();
         x.mm(&x).unwrap().sum_all().unwrap().backward().unwrap();

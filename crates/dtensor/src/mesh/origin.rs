@@ -1,4 +1,4 @@
-//! Which mesh a mesh was cut out of, and how parts of one come together again.
+//! The root that a mesh was derived from, and [`DeviceMesh::concatenate`].
 
 use std::sync::{Arc, Weak};
 
@@ -6,25 +6,25 @@ use dtensor_layout::{Mesh, MeshDims, MeshNames};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::{Core, DeviceMesh, Parts};
+use super::{Core, DeviceMesh, MeshParts};
 use crate::comm::Group;
 use crate::{Error, Result};
 
-/// A mesh that others were cut out of. It keeps those, so they do not keep it: if nobody else does, it is made again from this.
+/// The root of derived meshes. The root owns its submeshes, so they hold it weakly; if it was dropped, it is made again from this.
 pub(super) struct Origin {
     pub(super) topology: Mesh,
     pub(super) groups: Vec<Group>,
     pub(super) mesh: Mutex<Weak<Core>>,
 }
 
-/// Every dim by itself.
-pub(super) fn each(ndim: usize) -> Vec<MeshDims> {
+/// Returns a list with one single-dim entry for each dim.
+pub(super) fn single_dims(ndim: usize) -> Vec<MeshDims> {
     (0..ndim).map(|dim| SmallVec::from_elem(dim, 1)).collect()
 }
 
 impl DeviceMesh {
-    /// The mesh that this one was cut out of by [`slice`](DeviceMesh::slice) or [`flatten`](DeviceMesh::flatten), at first or
-    /// after others; itself, if it was not.
+    /// Returns the mesh that this one was derived from by any number of [`slice`](DeviceMesh::slice) and
+    /// [`flatten`](DeviceMesh::flatten) calls; itself if it is a root.
     ///
     /// ```
     /// use dtensor::DeviceMesh;
@@ -46,37 +46,38 @@ impl DeviceMesh {
             return Ok(DeviceMesh(core));
         }
         let Origin { topology, groups, .. } = &**origin;
-        let mesh = DeviceMesh::assemble(Parts {
+        let mesh = DeviceMesh::assemble(MeshParts {
             topology: topology.clone(),
             shared: shared.clone(),
-            from: Some((origin.clone(), each(topology.ndim()))),
+            from: Some((origin.clone(), single_dims(topology.ndim()))),
             known: groups.iter().cloned().map(Some).collect(),
         })?;
         *known = Arc::downgrade(&mesh.0);
         Ok(mesh)
     }
 
-    /// The dims of the [root](DeviceMesh::root) that each dim of this mesh consists of: several where they were flattened.
+    /// Returns the dims of the [root](DeviceMesh::root) that each dim of this mesh consists of: several for a flattened dim.
     pub fn root_dims(&self) -> Vec<&[usize]> {
         self.0.root_dims.iter().map(|dims| &dims[..]).collect()
     }
 
-    /// Those that a mesh of these dims would consist of.
-    pub(super) fn root_dims_of(&self, parts: &[MeshDims]) -> Vec<MeshDims> {
-        let of_part = |part: &MeshDims| part.iter().flat_map(|&dim| self.0.root_dims[dim].clone()).collect();
-        parts.iter().map(of_part).collect()
+    /// Returns the root dims of a submesh; each of its dims consists of some dims of this mesh.
+    pub(super) fn root_dims_of(&self, dims: &[MeshDims]) -> Vec<MeshDims> {
+        let root_dims =
+            |dims: &MeshDims| dims.iter().flat_map(|&dim| self.0.root_dims[dim].clone()).collect();
+        dims.iter().map(root_dims).collect()
     }
 
-    /// Whether this mesh was not cut out of another.
+    /// Returns true if this mesh was not derived from another.
     pub(super) fn is_root(&self) -> bool {
         let root = &self.0.origin.topology;
-        self.0.root_dims == each(root.ndim()) && self.topology().names() == root.names()
+        self.0.root_dims == single_dims(root.ndim()) && self.topology().names() == root.names()
     }
 
-    /// The mesh of the dims of several meshes that were cut out of one, in the order given: the opposite of
-    /// slicing. No dim of the [root](DeviceMesh::root) may be there twice. Communication is taken to cost
-    /// what it costs on the root: what [`with_cost`](DeviceMesh::with_cost) has said of a part does not
-    /// count, and can be said of the result.
+    /// Concatenates the dims of several meshes that were derived from one root, in the order given: the opposite of slicing.
+    ///
+    /// No dim of the [root](DeviceMesh::root) may occur twice. The result has the cost model of the root; a cost model that
+    /// [`with_cost`](DeviceMesh::with_cost) gave to one of the meshes is ignored.
     ///
     /// ```
     /// use dtensor::DeviceMesh;
@@ -101,19 +102,19 @@ impl DeviceMesh {
                 format!("cannot concatenate DeviceMeshes derived from different device meshes: {}", list());
             return Err(Error::argument(OP, message));
         }
-        let parts: Vec<MeshDims> = meshes.iter().flat_map(|mesh| mesh.0.root_dims.clone()).collect();
-        let all: Vec<usize> = parts.iter().flatten().copied().collect();
+        let dims: Vec<MeshDims> = meshes.iter().flat_map(|mesh| mesh.0.root_dims.clone()).collect();
+        let all: Vec<usize> = dims.iter().flatten().copied().collect();
         if (1..all.len()).any(|i| all[..i].contains(&all[i])) {
             return Err(Error::argument(OP, format!("cannot concatenate overlapping meshes: {}", list())));
         }
         let names: Vec<_> =
             meshes.iter().flat_map(|mesh| mesh.names().unwrap_or_default().to_vec()).collect();
-        let names = MeshNames::from(names).checked(OP, parts.len())?;
+        let names = MeshNames::from(names).checked(OP, dims.len())?;
         let root = first.root()?;
-        if parts == each(root.ndim()) && names.as_ref() == root.topology().names() {
+        if dims == single_dims(root.ndim()) && names.as_ref() == root.topology().names() {
             Ok(root)
         } else {
-            root.take(&parts, names)
+            root.submesh(&dims, names)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Sharding rules that stand for those of operators, on one mesh and those derived from it.
+//! Custom sharding rules, which replace those of operators on one mesh and the meshes derived from it.
 
 use dtensor_array::Meta;
 use dtensor_layout::{Operator, Rule};
@@ -7,24 +7,23 @@ use super::DeviceMesh;
 use crate::{Error, Result};
 
 impl DeviceMesh {
-    /// Says on which parts of their inputs operators of this name are run on this mesh, instead of what they
-    /// say themselves. It counts for the meshes that this one was cut out of and those that were cut out of
-    /// it, too, from the next operator on: what has been decided before is forgotten.
+    /// Registers a sharding rule that replaces the rule of the operators named `op` on this mesh.
     ///
-    /// The function is given the operator and the metas of the whole inputs and outputs. `Ok(None)` leaves
-    /// the operator its own rule, which is `op.rule(x, out)` and may be asked for and added to. A gradient
-    /// often has the name of the operator whose gradient it is: the number of inputs tells them apart, or the
-    /// operator's `Debug` text, which shows its attributes, too. So do parts of what a function does in
-    /// several steps: `conv2d` is the name of the windows of its image (one input), and of their product with
-    /// the weight (two, or three with a bias). A later function for the same name replaces the earlier.
+    /// It also applies to the meshes that this one was derived from and to those derived from it. It takes effect at the next
+    /// operator: cached decisions are cleared. A later rule for the same name replaces the earlier one.
     ///
-    /// All ranks of the mesh must say the same at the same point of the program: what ranks do together
-    /// follows from it. A rule is believed: one that is wrong gives wrong results, or a kernel parts that it
-    /// cannot use. [`validate_on`](crate::testing::validate_on) finds that out. The mesh keeps the function,
-    /// which must not keep the mesh.
+    /// `rule` gets the operator and the global metas of its inputs and outputs. It returns `Ok(None)` to keep the operator's own rule,
+    /// which is `op.rule(x, out)`; you can also call that and extend the result. Several operators may share one name. A gradient
+    /// often has the name of its operator, and `conv2d` is both the unfolding of the image (one input) and the product with the
+    /// weight (two inputs, or three with a bias). The number of inputs, or the `Debug` text of the operator, which shows its
+    /// attributes, tells them apart.
     ///
-    /// Any name will do, since operators may come from anywhere.
-    /// [`registered_shardings`](DeviceMesh::registered_shardings) says whether one has been of use.
+    /// All ranks of the mesh must register the same rule at the same point of the program, because collectives depend on it. The rule
+    /// is not checked: a wrong rule gives wrong results, or shards that the kernel cannot use.
+    /// [`validate_on`](crate::testing::validate_on) tests a rule. The mesh owns the function, so the function must not own the mesh.
+    ///
+    /// An unknown name is no error, because operators can be defined anywhere.
+    /// [`registered_shardings`](DeviceMesh::registered_shardings) shows whether a rule has been used.
     ///
     /// ```
     /// use dtensor::comm::World;
@@ -35,12 +34,12 @@ impl DeviceMesh {
     /// let x = sharded::ones([4, 4], DType::F32, &mesh, [Shard(0)])?;
     /// assert_eq!(x.softmax(1)?.placements(), [Shard(0)]);
     ///
-    /// // Never on parts.
+    /// // Run softmax on replicated tensors only.
     /// mesh.register_sharding("softmax", |_, x, out| Ok(Some(Rule::replicated(x, out))))?;
     /// assert_eq!(x.softmax(1)?.placements(), [Replicate]);
     /// assert_eq!(mesh.registered_shardings(), [("softmax".to_string(), 1)]);
     ///
-    /// // Wrongly on any part: a row is not what its parts are.
+    /// // A wrong rule: softmax over a sharded row is not the softmax of its shards.
     /// mesh.register_sharding("softmax", |_, x, out| Rule::pointwise(x, out).map(Some))?;
     /// let (y, validation) = validate_on(&mesh, || Tensor::eye(4, DType::F64)?.softmax(1));
     /// y?;
@@ -64,14 +63,13 @@ impl DeviceMesh {
         Ok(())
     }
 
-    /// The names of operators that have a rule of [`register_sharding`](DeviceMesh::register_sharding), and
-    /// how often each has given one since: operators that run on layouts they have been run on before do not
-    /// ask again.
+    /// Returns the operator names of the rules registered with [`register_sharding`](DeviceMesh::register_sharding), and how often
+    /// each has returned a rule. Rules run only for new decisions: an operator on layouts it has seen before uses the cached one.
     pub fn registered_shardings(&self) -> Vec<(String, u64)> {
         self.0.shared.overrides.list()
     }
 
-    /// The rule of an operator on this mesh. `used` counts the use of one that was registered.
+    /// Returns the rule of an operator on this mesh: the registered one or its own. `used` counts the use of a registered rule.
     pub(crate) fn rule_of(&self, op: &dyn Operator, x: &[Meta], out: &[Meta], used: bool) -> Result<Rule> {
         self.0.shared.overrides.rule_of(op, x, out, used)
     }

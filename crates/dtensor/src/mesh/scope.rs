@@ -1,4 +1,4 @@
-//! The mesh that functions use when none is given: a mode of the calling thread, for the length of a scope.
+//! [`use_mesh`]: the default mesh of a scope, for functions that take an optional one.
 
 use dtensor_array::mode;
 
@@ -9,7 +9,7 @@ mode! {
     static ACTIVE: RefCell<Option<DeviceMesh>> = None;
 }
 
-/// Runs `body` with `mesh` as the mesh of everything that takes an optional one. The innermost scope counts.
+/// Runs `body` with `mesh` as the default for functions that take an optional mesh. Scopes nest, and the innermost one counts.
 ///
 /// ```
 /// use dtensor::comm::World;
@@ -27,14 +27,9 @@ pub fn use_mesh<R>(mesh: &DeviceMesh, body: impl FnOnce() -> R) -> R {
     ACTIVE.within(Some(mesh.clone()), body)
 }
 
-/// The mesh of the scope, if there is one.
-pub(crate) fn active_mesh() -> Option<DeviceMesh> {
-    ACTIVE.get()
-}
-
-/// The mesh given, or that of the scope.
+/// Returns the mesh given, or that of the innermost [`use_mesh`] scope, or an error if there is none.
 pub(crate) fn chosen(op: &'static str, given: Option<&DeviceMesh>) -> Result<DeviceMesh> {
-    given.cloned().or_else(active_mesh).ok_or_else(|| {
-        Error::argument(op, "no device mesh is currently active: give one, or call this inside `use_mesh`")
+    given.cloned().or_else(|| ACTIVE.get()).ok_or_else(|| {
+        Error::argument(op, "no device mesh is currently active: pass one, or call this inside `use_mesh`")
     })
 }

@@ -1,15 +1,14 @@
-//! [`Sharding`]: caches plans and decisions for tensors on a mesh. The mesh itself is topology and groups.
+//! [`Sharding`]: the caches of a mesh: plans and decisions for the tensors on it.
 
 use dtensor_layout::Planner;
 
-use super::draws::Reach;
+use super::draws::InnerGroups;
 
-/// Caches plans and decisions, and records which groups must agree on random draws. A layout reaches it through its mesh in one
-/// step.
+/// Caches plans and decisions, and lists the groups that must agree on random draws.
 ///
-/// Rules that replace those of operators, and the draws themselves, are shared by all meshes derived from one: see
+/// Sharding rules that replace those of operators, and the draws themselves, are shared by all meshes derived from one: see
 /// [`overrides`](super::overrides) and [`draws`](super::draws).
 pub(super) struct Sharding {
     pub(super) planner: Planner,
-    pub(super) reach: Reach,
+    pub(super) inner_groups: InnerGroups,
 }

@@ -1,13 +1,15 @@
-//! Tensors laid on a mesh in every way, to try an operator with.
+//! [`DTensorConverter`]: distributes tensors with every combination of placements, to test an operator.
 
 use crate::{DeviceMesh, Result, Tensor, distribute_tensor};
 use dtensor_layout::{Placement, Replicate, Shard};
 
-/// Lays plain tensors on a mesh in every combination of [`Replicate`] and [`Shard`] along dims that the mesh divides into
-/// equal parts; the last tensor's placements vary fastest. All ranks of the mesh must go through it together.
+/// An iterator that distributes local tensors with every combination of [`Replicate`] and [`Shard`] along dims that the mesh shards
+/// evenly.
 ///
-/// Meta tensors and tensors that are distributed already are passed through, and counted as missed. A tensor that requires
-/// a gradient gives leaves that do; the result of a recorded operator is an error.
+/// The placements of the last tensor vary fastest. All ranks of the mesh must iterate together.
+///
+/// Meta tensors and distributed tensors are returned as they are, and counted by [`miss`](DTensorConverter::miss). For a tensor that
+/// requires a gradient, the distributed tensors are leaves that require one. The result of a recorded operator gives an error.
 ///
 /// ```
 /// use dtensor::comm::launch;
@@ -20,7 +22,7 @@ use dtensor_layout::{Placement, Replicate, Shard};
 ///     let expected = x.add(&b)?.to_vec::<f32>()?;
 ///     let mut converter = DTensorConverter::new(&mesh, &[&x, &b]);
 ///     for tensors in &mut converter {
-///         let [x, b] = &tensors?[..] else { panic!("as many come out as go in") };
+///         let [x, b] = &tensors?[..] else { panic!("expected two tensors") };
 ///         assert_eq!(x.add(b)?.full_tensor()?.to_vec::<f32>()?, expected);
 ///     }
 ///     assert!(converter.successful());
@@ -34,16 +36,16 @@ use dtensor_layout::{Placement, Replicate, Shard};
 pub struct DTensorConverter {
     mesh: DeviceMesh,
     tensors: Vec<Tensor>,
-    /// For each tensor, the placements it is tried with.
+    /// The candidate placements of each tensor.
     choices: Vec<Vec<Vec<Placement>>>,
-    /// Which of its choices each tensor has next; nothing after the last combination.
+    /// The next combination: an index into the choices of each tensor. `None` after the last.
     next: Option<Vec<usize>>,
     hit: usize,
     miss: usize,
 }
 
 impl DTensorConverter {
-    /// For these tensors on this mesh.
+    /// Creates an iterator over the placements of these tensors on this mesh.
     pub fn new(mesh: &DeviceMesh, tensors: &[&Tensor]) -> Self {
         let tensors: Vec<Tensor> = tensors.iter().map(|&x| x.clone()).collect();
         let choices = tensors.iter().map(|x| choices(x, mesh)).collect();
@@ -51,38 +53,38 @@ impl DTensorConverter {
         DTensorConverter { mesh: mesh.clone(), tensors, choices, next, hit: 0, miss: 0 }
     }
 
-    /// How many tensors have been laid on the mesh so far.
+    /// Returns how many tensors have been distributed so far.
     pub fn hit(&self) -> usize {
         self.hit
     }
 
-    /// How many have been passed through.
+    /// Returns how many tensors have been returned as they were.
     pub fn miss(&self) -> usize {
         self.miss
     }
 
-    /// Whether there were tensors, and all of them could be laid on the mesh.
+    /// Returns true if tensors have been distributed and none was returned as it was.
     pub fn successful(&self) -> bool {
         self.hit > 0 && self.miss == 0
     }
 
-    fn laid(&mut self, x: &Tensor, placements: &[Placement]) -> Result<Tensor> {
+    fn distribute(&mut self, x: &Tensor, placements: &[Placement]) -> Result<Tensor> {
         if x.is_meta() || x.is_distributed() {
             self.miss += 1;
             return Ok(x.clone());
         }
-        let laid = distribute_tensor(x, &self.mesh, placements)?;
+        let distributed = distribute_tensor(x, &self.mesh, placements)?;
         self.hit += 1;
-        Ok(laid)
+        Ok(distributed)
     }
 }
 
-/// All lists of one placement per mesh dim that cut a tensor into equal parts.
+/// Returns all lists of placements, one per mesh dim, that shard a tensor evenly.
 fn choices(x: &Tensor, mesh: &DeviceMesh) -> Vec<Vec<Placement>> {
-    // What all ranks divide, those along some mesh dims do too, one after the other.
+    // A size that is a multiple of the mesh size is sharded evenly by any mesh dims.
     let even = |&(_, &size): &(usize, &usize)| size > 1 && size % mesh.size() == 0;
-    let cuts = x.dims().iter().enumerate().filter(even).map(|(dim, _)| Shard(dim as isize));
-    let each: Vec<Placement> = std::iter::once(Replicate).chain(cuts).collect();
+    let shards = x.dims().iter().enumerate().filter(even).map(|(dim, _)| Shard(dim as isize));
+    let each: Vec<Placement> = std::iter::once(Replicate).chain(shards).collect();
     let mut lists = vec![Vec::new()];
     for _ in mesh.shape() {
         let longer = |list: Vec<Placement>| each.clone().into_iter().map(move |p| [&list[..], &[p]].concat());
@@ -103,9 +105,9 @@ impl Iterator for DTensorConverter {
                 break;
             }
         }
-        // Back at the first combination, there is no next.
+        // All indices are back at zero: this was the last combination.
         self.next = at.iter().any(|&at| at > 0).then_some(at);
         let tensors = self.tensors.clone();
-        Some(tensors.iter().zip(&chosen).map(|(x, placements)| self.laid(x, placements)).collect())
+        Some(tensors.iter().zip(&chosen).map(|(x, placements)| self.distribute(x, placements)).collect())
     }
 }

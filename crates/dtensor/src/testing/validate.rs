@@ -1,4 +1,4 @@
-//! Proof by trying: every row that an operator's rule offers is run on real parts and compared with the whole.
+//! [`validate`]: runs every row of an operator's sharding rule on real shards and compares with the single-device result.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::numbers::{Close, Numbers};
+use super::dense::{DenseArray, Tolerance};
 use crate::autograd::grad_enabled;
 use crate::comm::{ReduceOp, World};
-use crate::dispatch::{Described, Heard, OPERATORS};
+use crate::dispatch::{AsOperator, OPERATORS, OperatorEvent};
 use crate::mesh::DeviceMesh;
 use crate::ops::{Arrays, Here, Op, ROUNDS, Together};
 use crate::{Result, Tensor};
@@ -22,17 +22,19 @@ use dtensor_array::kernels::{cat, reduce};
 use dtensor_layout::{Candidate, candidates};
 use dtensor_layout::{Partial, Placement, PlacementList, Replicate, Shard, Spec, SpecKey, shown};
 
-/// What came of trying all rows of all operators in a body.
+/// The result of [`validate`].
+///
+/// A row of a sharding rule is one combination of placements of all inputs and outputs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Validation {
-    /// How many rows were run: an operator, a mesh, shapes, and the placements of all inputs.
+    /// The number of cases run: one per operator, mesh, shapes and row.
     pub cases: usize,
-    /// Rows that do not give what one device does, and how they differ.
+    /// The rows whose result differs from the single-device result, and how.
     pub unsound: Vec<String>,
-    /// Placements along one mesh dim that no rule offers, with how often they were tried and how often they were right. Where
-    /// they always are, they are a chance that was missed, not a fault. Only [`search`] tries them.
+    /// Rows along one mesh dim that no rule offers, with the number of trials and of correct results. Only [`search`] fills this. A
+    /// row that is always correct is a missed opportunity, not an error.
     pub others: BTreeMap<String, (usize, usize)>,
-    /// The names of the operators.
+    /// The names of the operators that were tried.
     pub operators: BTreeSet<&'static str>,
 }
 
@@ -51,12 +53,12 @@ impl fmt::Display for Validation {
 }
 
 impl Validation {
-    /// Sound rows that no rule offers.
+    /// Iterates over the sound rows that no rule offers.
     pub fn missed(&self) -> impl Iterator<Item = &str> {
         self.others.iter().filter(|(_, (tried, sound))| tried == sound).map(|(row, _)| &row[..])
     }
 
-    /// Adds what came of another body.
+    /// Adds the results of another validation.
     pub fn extend(&mut self, other: Validation) {
         self.cases += other.cases;
         self.unsound.extend(other.unsound);
@@ -68,10 +70,11 @@ impl Validation {
     }
 }
 
-/// Runs `body`, and with every operator that it applies to plain tensors, forward or backward, all rows that the operator's rule
-/// offers: on meshes of 2, 4 and 2×2 ranks, with parts cut by the chunk rule and partial values that differ between ranks and
-/// change their sign. What does not equal the result on the whole is listed. No rank is needed: parts are computed one after the
-/// other.
+/// Runs `body` and checks the sharding rule of every operator that it applies to local tensors, forward or backward.
+///
+/// For each operator, it runs all rows that the rule offers on meshes of 2, 4 and 2×2 ranks: it shards the inputs, runs the kernel on
+/// each rank's shards one after the other in this thread, merges the outputs, and compares with the single-device result. Partial
+/// values differ between ranks and change sign. [`Validation::unsound`] lists the rows that differ.
 ///
 /// ```
 /// use dtensor::testing::validate;
@@ -86,11 +89,11 @@ impl Validation {
 /// # }
 /// ```
 pub fn validate<R>(body: impl FnOnce() -> R) -> (R, Validation) {
-    noting(None, false, body)
+    try_operators(None, false, body)
 }
 
-/// As [`validate`], with the rules that operators have on a mesh: where one was
-/// [registered](DeviceMesh::register_sharding), that one. Of the mesh nothing else is used.
+/// Validates like [`validate`], with the rules [registered](DeviceMesh::register_sharding) on a mesh instead of the operators' own.
+/// Nothing else of the mesh is used.
 ///
 /// ```
 /// use dtensor::comm::World;
@@ -98,7 +101,7 @@ pub fn validate<R>(body: impl FnOnce() -> R) -> (R, Validation) {
 /// use dtensor::{DType, DeviceMesh, Tensor};
 /// # fn main() -> dtensor::Result<()> {
 /// let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], ())?;
-/// // As if a square were linear.
+/// // A wrong rule: it declares `pow` linear.
 /// mesh.register_sharding("pow", |op, x, out| op.rule(x, out)?.linear(&[0]).map(Some))?;
 /// let (y, validation) = validate_on(&mesh, || Tensor::arange(0, 8, 1, DType::F64)?.pow(2));
 /// y?;
@@ -107,11 +110,13 @@ pub fn validate<R>(body: impl FnOnce() -> R) -> (R, Validation) {
 /// # }
 /// ```
 pub fn validate_on<R>(mesh: &DeviceMesh, body: impl FnOnce() -> R) -> (R, Validation) {
-    noting(Some(mesh), false, body)
+    try_operators(Some(mesh), false, body)
 }
 
-/// As [`validate`], and tries what the rules of forward operators do not offer, too: for more examples, [`Validation::missed`]
-/// says the better which sound rows a rule lacks.
+/// Validates like [`validate`], and also tries rows that the rules of forward operators do not offer.
+///
+/// [`Validation::missed`] then lists rows that were correct on the inputs of `body`. A row can be correct by chance, so run it on
+/// several inputs and merge the results with [`Validation::extend`].
 ///
 /// ```
 /// use dtensor::Tensor;
@@ -120,25 +125,25 @@ pub fn validate_on<R>(mesh: &DeviceMesh, body: impl FnOnce() -> R) -> (R, Valida
 /// let x = Tensor::from_slice(&[1f64, -2., 3., -4.], [4])?;
 /// let (y, validation) = search(|| x.relu());
 /// y?;
-/// // The largest of several go through, and the rule says so; sums do not.
+/// // `relu` of a partial maximum is a partial maximum, and the rule already offers that row.
 /// assert!(!validation.missed().any(|row| row.contains("P(max)")));
 /// # Ok(())
 /// # }
 /// ```
 pub fn search<R>(body: impl FnOnce() -> R) -> (R, Validation) {
-    noting(None, true, body)
+    try_operators(None, true, body)
 }
 
 /// Runs `body` and tries every operator in it, by the rules of a mesh if one is given. An operator that cannot be tried is listed
 /// as unsound.
-fn noting<R>(rules: Option<&DeviceMesh>, search: bool, body: impl FnOnce() -> R) -> (R, Validation) {
+fn try_operators<R>(rules: Option<&DeviceMesh>, search: bool, body: impl FnOnce() -> R) -> (R, Validation) {
     let found = Rc::new(RefCell::new(Validation::default()));
     let (all, busy, rules) = (found.clone(), Cell::new(false), rules.cloned());
-    let listener = move |heard: &Heard<'_>| {
-        let local = heard.inputs.iter().all(|x| !x.is_distributed() && !x.is_meta());
-        // Trials apply operators themselves.
-        let Some(op) = heard.op.filter(|_| local && !busy.replace(true)) else { return };
-        match try_all(op, heard.inputs, heard.outputs, rules.as_ref(), search) {
+    let listener = move |event: &OperatorEvent<'_>| {
+        let local = event.inputs.iter().all(|x| !x.is_distributed() && !x.is_meta());
+        // Ignore the operators that a trial itself applies.
+        let Some(op) = event.op.filter(|_| local && !busy.replace(true)) else { return };
+        match try_rows(op, event.inputs, event.outputs, rules.as_ref(), search) {
             Ok(found) => all.borrow_mut().extend(found),
             Err(error) => all.borrow_mut().unsound.push(format!("{op:?}: {error}")),
         }
@@ -151,7 +156,8 @@ fn noting<R>(rules: Option<&DeviceMesh>, search: bool, body: impl FnOnce() -> R)
 /// The meshes that rows are tried on.
 const MESHES: [&[usize]; 3] = [&[2], &[4], &[2, 2]];
 
-fn try_all(
+/// Tries all rows of one operator on all meshes.
+fn try_rows(
     op: &dyn Op,
     inputs: &[&Tensor],
     outputs: &[Tensor],
@@ -161,28 +167,30 @@ fn try_all(
     let metas: Vec<Meta> = inputs.iter().map(|x| x.meta()).collect();
     let outs: Vec<Meta> = outputs.iter().map(Tensor::meta).collect();
     let rule = match rules {
-        Some(mesh) => mesh.rule_of(&Described(op), &metas, &outs, false)?,
+        Some(mesh) => mesh.rule_of(&AsOperator(op), &metas, &outs, false)?,
         None => op.rule(&metas, &outs)?,
     };
-    let inputs = inputs.iter().map(|x| Numbers::of(x.part(op.name())?)).collect::<Result<Vec<_>>>()?;
-    let values = outputs.iter().map(|x| Numbers::of(x.part(op.name())?));
+    let inputs = inputs.iter().map(|x| DenseArray::of(x.part(op.name())?)).collect::<Result<Vec<_>>>()?;
+    let values = outputs.iter().map(|x| DenseArray::of(x.part(op.name())?));
     let expected = values.collect::<Result<Vec<_>>>()?;
     let all = || inputs.iter().chain(&expected);
-    if all().any(Numbers::is_inexact) {
+    if all().any(DenseArray::is_inexact) {
         return Ok(Validation::default());
     }
-    let finite = all().all(Numbers::is_finite);
+    let finite = all().all(DenseArray::is_finite);
     let mut found = Validation { operators: BTreeSet::from([op.name()]), ..Validation::default() };
     for sizes in MESHES {
         let trial = Trial::new(op, sizes, &metas, &outs, &inputs, &expected)?;
         let offered = candidates(&rule, sizes);
-        for candidate in offered.iter().filter(|row| possible(row, &metas) && (finite || !sums(row))) {
+        let can_run = |row: &&Candidate| is_supported(row, &metas) && (finite || !has_linear_partials(row));
+        for row in offered.iter().filter(can_run) {
             found.cases += 1;
-            if let Err(why) = trial.run(candidate) {
-                found.unsound.push(trial.described(candidate, &why));
+            if let Err(why) = trial.run(row) {
+                found.unsound.push(trial.describe(row, &why));
             }
         }
-        // Kernels trust their shapes, and the shape rules of gradients trust those who wrote them.
+        // Not in backward: the operators of gradients check shapes less, so a row that is not offered could pass wrong shapes to a
+        // kernel.
         if sizes.len() == 1 && search && grad_enabled() {
             found.others.extend(trial.others(&offered));
         }
@@ -194,12 +202,12 @@ fn try_all(
 struct Trial<'a> {
     op: &'a dyn Op,
     sizes: &'a [usize],
-    /// The mesh as each of its ranks sees it.
+    /// The mesh, once per rank.
     meshes: Vec<DeviceMesh>,
     metas: &'a [Meta],
     outputs: &'a [Meta],
-    inputs: &'a [Numbers],
-    expected: &'a [Numbers],
+    inputs: &'a [DenseArray],
+    expected: &'a [DenseArray],
 }
 
 impl<'a> Trial<'a> {
@@ -208,8 +216,8 @@ impl<'a> Trial<'a> {
         sizes: &'a [usize],
         metas: &'a [Meta],
         outputs: &'a [Meta],
-        inputs: &'a [Numbers],
-        expected: &'a [Numbers],
+        inputs: &'a [DenseArray],
+        expected: &'a [DenseArray],
     ) -> Result<Self> {
         let n = sizes.iter().product();
         let mesh = |rank| DeviceMesh::new(&World::simulated(n, rank)?, sizes, ());
@@ -217,8 +225,8 @@ impl<'a> Trial<'a> {
         Ok(Trial { op, sizes, meshes, metas, outputs, inputs, expected })
     }
 
-    /// What a row does and why it is wrong.
-    fn described(&self, row: &Candidate, why: &str) -> String {
+    /// Describes a row and the reason why it is unsound.
+    fn describe(&self, row: &Candidate, why: &str) -> String {
         let all = |lists: &[PlacementList]| lists.iter().map(|p| shown(p)).collect::<Vec<_>>().join(", ");
         let shapes: Vec<String> = self.metas.iter().map(|meta| meta.shape.to_string()).collect();
         format!(
@@ -231,61 +239,61 @@ impl<'a> Trial<'a> {
         )
     }
 
-    /// The parts of all ranks, computed and put together, compared with the whole.
+    /// Runs the kernel on the shards of each rank, merges the outputs, and compares them with the expected ones.
     fn run(&self, row: &Candidate) -> std::result::Result<(), String> {
-        // What all ranks have of each input.
-        let mut parts: Vec<Vec<Array>> = Vec::new();
+        // The shards of all ranks, for each input.
+        let mut shards: Vec<Vec<Array>> = Vec::new();
         for ((x, placements), meta) in self.inputs.iter().zip(&row.inputs).zip(self.metas) {
-            let split = x.split(placements, self.sizes, parts.len());
-            let local = |part: &Numbers| part.local(meta.dtype).map_err(|error| error.to_string());
-            parts.push(split.iter().map(local).collect::<std::result::Result<_, _>>()?);
+            let split = x.split(placements, self.sizes, shards.len());
+            let array = |shard: &DenseArray| shard.to_array(meta.dtype).map_err(|error| error.to_string());
+            shards.push(split.iter().map(array).collect::<std::result::Result<_, _>>()?);
         }
-        let mut results: Vec<Vec<Numbers>> = vec![Vec::new(); self.outputs.len()];
-        // What each rank has been told by the others.
+        let mut results: Vec<Vec<DenseArray>> = vec![Vec::new(); self.outputs.len()];
+        // The exchanged values that each rank has received.
         let mut known: Vec<Vec<Array>> = vec![Vec::new(); self.meshes.len()];
         for round in 0.. {
             if round > ROUNDS {
-                return Err(format!("after {ROUNDS} rounds ranks have not found out the outputs together"));
+                return Err(format!("`together` returned no outputs after {ROUNDS} rounds"));
             }
-            let mut asked = Vec::new();
+            let mut requests = Vec::new();
             for (rank, mesh) in self.meshes.iter().enumerate() {
-                let (specs, _) = parts_on(mesh, &row.inputs, self.metas);
-                let (out_specs, out) = parts_on(mesh, &row.outputs, self.outputs);
+                let (specs, _) = shards_on(mesh, &row.inputs, self.metas);
+                let (out_specs, out) = shards_on(mesh, &row.outputs, self.outputs);
                 let here = Here::on_mesh(mesh, self.metas, &out, &specs, &out_specs);
-                let locals: Vec<&Array> = parts.iter().map(|parts| &parts[rank]).collect();
-                let made = catch_unwind(AssertUnwindSafe(|| match row.merged.is_empty() {
+                let locals: Vec<&Array> = shards.iter().map(|shards| &shards[rank]).collect();
+                let result = catch_unwind(AssertUnwindSafe(|| match row.merged.is_empty() {
                     true => self.op.kernel(&locals, &here).map(Together::Done),
                     false => self.op.together(&locals, &known[rank], &here),
                 }));
-                match made.map_err(|_| format!("rank {rank}: the kernel panicked"))? {
+                match result.map_err(|_| format!("rank {rank}: the kernel panicked"))? {
                     Ok(Together::Done(values)) => collect(&mut results, rank, &values, &out)?,
-                    Ok(question) => asked.push(question),
+                    Ok(request) => requests.push(request),
                     Err(error) => return Err(format!("rank {rank}: {error}")),
                 }
             }
-            if asked.is_empty() {
+            if requests.is_empty() {
                 break;
             }
-            self.answer(row, &asked, &mut known)?;
+            self.exchange(row, &requests, &mut known)?;
         }
-        for (i, (ranks, placements)) in results.iter().zip(&row.outputs).enumerate() {
-            let (whole, close) = (&self.expected[i], Close::for_dtype(self.outputs[i].dtype));
-            let joined = Numbers::join(ranks, placements, self.sizes, whole.dims(), close)
+        for (i, (shards, placements)) in results.iter().zip(&row.outputs).enumerate() {
+            let (expected, tolerance) = (&self.expected[i], Tolerance::for_dtype(self.outputs[i].dtype));
+            let merged = DenseArray::merge(shards, placements, self.sizes, expected.dims(), tolerance)
                 .map_err(|why| format!("output {i}: {why}"))?;
-            joined.compare(whole, close).map_err(|why| format!("output {i}: {why}"))?;
+            merged.compare(expected, tolerance).map_err(|why| format!("output {i}: {why}"))?;
         }
         Ok(())
     }
 
-    /// Tells every rank what those along the merged mesh dims ask of each other.
-    fn answer(
+    /// Stacks or reduces the requested values over the merged mesh dims, and appends the result to what each rank knows.
+    fn exchange(
         &self,
         row: &Candidate,
-        asked: &[Together],
+        requests: &[Together],
         known: &mut [Vec<Array>],
     ) -> std::result::Result<(), String> {
-        if asked.len() != self.meshes.len() {
-            return Err("some ranks are done and others are not".into());
+        if requests.len() != self.meshes.len() {
+            return Err("`together` returned outputs on some ranks only".into());
         }
         for (rank, mesh) in self.meshes.iter().enumerate() {
             let at = mesh.coordinate().unwrap_or_default();
@@ -295,43 +303,43 @@ impl<'a> Trial<'a> {
             };
             let line: Vec<usize> = (0..self.meshes.len()).filter(same_line).collect();
             let stacked = |of: &dyn Fn(&Together) -> Option<Array>| {
-                let each = line.iter().map(|&r| of(&asked[r])).collect::<Option<Vec<Array>>>();
-                let each = each.ok_or("ranks ask for different things")?;
+                let each = line.iter().map(|&r| of(&requests[r])).collect::<Option<Vec<Array>>>();
+                let each = each.ok_or("`together` returned different requests on different ranks")?;
                 let each = each.iter().map(|x| x.unsqueeze(0));
                 let each =
                     each.collect::<dtensor_array::Result<Vec<Array>>>().map_err(|error| error.to_string())?;
                 cat::cat(&each.iter().collect::<Vec<_>>(), 0).map_err(|error| error.to_string())
             };
-            match &asked[rank] {
-                Together::Stack(parts) => {
-                    for i in 0..parts.len() {
+            match &requests[rank] {
+                Together::Stack(values) => {
+                    for i in 0..values.len() {
                         known[rank].push(stacked(&|other| match other {
-                            Together::Stack(parts) => parts.get(i).cloned(),
+                            Together::Stack(values) => values.get(i).cloned(),
                             _ => None,
                         })?);
                     }
                 }
                 Together::Reduce(_, op) => {
                     let all = stacked(&|other| match other {
-                        Together::Reduce(part, same) if same == op => Some(part.clone()),
+                        Together::Reduce(value, same) if same == op => Some(value.clone()),
                         _ => None,
                     })?;
                     let reduced = reduce::reduce((*op).into(), &all, &[0], false);
                     known[rank].push(reduced.map_err(|error| error.to_string())?);
                 }
-                Together::Done(_) => return Err("some ranks are done and others are not".into()),
+                Together::Done(_) => return Err("`together` returned outputs on some ranks only".into()),
             }
         }
         Ok(())
     }
 
-    /// Rows along one mesh dim that are not offered, tried.
+    /// Tries the rows along one mesh dim that the rule does not offer.
     fn others(&self, offered: &[Candidate]) -> BTreeMap<String, (usize, usize)> {
         let n = self.sizes[0];
         let each = |meta: &Meta, ops: &[ReduceOp]| {
-            let cut = (0..meta.shape.rank()).filter(|&d| meta.shape[d] >= n).map(|d| Shard(d as isize));
-            let partial = ops.iter().filter(|_| meta.dtype.is_float()).map(|&op| Partial(op));
-            std::iter::once(Replicate).chain(cut).chain(partial).collect::<Vec<Placement>>()
+            let shards = (0..meta.shape.rank()).filter(|&d| meta.shape[d] >= n).map(|d| Shard(d as isize));
+            let partials = ops.iter().filter(|_| meta.dtype.is_float()).map(|&op| Partial(op));
+            std::iter::once(Replicate).chain(shards).chain(partials).collect::<Vec<Placement>>()
         };
         let reductions = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min];
         let inputs: Vec<Vec<Placement>> = self.metas.iter().map(|meta| each(meta, &reductions)).collect();
@@ -342,19 +350,23 @@ impl<'a> Trial<'a> {
             return others;
         }
         for index in 0..all {
-            let chosen = nth(&inputs, index);
-            if chosen.iter().all(|&p| p == Replicate)
-                || offered.iter().any(|row| starts(&row.inputs, &chosen))
-            {
+            let chosen = nth_combination(&inputs, index);
+            if chosen.iter().all(|&p| p == Replicate) || offered.iter().any(|row| has_inputs(row, &chosen)) {
                 continue;
             }
             for to in 0..outputs.iter().map(Vec::len).product() {
                 let row = Candidate {
                     inputs: chosen.iter().map(|&p| SmallVec::from_elem(p, 1)).collect(),
-                    outputs: nth(&outputs, to).iter().map(|&p| SmallVec::from_elem(p, 1)).collect(),
+                    outputs: nth_combination(&outputs, to)
+                        .iter()
+                        .map(|&p| SmallVec::from_elem(p, 1))
+                        .collect(),
                     merged: SmallVec::new(),
                 };
-                if possible(&row, self.metas) && self.shapes_fit(&row) && !self.says_less(&row) {
+                if is_supported(&row, self.metas)
+                    && self.shapes_fit(&row)
+                    && !self.has_replicated_partials(&row)
+                {
                     let list = |lists: &[PlacementList]| {
                         lists.iter().map(|p| p[0].to_string()).collect::<Vec<_>>().join(", ")
                     };
@@ -366,56 +378,59 @@ impl<'a> Trial<'a> {
         others
     }
 
-    /// Whether an output is called partial that is simply the same on all ranks: the largest of equals is each of them.
-    fn says_less(&self, row: &Candidate) -> bool {
-        let idle = |list: &PlacementList| {
+    /// Returns true if an output is declared partial but is in fact replicated: the average or extreme of equal values is the value.
+    fn has_replicated_partials(&self, row: &Candidate) -> bool {
+        let idempotent = |list: &PlacementList| {
             matches!(list[..], [Partial(ReduceOp::Avg | ReduceOp::Max | ReduceOp::Min)])
         };
-        let whole =
-            |list: &PlacementList| if idle(list) { SmallVec::from_elem(Replicate, 1) } else { list.clone() };
-        let outputs = row.outputs.iter().map(whole).collect();
-        row.outputs.iter().any(idle)
+        let replicated = |list: &PlacementList| match idempotent(list) {
+            true => SmallVec::from_elem(Replicate, 1),
+            false => list.clone(),
+        };
+        let outputs = row.outputs.iter().map(replicated).collect();
+        row.outputs.iter().any(idempotent)
             && self.run(&Candidate { inputs: row.inputs.clone(), outputs, merged: SmallVec::new() }).is_ok()
     }
 
-    /// Whether the shape rule makes parts of the outputs of parts of the inputs.
+    /// Returns true if the shape rule, applied to the shards of the inputs, gives the shards of the outputs.
     fn shapes_fit(&self, row: &Candidate) -> bool {
         self.meshes.iter().all(|mesh| {
-            let (_, inputs) = parts_on(mesh, &row.inputs, self.metas);
-            let (_, outputs) = parts_on(mesh, &row.outputs, self.outputs);
-            self.op.shape(&inputs).is_ok_and(|made| made[..] == outputs[..])
+            let (_, inputs) = shards_on(mesh, &row.inputs, self.metas);
+            let (_, outputs) = shards_on(mesh, &row.outputs, self.outputs);
+            self.op.shape(&inputs).is_ok_and(|shapes| shapes[..] == outputs[..])
         })
     }
 }
 
-/// How tensors lie on a mesh, and what a rank of it has of them.
-fn parts_on(mesh: &DeviceMesh, lists: &[PlacementList], metas: &[Meta]) -> (Vec<Arc<Spec>>, Vec<Meta>) {
+/// Returns the specs of tensors on a mesh, and the metas of the shards of the mesh's rank.
+fn shards_on(mesh: &DeviceMesh, lists: &[PlacementList], metas: &[Meta]) -> (Vec<Arc<Spec>>, Vec<Meta>) {
     let spec = |(placements, meta): (&PlacementList, &Meta)| {
         mesh.planner().intern(SpecKey { placements: placements.clone(), shape: meta.shape.clone() })
     };
     let specs: Vec<Arc<Spec>> = lists.iter().zip(metas).map(spec).collect();
-    let part = |(spec, meta): (&Arc<Spec>, &Meta)| Meta { shape: spec.local.clone(), ..meta.clone() };
-    let parts = specs.iter().zip(metas).map(part).collect();
-    (specs, parts)
+    let shard = |(spec, meta): (&Arc<Spec>, &Meta)| Meta { shape: spec.local.clone(), ..meta.clone() };
+    let shards = specs.iter().zip(metas).map(shard).collect();
+    (specs, shards)
 }
 
-/// Whether tensors of these dtypes can lie so: there is no average of integers, and integers have no parts of a product.
-fn possible(row: &Candidate, metas: &[Meta]) -> bool {
+/// Returns true if inputs of these dtypes can have these placements: integers can be neither partial averages nor partial products.
+fn is_supported(row: &Candidate, metas: &[Meta]) -> bool {
     let fits = |(list, meta): (&PlacementList, &Meta)| {
         list.iter().all(|p| !matches!(p, Partial(ReduceOp::Avg | ReduceOp::Product)) || meta.dtype.is_float())
     };
     row.inputs.iter().zip(metas).all(fits)
 }
 
-/// Whether summands take part. With infinities, a sum of products need not be the product of a sum: that is how floats are.
-fn sums(row: &Candidate) -> bool {
-    let lists = row.inputs.iter().flatten();
-    lists.into_iter().any(|p| matches!(p, Partial(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product)))
+/// Returns true if an input is a partial sum, average or product. With infinities, floating-point arithmetic is not distributive, so
+/// such rows are skipped.
+fn has_linear_partials(row: &Candidate) -> bool {
+    let mut placements = row.inputs.iter().flatten();
+    placements.any(|p| matches!(p, Partial(ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product)))
 }
 
-/// Notes what a rank has made, if it is of the shapes promised.
+/// Appends the outputs of a rank to the results. Returns an error if their number or shapes are wrong.
 fn collect(
-    results: &mut [Vec<Numbers>],
+    results: &mut [Vec<DenseArray>],
     rank: usize,
     values: &Arrays,
     out: &[Meta],
@@ -427,17 +442,18 @@ fn collect(
         if value.dims() != &meta.shape[..] {
             return Err(format!("rank {rank}: shape {:?} instead of {}", value.dims(), meta.shape));
         }
-        result.push(Numbers::of(value).map_err(|error| error.to_string())?);
+        result.push(DenseArray::of(value).map_err(|error| error.to_string())?);
     }
     Ok(())
 }
 
-fn starts(lists: &[PlacementList], chosen: &[Placement]) -> bool {
-    lists.iter().zip(chosen).all(|(list, p)| list[..] == [*p])
+/// Returns true if a row has these placements of its inputs.
+fn has_inputs(row: &Candidate, placements: &[Placement]) -> bool {
+    row.inputs.iter().zip(placements).all(|(list, p)| list[..] == [*p])
 }
 
-/// The n-th combination of one of each.
-fn nth(choices: &[Vec<Placement>], mut index: usize) -> Vec<Placement> {
+/// Returns the combination at `index` of one placement per list; the first list varies fastest.
+fn nth_combination(choices: &[Vec<Placement>], mut index: usize) -> Vec<Placement> {
     let pick = |list: &Vec<Placement>| {
         let chosen = list[index % list.len()];
         index /= list.len();

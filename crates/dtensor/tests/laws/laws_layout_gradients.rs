@@ -445,7 +445,10 @@ fn gradients_of_other_elements_are_refused() {
                 (joined, "from_local"),
             ] {
                 let error = result.unwrap_err().to_string();
-                assert!(error.starts_with(op) && error.contains("are no parts of one"), "{error}");
+                assert!(
+                    error.starts_with(op) && error.contains("each rank must hold the same elements"),
+                    "{error}"
+                );
             }
             // The same elements are none of others, whether a part or a share of a sum.
             let shares: Vec<Placement> = lies.iter().map(|&p| if p == R { P } else { p }).collect();

@@ -96,10 +96,16 @@ fn groups_that_there_are_make_a_mesh() {
             assert!(error.contains(word), "{error}");
         };
         refused(DeviceMesh::from_groups(&world, &[], &ranks, [2, 2], ()), "at least one");
-        refused(DeviceMesh::from_groups(&world, &[&rows], &ranks, [2, 2], ()), "1 groups for the 2 dims");
+        refused(
+            DeviceMesh::from_groups(&world, &[&rows], &ranks, [2, 2], ()),
+            "got 1 groups for a mesh of 2 dims",
+        );
         refused(DeviceMesh::from_groups(&world, &[&rows, &columns], &ranks, [2, 2], ()), "invalid mesh");
         refused(DeviceMesh::from_groups(&world, &[&rows, &rows], &ranks, [2], ()), "does not have 4 ranks");
-        refused(DeviceMesh::from_group(&World::simulated(4, world.rank())?, &rows, ()), "not of this rank");
+        refused(
+            DeviceMesh::from_group(&World::simulated(4, world.rank())?, &rows, ()),
+            "does not belong to this rank",
+        );
         Ok(())
     });
 }

@@ -10,8 +10,8 @@ const STATE: [(&str, &str, &str); 6] = [
     ("dtensor-array/src/mode.rs", "ANY", "listeners hear what happens now, whoever asked for it"),
     ("dtensor-array/src/mode.rs", "LIST", "listeners hear what happens now, whoever asked for it"),
     ("dtensor/src/autograd/node.rs", "NEXT", "a counter"),
-    ("dtensor/src/autograd/node.rs", "HELD", "what is being dropped"),
-    ("dtensor/src/dispatch/mode.rs", "SAID", "warnings that have been printed"),
+    ("dtensor/src/autograd/node.rs", "DROP_QUEUE", "nodes that are being dropped"),
+    ("dtensor/src/dispatch/mode.rs", "WARNED", "warnings that have been printed"),
 ];
 
 /// Names that modules have been given, which outlive every scope.

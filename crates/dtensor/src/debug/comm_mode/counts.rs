@@ -1,4 +1,4 @@
-//! How often each collective was called.
+//! [`CommCounts`] and [`ModuleCounts`]: how often each collective was called.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,13 +8,14 @@ use serde::Serialize;
 
 use super::Phase;
 
-/// How often each collective was called, by its [name](crate::comm::Collective::name). One that was not called counts 0.
+/// The number of calls of each collective, by its [name](crate::comm::Collective::name). The count of a collective that was not
+/// called is 0.
 ///
-/// The names that PyTorch counts by mean the same here, with what stands before them (`c10d`, `c10d_functional`,
-/// `_c10d_functional`, `_c10d_functional_autograd`, `_dtensor`; `torch.ops` before that) or without it, and with `.default` after
-/// them or without it. Where PyTorch has several names for a collective, each gives the count of all:
+/// PyTorch's names work as indices too: with or without a namespace (`c10d`, `c10d_functional`, `_c10d_functional`,
+/// `_c10d_functional_autograd`, `_dtensor`, each also after `torch.ops.`), and with or without `.default`. If PyTorch has several
+/// names for a collective, each gives the count of all:
 ///
-/// | here | there |
+/// | `dtensor` | PyTorch |
 /// | --- | --- |
 /// | `all_reduce` | `all_reduce`, `all_reduce_`, `all_reduce_coalesced`, `all_reduce_coalesced_`, `allreduce_`, `allreduce_coalesced_` |
 /// | `all_gather` | `all_gather_into_tensor`, `all_gather_into_tensor_out`, `all_gather_into_tensor_coalesced`, `all_gather_tensor`, `all_gather_single`, `allgather_`, `_allgather_base_`, `allgather_coalesced_`, `allgather_into_tensor_coalesced_` |
@@ -53,22 +54,22 @@ impl CommCounts {
         *self.0.entry(name.to_owned()).or_default() += 1;
     }
 
-    /// How often the collective of this name was called.
+    /// Returns how often the collective of this name was called.
     pub fn get(&self, name: &str) -> usize {
         self[name]
     }
 
-    /// How many collectives there were.
+    /// Returns the number of collectives.
     pub fn total(&self) -> usize {
         self.0.values().sum()
     }
 
-    /// Whether there were none.
+    /// Returns true if no collective was called.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The names of those that were called, in alphabetical order, and how often they were.
+    /// Iterates over the names and counts of the collectives that were called, in alphabetical order.
     pub fn iter(&self) -> impl Iterator<Item = (&str, usize)> {
         self.0.iter().map(|(name, &count)| (&**name, count))
     }
@@ -78,16 +79,16 @@ impl Index<&str> for CommCounts {
     type Output = usize;
 
     fn index(&self, name: &str) -> &usize {
-        self.0.get(ours(name)).unwrap_or(&0)
+        self.0.get(from_pytorch_name(name)).unwrap_or(&0)
     }
 }
 
-/// What may stand before a name in PyTorch.
+/// The namespaces of PyTorch's collectives.
 const NAMESPACES: [&str; 5] =
     ["c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"];
 
-/// The name that a collective has here.
-fn ours(name: &str) -> &str {
+/// Converts PyTorch's name of a collective to ours. Other names are returned as they are.
+fn from_pytorch_name(name: &str) -> &str {
     let short = name.strip_prefix("torch.ops.").unwrap_or(name);
     let short = short.strip_suffix(".default").unwrap_or(short);
     let short = match short.split_once('.') {
@@ -142,8 +143,8 @@ impl fmt::Debug for CommCounts {
     }
 }
 
-/// How often a module, with all that ran in it, called each collective. Its index gives the sum of all phases, its fields give
-/// each phase.
+/// The number of calls of each collective in a module and its submodules. An index gives the sum of all phases; the fields give each
+/// phase.
 ///
 /// ```
 /// use dtensor::debug::CommDebugMode;
@@ -156,7 +157,7 @@ impl fmt::Debug for CommCounts {
 /// let x = sharded::ones([8, 2], DType::F32, &mesh, [Shard(0)])?;
 /// let mode = CommDebugMode::record(|| layer.forward(&x)?.sum_all()?.backward())?;
 /// let counts = mode.comm_module_counts();
-/// // The gradient of a weight that all have is the sum of what each finds on its rows.
+/// // The gradient of the replicated weight is the sum of the gradients of all ranks.
 /// assert_eq!(counts["Linear"]["all_reduce"], 1);
 /// assert_eq!(counts["Linear"].forward["all_reduce"], 0);
 /// assert_eq!(counts["Linear"].backward["all_reduce"], 1);
@@ -165,11 +166,11 @@ impl fmt::Debug for CommCounts {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModuleCounts {
-    /// In the first computation.
+    /// Calls in forward.
     pub forward: CommCounts,
-    /// In that of gradients.
+    /// Calls in backward.
     pub backward: CommCounts,
-    /// In that of what a checkpoint had not kept.
+    /// Calls while a backward pass recomputed the body of a checkpoint.
     pub recomputation: CommCounts,
     all: CommCounts,
 }
@@ -184,12 +185,12 @@ impl ModuleCounts {
         }
     }
 
-    /// The sum of all phases.
+    /// Returns the sum of all phases.
     pub fn all(&self) -> &CommCounts {
         &self.all
     }
 
-    /// Those of one phase.
+    /// Returns the counts of one phase.
     pub fn of(&self, phase: Phase) -> &CommCounts {
         match phase {
             Phase::Forward => &self.forward,

@@ -1,35 +1,35 @@
-//! What happened, for programs that read it.
+//! The JSON form of a record: the tree of modules.
 
 use serde::Serialize;
 
 use super::Phase;
 use super::level::Level;
-use super::node::Node;
+use super::node::ModuleNode;
 use super::record::{CollectiveRecord, OperationRecord, TensorRecord};
 
-/// A module as a file shows it.
+/// A module in the JSON file. The field names are PyTorch's.
 #[derive(Serialize)]
-pub(super) struct Dump<'t> {
+pub(super) struct ModuleJson<'t> {
     fqn: &'static str,
     module_type: &'static str,
-    parameters: Vec<Parameter<'t>>,
+    parameters: Vec<ParameterJson<'t>>,
     collectives_forward: Vec<Collectives<'t>>,
     collectives_backward: Vec<Collectives<'t>>,
     collectives_checkpointing: Vec<Collectives<'t>>,
     operations_forward: Vec<&'t OperationRecord>,
     operations_backward: Vec<&'t OperationRecord>,
     operations_checkpointing: Vec<&'t OperationRecord>,
-    children: Vec<Dump<'t>>,
+    children: Vec<ModuleJson<'t>>,
 }
 
 #[derive(Serialize)]
-struct Parameter<'t> {
+struct ParameterJson<'t> {
     name: &'t str,
     #[serde(flatten)]
     tensor: TensorRecord,
 }
 
-/// How often a module, with all that ran in it, called a collective; and each call of the module itself.
+/// One collective of a module: the number of calls including submodules, and the calls of the module itself.
 #[derive(Serialize)]
 struct Collectives<'t> {
     name: String,
@@ -37,8 +37,8 @@ struct Collectives<'t> {
     calls: Vec<&'t CollectiveRecord>,
 }
 
-impl<'t> Dump<'t> {
-    pub(super) fn of(node: &Node<'t>, level: Level) -> Self {
+impl<'t> ModuleJson<'t> {
+    pub(super) fn of(node: &ModuleNode<'t>, level: Level) -> Self {
         let collectives = |phase: Phase| {
             let counts = node.counts.of(phase).iter();
             let called = |(name, count): (&str, usize)| Collectives {
@@ -49,11 +49,11 @@ impl<'t> Dump<'t> {
             counts.map(called).collect()
         };
         let parameters = node.info.parameters.iter().filter(|_| level.shows_modules());
-        Dump {
+        ModuleJson {
             fqn: node.path,
             module_type: if level.shows_modules() { node.info.kind } else { "" },
             parameters: parameters
-                .map(|(name, value)| Parameter { name, tensor: TensorRecord::of(value) })
+                .map(|(name, value)| ParameterJson { name, tensor: TensorRecord::of(value) })
                 .collect(),
             collectives_forward: collectives(Phase::Forward),
             collectives_backward: collectives(Phase::Backward),
@@ -61,7 +61,7 @@ impl<'t> Dump<'t> {
             operations_forward: node.operations(Phase::Forward).collect(),
             operations_backward: node.operations(Phase::Backward).collect(),
             operations_checkpointing: node.operations(Phase::Recomputation).collect(),
-            children: node.children.iter().map(|child| Dump::of(child, level)).collect(),
+            children: node.children.iter().map(|child| ModuleJson::of(child, level)).collect(),
         }
     }
 }

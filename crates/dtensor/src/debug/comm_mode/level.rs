@@ -1,17 +1,17 @@
-//! How much is shown.
+//! [`Level`]: the noise level of a table or file.
 
 use super::record::OperationRecord;
 use crate::{Error, Result};
 
-/// How much a table or file shows.
+/// The noise level: how much a table or file shows. Each level shows all that the previous one does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Level {
     /// Modules with their collectives.
     Collectives,
-    /// What modules are and have, and operators on meshes that compute or move something.
+    /// Types and parameters of modules, and operators on distributed tensors, except trivial ones.
     Distributed,
-    /// Operators on this rank's tensors alone, too.
-    Computing,
+    /// Operators on local tensors, except trivial ones.
+    NonTrivial,
     /// All operators.
     Everything,
 }
@@ -21,7 +21,7 @@ impl Level {
         Ok(match noise_level {
             0 => Level::Collectives,
             1 => Level::Distributed,
-            2 => Level::Computing,
+            2 => Level::NonTrivial,
             3 => Level::Everything,
             _ => {
                 let message = format!("noise_level must be 0, 1, 2 or 3, but is {noise_level}");
@@ -30,7 +30,7 @@ impl Level {
         })
     }
 
-    /// Whether modules are shown with their types and parameters.
+    /// Returns true if modules are shown with their types and parameters.
     pub(super) fn shows_modules(self) -> bool {
         self > Level::Collectives
     }
@@ -39,7 +39,7 @@ impl Level {
         match self {
             Level::Collectives => false,
             Level::Distributed => operation.is_distributed() && !operation.is_trivial(),
-            Level::Computing => !operation.is_trivial(),
+            Level::NonTrivial => !operation.is_trivial(),
             Level::Everything => true,
         }
     }

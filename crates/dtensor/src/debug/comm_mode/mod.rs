@@ -1,9 +1,10 @@
-//! Which collectives were called, in which module, for which line.
+//! [`CommDebugMode`]: records which collectives ran, in which module, and for which source line.
 //!
-//! A [`CommDebugMode`] listens, while it runs something, to the modules that are entered, the operators that are run and the
-//! collectives that are called on its thread. It only keeps what it hears: nothing is computed or moved because of it.
+//! While it runs a closure, it listens to modules, operators and collectives on its thread. It only records: it computes and
+//! communicates nothing itself.
 
 mod counts;
+mod debug_string;
 mod json;
 mod level;
 mod node;
@@ -13,7 +14,6 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod trace;
-mod tree;
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -27,13 +27,13 @@ pub use trace::ModuleInfo;
 
 use super::Phase;
 use crate::comm::{CALLS, Call};
-use crate::dispatch::{Heard, OPERATORS};
+use crate::dispatch::{OPERATORS, OperatorEvent};
 use crate::nn::watched;
 use crate::{Placement, Result, Tensor};
 use trace::Trace;
 
-/// Listens to what the calling thread, which is one rank, communicates: how often each collective is called, in which module, for
-/// which line of the program, with how many bytes, on which mesh dim, and whether somebody asked for it.
+/// Records every collective that the calling thread, which is one rank, runs: how often, in which module, for which source line, with
+/// how many bytes, on which mesh dim, and whether it was explicit or implicit.
 ///
 /// ```
 /// use dtensor::models::MLPModule;
@@ -48,7 +48,7 @@ use trace::Trace;
 ///     assert_eq!(comm.get_total_counts(), 1);
 ///     assert_eq!(comm.get_comm_counts()["all_reduce"], 1);
 ///     assert_eq!(comm.comm_module_counts()["MLPModule.net2"].forward["all_reduce"], 1);
-///     // All ranks have heard the same: one of them says it.
+///     // All ranks recorded the same, so one prints it.
 ///     if world.rank() == 0 {
 ///         println!("{comm}");
 ///     }
@@ -75,60 +75,60 @@ use trace::Trace;
 ///
 /// # Which module
 ///
-/// A collective counts for the innermost module that runs, for all modules that one runs in, and for `Global`. That of a gradient
-/// counts for the module whose forward pass it is of, and the one that brings a leaf's gradient to where the leaf lies for the
-/// module that used the leaf. The path of a root is the name of its type, that of others has the names of the fields after it:
-/// `Mlp.net1`. A second root of one type is `Mlp#2`. Names begin anew with each [`run`](CommDebugMode::run); a module of whose
-/// forward pass the gradients come in a later one has the name it had, unless another has it there. Modules are known by their
-/// `forward`, if it is written with [`#[forward]`](crate::nn::forward).
+/// A collective counts for the innermost running module, for all modules that contain it, and for `Global`. A collective in backward
+/// counts for the module that ran the operator in forward; redistributing the gradient of a leaf counts for the module that used the
+/// leaf. The path of a root module is the name of its type; the paths of others append field names, as in `Mlp.net1`. A second root of
+/// the same type is `Mlp#2`. Names start over with each [`run`](CommDebugMode::run). If backward runs in a later `run` than forward,
+/// a module has the name it had in forward, unless another module has that name in the later `run`. Only modules whose `forward` is
+/// written with [`#[forward]`](crate::nn::forward) are tracked.
 ///
-/// Two modules are different if they have different [bases](crate::nn::Base), or, without these, if any parameter, buffer or base
-/// in them is different. One that is called from several modules has one path, by which it has all its counts; tables and files
-/// show it below each of them, with what happened there.
+/// Two modules are different if they have different [bases](crate::nn::Base), or, without bases, if they differ in any parameter,
+/// buffer or base. A module that is called from several modules has one path with all of its counts; tables and files show it below
+/// each caller, with the counts of those calls.
 ///
 /// # What counts
 ///
-/// Everything that moves tensors between ranks, once for each call on this rank, whether it was called by an operator, by
-/// [`redistribute`](Tensor::redistribute) or on a [`Group`](crate::comm::Group): messages from rank to rank, too. Barriers, the
-/// making of groups and the exchange of what is no tensor do not count.
+/// Every collective or message that moves tensors between ranks counts once per call on this rank, whether an operator,
+/// [`redistribute`](Tensor::redistribute) or a [`Group`](crate::comm::Group) method ran it. Barriers, the creation of groups and the
+/// exchange of objects do not count.
 ///
-/// # What it gives
+/// # Output
 ///
-/// It displays as the table above; [others](CommDebugMode::generate_comm_debug_tracing_table) show more, and
-/// [`debug_string`](CommDebugMode::debug_string) shows everything in the order in which it happened. Maps keep the order in
-/// which things happened; as with other maps, an index that is not there panics, and `get` does not. What is given is a copy.
+/// The mode displays as the table above. [Other tables](CommDebugMode::generate_comm_debug_tracing_table) show more, and
+/// [`debug_string`](CommDebugMode::debug_string) lists everything in execution order. The maps returned are copies, in execution
+/// order.
 ///
-/// # What it keeps
+/// # Memory
 ///
-/// Until it runs something again or is dropped: a record of every collective and operator, and the values that the parameters of
-/// each module had when it last ran, which take their memory though the model be gone. It keeps no module, no graph and no other
-/// tensor. The paths of modules stay for as long as the program runs.
+/// Until the next `run`, or until it is dropped, the mode holds a record of every collective and operator, and the parameter values
+/// of each module as of its last call, even if the model has been dropped. It holds no module, no graph and no other tensor. The
+/// paths of modules stay allocated until the program ends.
 ///
-/// # Several at a time
+/// # Several modes
 ///
-/// A clone is the same mode. Modes nest: an inner one takes nothing away from an outer one. A mode belongs to its thread: each
-/// rank has its own.
+/// A clone is a handle of the same mode. Modes nest: an outer mode records what an inner one records too. A mode belongs to its
+/// thread, so each rank has its own.
 #[derive(Clone, Default)]
 pub struct CommDebugMode {
-    state: Rc<State>,
+    recorder: Rc<Recorder>,
 }
 
 #[derive(Default)]
-struct State {
+struct Recorder {
     trace: RefCell<Trace>,
-    /// Whether it listens.
+    /// True while the mode runs a closure.
     running: Cell<bool>,
 }
 
-/// # Listening
+/// # Recording
 impl CommDebugMode {
-    /// A mode that has heard nothing.
+    /// Creates a mode with an empty record.
     pub fn new() -> Self {
         CommDebugMode::default()
     }
 
-    /// Runs `body` and listens. What was heard before is forgotten; what is heard can be asked for in `body`, too, and after it,
-    /// however it ends.
+    /// Runs `body` and records it, after clearing the previous record. The record can be read inside `body` too, and after it even if
+    /// it panics.
     ///
     /// ```
     /// use dtensor::debug::CommDebugMode;
@@ -138,9 +138,9 @@ impl CommDebugMode {
     /// let x = sharded::ones([8], DType::F32, &mesh, [Shard(0)])?;
     /// let mode = CommDebugMode::new();
     /// let sum = mode.run(|| {
-    ///     let whole = x.redistribute([Replicate])?;
+    ///     let replicated = x.redistribute([Replicate])?;
     ///     assert_eq!(mode.get_total_counts(), 1);
-    ///     whole.sum_all()
+    ///     replicated.sum_all()
     /// })?;
     /// mode.run(|| assert_eq!(mode.get_total_counts(), 0));
     /// # Ok(())
@@ -153,24 +153,24 @@ impl CommDebugMode {
                 self.0.set(false);
             }
         }
-        drop(self.state.trace.take());
-        if self.state.running.replace(true) {
-            // It listens already: to hear everything twice would count it twice.
+        drop(self.recorder.trace.take());
+        if self.recorder.running.replace(true) {
+            // This mode is already listening; a second listener would count everything twice.
             return body();
         }
-        let _stop = Stop(&self.state.running);
-        let [modules, calls, operators] = [0; 3].map(|_| self.state.clone());
+        let _stop = Stop(&self.recorder.running);
+        let [modules, calls, operators] = [0; 3].map(|_| self.recorder.clone());
         watched(Rc::new(move |entered| modules.trace.borrow_mut().enter(entered)), || {
             CALLS.listen(Rc::new(move |call: &Call| calls.trace.borrow_mut().call(call)), || {
                 OPERATORS.listen(
-                    Rc::new(move |heard: &Heard<'_>| operators.trace.borrow_mut().operator(heard)),
+                    Rc::new(move |event: &OperatorEvent<'_>| operators.trace.borrow_mut().operator(event)),
                     body,
                 )
             })
         })
     }
 
-    /// What a new mode hears of `body`, if that succeeds.
+    /// Records `body` in a new mode and returns the mode, or the error of `body`.
     ///
     /// ```
     /// use dtensor::debug::CommDebugMode;
@@ -192,45 +192,46 @@ impl CommDebugMode {
 
 /// # Counts
 impl CommDebugMode {
-    /// How many collectives there were.
+    /// Returns the number of collectives.
     pub fn get_total_counts(&self) -> usize {
-        self.state.trace.borrow().collectives().count()
+        self.recorder.trace.borrow().collectives().count()
     }
 
-    /// How often each collective was called.
+    /// Returns how often each collective was called.
     pub fn get_comm_counts(&self) -> CommCounts {
         let mut counts = CommCounts::default();
-        self.state.trace.borrow().collectives().for_each(|call| counts.add(&call.name));
+        self.recorder.trace.borrow().collectives().for_each(|call| counts.add(&call.name));
         counts
     }
 
-    /// How often each module that ran, with all that ran in it, called each collective, by the module's path; everything, by
-    /// `Global`. In the order in which they ran. [`ModuleCounts`] has the sum of all phases and each phase.
+    /// Returns the counts of each module by path, in the order in which modules ran. They include the counts of its submodules;
+    /// `Global` has all. [`ModuleCounts`] has each phase and the sum of the phases.
     pub fn comm_module_counts(&self) -> IndexMap<&'static str, ModuleCounts> {
-        self.state.trace.borrow().counts()
+        self.recorder.trace.borrow().counts()
     }
 
-    /// [`comm_module_counts`](CommDebugMode::comm_module_counts), under an older name.
+    /// Returns the same as [`comm_module_counts`](CommDebugMode::comm_module_counts): its older name in PyTorch.
     pub fn get_comm_module_counts(&self) -> IndexMap<&'static str, ModuleCounts> {
         self.comm_module_counts()
     }
 
-    /// Every collective, in the order in which they were called.
+    /// Returns every collective, in the order of the calls.
     pub fn collectives(&self) -> Vec<CollectiveRecord> {
-        self.state.trace.borrow().collectives().cloned().collect()
+        self.recorder.trace.borrow().collectives().cloned().collect()
     }
 }
 
 /// # Modules and operators
 impl CommDebugMode {
-    /// The parameters of every module that ran forward and has some, by the module's path and their own names.
+    /// Returns the parameters of every module that ran forward, by module path and parameter name. Modules without parameters are
+    /// left out.
     pub fn get_parameter_info(&self) -> IndexMap<&'static str, IndexMap<String, Tensor>> {
-        let trace = self.state.trace.borrow();
+        let trace = self.recorder.trace.borrow();
         let with = trace.modules.iter().filter(|(_, info)| !info.parameters.is_empty());
         with.map(|(path, info)| (*path, info.parameters.clone())).collect()
     }
 
-    /// How the parameters lie that do on a mesh, by the module's path and their own names: `Mlp.net1.weight`.
+    /// Returns the placements of the distributed parameters, by module path and parameter name, as in `Mlp.net1.weight`.
     ///
     /// ```
     /// use dtensor::debug::CommDebugMode;
@@ -258,24 +259,24 @@ impl CommDebugMode {
         sharding
     }
 
-    /// Every module that ran, by its path, in the order in which they ran, after `Global`.
+    /// Returns `Global` and every module that ran, by path, in the order in which they ran.
     pub fn module_helper_dict(&self) -> IndexMap<&'static str, ModuleInfo> {
-        self.state.trace.borrow().modules.clone()
+        self.recorder.trace.borrow().modules.clone()
     }
 
-    /// How deep every module that ran lies in others, by its path: `Global` at 0.
+    /// Returns the nesting depth of every module that ran, by path; that of `Global` is 0.
     pub fn module_depth_dict(&self) -> IndexMap<&'static str, usize> {
-        self.state.trace.borrow().modules.iter().map(|(path, info)| (*path, info.depth)).collect()
+        self.recorder.trace.borrow().modules.iter().map(|(path, info)| (*path, info.depth)).collect()
     }
 
-    /// Every operator, in the order in which they were done, those of gradients too.
+    /// Returns every operator in execution order, including those of gradients.
     pub fn operations(&self) -> Vec<OperationRecord> {
-        self.state.trace.borrow().operations().cloned().collect()
+        self.recorder.trace.borrow().operations().cloned().collect()
     }
 
-    /// The operators of every module that ran, without those of modules that ran in it, by its path.
+    /// Returns the operators of every module that ran, by path, without those of its submodules.
     pub fn comm_module_operation_counts(&self) -> IndexMap<&'static str, Vec<OperationRecord>> {
-        let trace = self.state.trace.borrow();
+        let trace = self.recorder.trace.borrow();
         let mut all: IndexMap<_, Vec<_>> = trace.modules.keys().map(|path| (*path, Vec::new())).collect();
         for operation in trace.operations() {
             all.entry(operation.module).or_default().push(operation.clone());

@@ -1,4 +1,4 @@
-//! The tree of modules with what happened in each: what tables and files are made of.
+//! [`ModuleNode`]: the tree of modules with their collectives and operators, from which tables and files are made.
 
 use indexmap::IndexMap;
 
@@ -9,45 +9,47 @@ use super::record::{CollectiveRecord, OperationRecord};
 use super::trace::{GLOBAL, ModuleInfo, Trace};
 use crate::comm::Running;
 
-/// A module that was called from somewhere, and those that ran in it. One that was called from several has a node in each, with
-/// what happened when it was called from there: the numbers of a node are those of its children and what it called itself.
-pub(super) struct Node<'t> {
+/// A module at one place of the tree. A module that was called from several modules has a node below each, with the calls made there:
+/// the counts of a node are those of the module itself and of its children.
+pub(super) struct ModuleNode<'t> {
     pub(super) path: &'static str,
     pub(super) info: &'t ModuleInfo,
     pub(super) counts: ModuleCounts,
-    /// What was called in the module itself, not in one below it.
+    /// The collectives of the module itself, without those of its children.
     calls: Vec<&'t CollectiveRecord>,
     operations: Vec<&'t OperationRecord>,
-    /// The node it is to go below.
+    /// The key of the parent node.
     parent: Option<usize>,
-    pub(super) children: Vec<Node<'t>>,
+    pub(super) children: Vec<ModuleNode<'t>>,
 }
 
-/// Which node is meant: there is one for each module and place it was called from, and one for what is in no module.
-fn node_of(running: Option<&'static Running>) -> usize {
+/// Returns the key of a node: one per module and caller, and 0 for `Global`.
+fn node_key(running: Option<&'static Running>) -> usize {
     running.map_or(0, Running::address)
 }
 
-impl<'t> Node<'t> {
-    /// The tree below `Global`, with the operators that are to be shown.
-    pub(super) fn tree(trace: &'t Trace, level: Level) -> Node<'t> {
-        let mut nodes: IndexMap<usize, Node<'t>> = [(0, Node::new(trace, GLOBAL, None))].into();
+impl<'t> ModuleNode<'t> {
+    /// Builds the tree below `Global`, with the operators that `level` shows.
+    pub(super) fn tree(trace: &'t Trace, level: Level) -> ModuleNode<'t> {
+        let mut nodes: IndexMap<usize, ModuleNode<'t>> = [(0, ModuleNode::new(trace, GLOBAL, None))].into();
         for running in trace.runs() {
-            let node = || Node::new(trace, running.path, Some(node_of(running.parent)));
+            let node = || ModuleNode::new(trace, running.path, Some(node_key(running.parent)));
             nodes.entry(running.address()).or_insert_with(node);
         }
         for (call, running) in trace.calls() {
-            nodes[&node_of(running)].calls.push(call);
+            nodes[&node_key(running)].calls.push(call);
             for node in running.into_iter().flat_map(Running::chain).map(Running::address).chain([0]) {
                 nodes[&node].counts.add(&call.name, call.phase);
             }
         }
-        for (operation, running) in trace.computed().filter(|(operation, _)| level.shows(operation)) {
-            nodes[&node_of(running)].operations.push(operation);
+        for (operation, running) in
+            trace.operations_with_modules().filter(|(operation, _)| level.shows(operation))
+        {
+            nodes[&node_key(running)].operations.push(operation);
         }
-        // A module is noted after the one it ran in: from the last to the first, all below one are complete when its turn comes.
+        // A module is recorded after its caller. So, from the last to the first, every node is complete when it is popped.
         loop {
-            let (_, mut node) = nodes.pop().expect("the first is what everything runs in");
+            let (_, mut node) = nodes.pop().expect("the first node is the root");
             node.children.reverse();
             let Some(parent) = node.parent else { return node };
             nodes[&parent].children.push(node);
@@ -56,10 +58,10 @@ impl<'t> Node<'t> {
 
     fn new(trace: &'t Trace, path: &'static str, parent: Option<usize>) -> Self {
         let (counts, calls, operations, children) = Default::default();
-        Node { path, info: &trace.modules[path], counts, calls, operations, parent, children }
+        ModuleNode { path, info: &trace.modules[path], counts, calls, operations, parent, children }
     }
 
-    /// What the module itself called of a collective in a phase.
+    /// Iterates over the calls of one collective in one phase by the module itself.
     pub(super) fn calls(&self, phase: Phase, name: &str) -> impl Iterator<Item = &'t CollectiveRecord> {
         self.calls.iter().copied().filter(move |call| call.phase == phase && call.name == name)
     }

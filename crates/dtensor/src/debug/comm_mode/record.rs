@@ -1,4 +1,4 @@
-//! One collective and one operator, as they were heard.
+//! [`CollectiveRecord`], [`OperationRecord`] and [`TensorRecord`]: one recorded collective, operator, tensor.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,7 +12,7 @@ use dtensor_array::ReduceOp;
 use dtensor_array::{DType, Shape};
 use dtensor_layout::joined;
 
-/// One collective that was called.
+/// A recorded collective.
 ///
 /// ```
 /// use dtensor::debug::{CommDebugMode, Phase};
@@ -33,48 +33,48 @@ use dtensor_layout::joined;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CollectiveRecord {
-    /// Which: its [name](crate::comm::Collective::name).
+    /// The [name](crate::comm::Collective::name) of the collective.
     pub name: Cow<'static, str>,
-    /// How it computed with what it moved, if it did.
+    /// The reduction, if the collective reduces.
     pub reduce_op: Option<ReduceOp>,
-    /// The path of the innermost module that ran, or `Global`.
+    /// The path of the innermost running module, or `Global`.
     pub module: Cow<'static, str>,
-    /// What was being computed.
+    /// Forward, backward or recomputation.
     pub phase: Phase,
-    /// Whether nobody asked for it: an operator moved its inputs.
+    /// True if the program did not ask for it: an operator redistributed its inputs or merged results.
     pub implicit: bool,
-    /// That operator.
+    /// The operator that communicated, if implicit.
     pub operator: Option<String>,
-    /// The file of the line it was called for.
+    /// The file of the source line that it ran for.
     pub file: Cow<'static, str>,
-    /// The line.
+    /// The line number.
     pub line: u32,
-    /// The name of the group: that of the mesh dim or dims, where it is one of a mesh.
+    /// The name of the group; for a mesh, the name of the mesh dim or dims.
     pub group: String,
-    /// The shape of what this rank brought.
+    /// The shape of this rank's input.
     pub shape: Shape,
-    /// Its dtype.
+    /// The dtype of this rank's input.
     pub dtype: DType,
-    /// Its bytes.
+    /// The size of this rank's input in bytes.
     pub bytes: usize,
 }
 
 impl fmt::Display for CollectiveRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, {}, at {}:{}", self.briefly(), self.why(), self.file, self.line)
+        write!(f, "{}, {}, at {}:{}", self.summary(), self.cause(), self.file, self.line)
     }
 }
 
 impl CollectiveRecord {
-    /// Without who called it.
-    pub(super) fn briefly(&self) -> String {
+    /// Shows the collective without its caller.
+    pub(super) fn summary(&self) -> String {
         let reduced = self.reduce_op.map_or_else(String::new, |op| format!("({op})"));
         let CollectiveRecord { name, dtype, shape, group, .. } = self;
         format!("{name}{reduced} of {dtype} {shape}, {}, on `{group}`", size(self.bytes))
     }
 
-    /// Whether somebody asked for it.
-    pub(super) fn why(&self) -> String {
+    /// Returns `explicit`, or `implicit in` and the operator.
+    pub(super) fn cause(&self) -> String {
         match &self.operator {
             Some(operator) => format!("implicit in {operator}"),
             None => "explicit".into(),
@@ -82,7 +82,7 @@ impl CollectiveRecord {
     }
 }
 
-/// A number of bytes for people.
+/// Formats a number of bytes with a binary unit.
 pub(super) fn size(bytes: usize) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -96,7 +96,7 @@ pub(super) fn size(bytes: usize) -> String {
     if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
 }
 
-/// One operator that was run, or a tensor brought on a mesh, off it, or to another layout.
+/// A recorded operator, or a conversion: `from_local`, `to_local`, `redistribute`.
 ///
 /// ```
 /// use dtensor::debug::CommDebugMode;
@@ -114,25 +114,25 @@ pub(super) fn size(bytes: usize) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct OperationRecord {
-    /// Its name.
+    /// The name of the operator.
     pub name: &'static str,
-    /// The path of the innermost module that ran, or `Global`.
+    /// The path of the innermost running module, or `Global`.
     pub module: &'static str,
-    /// What was being computed. The gradient of an operator is written with other operators, which are here too.
+    /// Forward, backward or recomputation. The operators in backward are those that gradient rules run.
     pub phase: Phase,
-    /// What it was given.
+    /// The inputs.
     pub inputs: Vec<TensorRecord>,
-    /// What it made.
+    /// The outputs.
     pub outputs: Vec<TensorRecord>,
-    /// The mesh that its tensors lie on.
+    /// The mesh, if the tensors are distributed.
     pub mesh: Option<String>,
-    /// The file of the line that asked for it, or for what it is the gradient of.
+    /// The file of the source line that applied the operator. In backward: the line of the forward operator.
     pub file: &'static str,
-    /// The line.
+    /// The line number.
     pub line: u32,
 }
 
-/// A tensor that an operator was given or made.
+/// An input or output of a recorded operator.
 ///
 /// ```
 /// use dtensor::prelude::*;
@@ -140,23 +140,23 @@ pub struct OperationRecord {
 /// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [2, 2], ["dp", "tp"])?;
 /// let x = sharded::ones([8, 8], DType::F32, &mesh, [Shard(0), Replicate])?;
 /// let mode = CommDebugMode::record(|| x.exp())?;
-/// let given = &mode.operations()[0].inputs[0];
-/// assert_eq!(given.placements.as_deref(), Some(&[Shard(0), Replicate][..]));
-/// assert_eq!((given.to_string(), &given.moved_to), ("f32 [8, 8] S(0)R".to_string(), &None));
+/// let input = &mode.operations()[0].inputs[0];
+/// assert_eq!(input.placements.as_deref(), Some(&[Shard(0), Replicate][..]));
+/// assert_eq!((input.to_string(), &input.moved_to), ("f32 [8, 8] S(0)R".to_string(), &None));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct TensorRecord {
-    /// The shape of the whole.
+    /// The global shape.
     pub shape: Shape,
     /// The dtype.
     pub dtype: DType,
-    /// How it lay, if it did on a mesh.
+    /// The placements, if the tensor is distributed.
     #[serde(serialize_with = "as_text")]
     pub placements: Option<Vec<Placement>>,
-    /// To where the operator moved it first, though nobody asked for it.
+    /// The placements to which the operator implicitly redistributed this input, if it did.
     #[serde(serialize_with = "as_text", skip_serializing_if = "Option::is_none")]
     pub moved_to: Option<Vec<Placement>>,
 }
@@ -181,7 +181,7 @@ fn as_text<S: Serializer>(
     text.serialize(serializer)
 }
 
-/// What only looks at the same elements in another way, or brings a part on a mesh or off it.
+/// Operators that only reinterpret, copy or cast their input, and conversions between local and distributed tensors.
 const TRIVIAL: [&str; 14] = [
     "contiguous",
     "expand",
@@ -200,16 +200,16 @@ const TRIVIAL: [&str; 14] = [
 ];
 
 impl OperationRecord {
-    /// Whether it only looked at the same elements in another way, or in another dtype, where they were.
+    /// Returns true if it only viewed, copied, cast or converted its input, such as `view` or `to_dtype`, without communication.
     pub fn is_trivial(&self) -> bool {
-        let lie = |tensors: &[TensorRecord]| tensors.first().and_then(|x| x.placements.clone());
+        let placements = |tensors: &[TensorRecord]| tensors.first().and_then(|x| x.placements.clone());
         match self.name {
-            REDISTRIBUTE => lie(&self.inputs) == lie(&self.outputs),
+            REDISTRIBUTE => placements(&self.inputs) == placements(&self.outputs),
             name => TRIVIAL.contains(&name) && self.inputs.iter().all(|x| x.moved_to.is_none()),
         }
     }
 
-    /// Whether it worked on a mesh.
+    /// Returns true if its tensors are distributed.
     pub fn is_distributed(&self) -> bool {
         self.mesh.is_some()
     }

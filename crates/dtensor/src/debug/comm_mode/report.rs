@@ -1,31 +1,31 @@
-//! What a mode has heard, as text and files.
+//! The tables and files of a [`CommDebugMode`].
 
 use std::fmt;
 use std::path::Path;
 
 use super::CommDebugMode;
-use super::json::Dump;
+use super::json::ModuleJson;
 use super::level::Level;
-use super::node::Node;
+use super::node::ModuleNode;
 use super::table::{Table, columns};
 use crate::{Error, Result};
 use dtensor_layout::joined;
 
 /// # Tables and files
 ///
-/// A noise level says how much is shown:
+/// The noise level sets how much is shown. Each level adds to the previous one:
 ///
-/// | level | what |
+/// | level | shows |
 /// | --- | --- |
 /// | 0 | modules with their collectives |
-/// | 1 | types and parameters of modules, and operators on meshes |
-/// | 2 | operators on tensors of this rank alone, too |
-/// | 3 | those, too, that only look at the same elements in another way: `view`, `transpose`, `to_dtype`, `to_local`, … |
+/// | 1 | types and parameters of modules, and operators on distributed tensors |
+/// | 2 | operators on local tensors |
+/// | 3 | operators that only view, copy, cast or convert: `view`, `transpose`, `to_dtype`, `to_local`, … |
 ///
-/// Under a module stand the numbers of its collectives, with those of modules that ran in it, and then each line that called
-/// some in the module itself.
+/// Each module is followed by the counts of its collectives, including those of its submodules. Below a count are the source lines
+/// that called the collective in the module itself.
 impl CommDebugMode {
-    /// The table, coloured for a terminal by escapes.
+    /// Returns the table with ANSI colours.
     ///
     /// ```
     /// use dtensor::debug::CommDebugMode;
@@ -44,12 +44,13 @@ impl CommDebugMode {
         Ok(self.table(level, true))
     }
 
-    /// [`generate_comm_debug_tracing_table`](CommDebugMode::generate_comm_debug_tracing_table) at level 0, under an older name.
+    /// Returns the table of [`generate_comm_debug_tracing_table`](CommDebugMode::generate_comm_debug_tracing_table) at level 0: its
+    /// older name in PyTorch.
     pub fn generate_module_tracing_table(&self) -> String {
         self.table(Level::Collectives, true)
     }
 
-    /// The table without colours. A mode displays as this at level 0.
+    /// Returns the table without colours. `Display` shows this at level 0.
     pub fn tracing_table(&self, noise_level: u8) -> Result<String> {
         Ok(self.table(Level::checked("tracing_table", noise_level)?, false))
     }
@@ -77,23 +78,24 @@ impl CommDebugMode {
         write(OP, path.as_ref(), self.table(level, false))
     }
 
-    /// [`log_comm_debug_tracing_table_to_file`](CommDebugMode::log_comm_debug_tracing_table_to_file) at level 0, under an older
-    /// name.
+    /// Writes the table of [`log_comm_debug_tracing_table_to_file`](CommDebugMode::log_comm_debug_tracing_table_to_file) at level 0:
+    /// its older name in PyTorch.
     pub fn log_module_tracing_table_to_file(&self, path: impl AsRef<Path>) -> Result<()> {
         write("log_module_tracing_table_to_file", path.as_ref(), self.table(Level::Collectives, false))
     }
 
-    /// Writes the tree of modules to a JSON file, as [`to_json`](CommDebugMode::to_json) gives it.
+    /// Writes the JSON of [`to_json`](CommDebugMode::to_json) to a file.
     pub fn generate_json_dump(&self, path: impl AsRef<Path>, noise_level: u8) -> Result<()> {
         const OP: &str = "generate_json_dump";
         let level = Level::checked(OP, noise_level)?;
         write(OP, path.as_ref(), self.json(OP, level)?)
     }
 
-    /// The tree of modules as JSON. Each has `fqn`, `module_type`, `parameters`, `children`, and for each of
-    /// `forward`, `backward` and `checkpointing` (what is computed again for gradients) `collectives_…` and
-    /// `operations_…`. A collective has its `name`, the `count` of calls in the module and all that ran in
-    /// it, and the [`calls`](super::CollectiveRecord) of the module itself.
+    /// Returns the tree of modules as JSON.
+    ///
+    /// A module has `fqn`, `module_type`, `parameters`, `children`, and for each of `forward`, `backward` and `checkpointing`
+    /// (recomputation) `collectives_…` and `operations_…`. A collective has its `name`, the `count` of calls in the module and its
+    /// submodules, and the [`calls`](super::CollectiveRecord) of the module itself.
     ///
     /// ```
     /// use dtensor::comm::{ReduceOp, World};
@@ -118,12 +120,12 @@ impl CommDebugMode {
         println!("{}", self.parameter_info_table());
     }
 
-    /// [`print_parameter_info`](CommDebugMode::print_parameter_info), as PyTorch spelled it.
+    /// Calls [`print_parameter_info`](CommDebugMode::print_parameter_info): the name as PyTorch spelled it.
     pub fn print_paramater_info(&self) {
         self.print_parameter_info();
     }
 
-    /// Every parameter of a module that ran forward: its shape, dtype, and how it lies.
+    /// Returns a table of the parameters of every module that ran forward: dtype, shape and placements.
     ///
     /// ```
     /// use dtensor::debug::CommDebugMode;
@@ -145,14 +147,14 @@ impl CommDebugMode {
         let mut rows = Vec::new();
         for (path, parameters) in self.get_parameter_info() {
             for (name, value) in &parameters {
-                let lies =
+                let placements =
                     value.layout().map_or_else(|| "local".into(), |layout| joined(layout.placements()));
                 rows.push(vec![
                     path.to_string(),
                     name.clone(),
                     value.dtype().to_string(),
                     value.shape().to_string(),
-                    lies,
+                    placements,
                 ]);
             }
         }
@@ -164,7 +166,7 @@ impl CommDebugMode {
         println!("{}", self.sharding_info_table());
     }
 
-    /// Every parameter on a mesh of a module that ran forward, and how it lies.
+    /// Returns a table of the placements of all distributed parameters of modules that ran forward.
     pub fn sharding_info_table(&self) -> String {
         let sharding = self.get_sharding_info();
         let rows: Vec<_> =
@@ -173,12 +175,12 @@ impl CommDebugMode {
     }
 
     fn table(&self, level: Level, coloured: bool) -> String {
-        Table::of(&Node::tree(&self.state.trace.borrow(), level), level, coloured)
+        Table::of(&ModuleNode::tree(&self.recorder.trace.borrow(), level), level, coloured)
     }
 
     fn json(&self, op: &'static str, level: Level) -> Result<String> {
-        let trace = self.state.trace.borrow();
-        let root = Dump::of(&Node::tree(&trace, level), level);
+        let trace = self.recorder.trace.borrow();
+        let root = ModuleJson::of(&ModuleNode::tree(&trace, level), level);
         serde_json::to_string_pretty(&root).map_err(|error| Error::argument(op, error.to_string()))
     }
 }

@@ -1,13 +1,13 @@
-//! What happened, for people: the tree of modules, four spaces for each level.
+//! The table of a [`CommDebugMode`](super::CommDebugMode): the tree of modules as indented text.
 
 use super::Phase;
 use super::level::Level;
-use super::node::Node;
+use super::node::ModuleNode;
 use super::record::{OperationRecord, TensorRecord, size};
 
-/// What a piece of text is, and so which colour it has.
+/// A kind of text; each has its own colour.
 #[derive(Clone, Copy)]
-enum Ink {
+enum Style {
     Path,
     Section,
     Collective,
@@ -16,16 +16,16 @@ enum Ink {
     Site,
 }
 
-impl Ink {
-    /// The numbers of the escape that begins it.
+impl Style {
+    /// Returns the numbers of the ANSI escape.
     fn code(self) -> &'static str {
         match self {
-            Ink::Path => "1;33",
-            Ink::Section => "1",
-            Ink::Collective => "31",
-            Ink::Implicit => "1;35",
-            Ink::Name => "36",
-            Ink::Site => "2",
+            Style::Path => "1;33",
+            Style::Section => "1",
+            Style::Collective => "31",
+            Style::Implicit => "1;35",
+            Style::Name => "36",
+            Style::Site => "2",
         }
     }
 }
@@ -34,13 +34,13 @@ pub(super) struct Table {
     text: String,
     coloured: bool,
     level: Level,
-    /// Those that operators worked on. They are named only where there are several.
+    /// The meshes of the operators. An operator names its mesh only if there are several.
     meshes: Vec<String>,
 }
 
 impl Table {
-    /// The whole table, with escapes that colour it in a terminal, or without.
-    pub(super) fn of(root: &Node<'_>, level: Level, coloured: bool) -> String {
+    /// Returns the text of the table, with or without ANSI colours.
+    pub(super) fn of(root: &ModuleNode<'_>, level: Level, coloured: bool) -> String {
         let mut table = Table { text: String::new(), coloured, level, meshes: Vec::new() };
         table.find_meshes(root);
         match &table.meshes[..] {
@@ -56,7 +56,7 @@ impl Table {
         table.text
     }
 
-    fn find_meshes(&mut self, node: &Node<'_>) {
+    fn find_meshes(&mut self, node: &ModuleNode<'_>) {
         for mesh in
             PHASES.iter().flat_map(|(phase, _)| node.operations(*phase)).filter_map(|op| op.mesh.as_ref())
         {
@@ -67,23 +67,26 @@ impl Table {
         node.children.iter().for_each(|child| self.find_meshes(child));
     }
 
-    fn ink(&self, ink: Ink, text: &str) -> String {
-        if self.coloured { format!("\x1b[{}m{text}\x1b[0m", ink.code()) } else { text.into() }
+    fn paint(&self, style: Style, text: &str) -> String {
+        if self.coloured { format!("\x1b[{}m{text}\x1b[0m", style.code()) } else { text.into() }
     }
 
     fn line(&mut self, depth: usize, text: &str) {
         self.text += &format!("{}{text}\n", " ".repeat(4 * depth));
     }
 
-    fn module(&mut self, node: &Node<'_>, depth: usize) {
-        self.line(depth, &self.ink(Ink::Path, node.path));
+    fn module(&mut self, node: &ModuleNode<'_>, depth: usize) {
+        self.line(depth, &self.paint(Style::Path, node.path));
         if self.level.shows_modules() && !node.info.kind.is_empty() {
             self.line(depth + 1, &format!("type: {}", node.info.kind));
         }
         if self.level.shows_modules() && !node.info.parameters.is_empty() {
             self.line(depth + 1, "parameters:");
             for (name, value) in &node.info.parameters {
-                self.line(depth + 2, &format!("{}: {}", self.ink(Ink::Name, name), TensorRecord::of(value)));
+                self.line(
+                    depth + 2,
+                    &format!("{}: {}", self.paint(Style::Name, name), TensorRecord::of(value)),
+                );
             }
         }
         for (phase, title) in PHASES {
@@ -92,26 +95,27 @@ impl Table {
         node.children.iter().for_each(|child| self.module(child, depth + 1));
     }
 
-    fn section(&mut self, node: &Node<'_>, depth: usize, phase: Phase, title: &str) {
-        let operations = counted(node.operations(phase));
+    fn section(&mut self, node: &ModuleNode<'_>, depth: usize, phase: Phase, title: &str) {
+        let operations = count_equal(node.operations(phase));
         let counts = node.counts.of(phase);
         if counts.is_empty() && operations.is_empty() {
             return;
         }
-        self.line(depth, &self.ink(Ink::Section, title));
+        self.line(depth, &self.paint(Style::Section, title));
         for (name, count) in counts.iter() {
-            self.line(depth + 1, &self.ink(Ink::Collective, &format!("{name}: {count}")));
-            for (call, times) in counted(node.calls(phase, name)) {
+            self.line(depth + 1, &self.paint(Style::Collective, &format!("{name}: {count}")));
+            for (call, times) in count_equal(node.calls(phase, name)) {
                 let reduced = call.reduce_op.map_or_else(String::new, |op| format!("{op} of "));
                 let each = if times > 1 { " each" } else { "" };
-                let why = if call.implicit { self.ink(Ink::Implicit, &call.why()) } else { call.why() };
+                let cause =
+                    if call.implicit { self.paint(Style::Implicit, &call.cause()) } else { call.cause() };
                 let text = format!(
-                    "{times} × {reduced}{} {}, {}{each}, on `{}`, {why}, {}",
+                    "{times} × {reduced}{} {}, {}{each}, on `{}`, {cause}, {}",
                     call.dtype,
                     call.shape,
                     size(call.bytes),
                     call.group,
-                    self.ink(Ink::Site, &format!("at {}:{}", call.file, call.line))
+                    self.paint(Style::Site, &format!("at {}:{}", call.file, call.line))
                 );
                 self.line(depth + 2, &text);
             }
@@ -135,10 +139,10 @@ impl Table {
         };
         format!(
             "{times}{}({}) -> {}{mesh} {}",
-            self.ink(Ink::Name, operation.name),
+            self.paint(Style::Name, operation.name),
             list(&operation.inputs),
             list(&operation.outputs),
-            self.ink(Ink::Site, &format!("at {}:{}", operation.file, operation.line))
+            self.paint(Style::Site, &format!("at {}:{}", operation.file, operation.line))
         )
     }
 }
@@ -149,8 +153,8 @@ const PHASES: [(Phase, &str); 3] = [
     (Phase::Recomputation, "ACTIVATION CHECKPOINTING"),
 ];
 
-/// Each of several that are equal once, where it came first, and how many there are.
-fn counted<'t, T: PartialEq>(all: impl Iterator<Item = &'t T>) -> Vec<(&'t T, usize)> {
+/// Returns the distinct items in order of first occurrence, each with its number of occurrences.
+fn count_equal<'t, T: PartialEq>(all: impl Iterator<Item = &'t T>) -> Vec<(&'t T, usize)> {
     let mut counted: Vec<(&T, usize)> = Vec::new();
     for one in all {
         match counted.iter_mut().find(|(known, _)| *known == one) {
@@ -161,7 +165,7 @@ fn counted<'t, T: PartialEq>(all: impl Iterator<Item = &'t T>) -> Vec<(&'t T, us
     counted
 }
 
-/// Rows of cells, in columns.
+/// Formats a header and rows of cells in aligned columns.
 pub(super) fn columns(header: &[&str], rows: &[Vec<String>]) -> String {
     let header: Vec<String> = header.iter().map(ToString::to_string).collect();
     let width = |column: usize| {

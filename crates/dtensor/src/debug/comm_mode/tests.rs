@@ -1,4 +1,4 @@
-//! What is computed again for gradients, and who is meant by it.
+//! Counts and names of modules that are recomputed in backward.
 
 use super::CommDebugMode;
 use crate::autograd::{Backward, Grads, Phase, Recorded, Saves, in_phase};
@@ -8,20 +8,20 @@ use crate::{
     DType, DeviceMesh, Placement, Replicate, Result, Shard, Tensor, distribute_tensor, no_grad, sharded,
 };
 
-/// A part that communicates each time it runs.
+/// A module that communicates each time it runs.
 #[derive(Clone, Debug, Module)]
 struct Block {
     layer: Linear,
-    bend: Bend,
+    relu: Relu,
     base: Base,
 }
 
-/// Nothing tells one of these from another.
+/// A module without parameters, buffers or a base.
 #[derive(Clone, Debug, Module)]
-struct Bend;
+struct Relu;
 
 #[forward]
-impl Bend {
+impl Relu {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.relu()
     }
@@ -30,28 +30,28 @@ impl Bend {
 #[forward]
 impl Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.bend.forward(&self.layer.forward(x)?.redistribute([Replicate])?)
+        self.relu.forward(&self.layer.forward(x)?.redistribute([Replicate])?)
     }
 }
 
-/// Keeps nothing of its block but what goes in, and runs it again when it is asked for the gradient.
+/// Saves only the input of its block, and recomputes the block in backward.
 #[derive(Clone, Debug, Module)]
-struct Again {
+struct Recompute {
     block: Block,
 }
 
 #[forward]
-impl Again {
+impl Recompute {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let y = no_grad(|| self.block.forward(x))?;
-        Ok(record(Rerun(self.block.clone()), x, y.value().clone()))
+        Ok(record(RecomputeNode(self.block.clone()), x, y.value().clone()))
     }
 }
 
 #[derive(Debug)]
-struct Rerun(Block);
+struct RecomputeNode(Block);
 
-impl Recorded for Rerun {
+impl Recorded for RecomputeNode {
     fn name(&self) -> &'static str {
         "rerun"
     }
@@ -66,16 +66,16 @@ impl Recorded for Rerun {
     }
 }
 
-fn model() -> Result<(Again, Tensor)> {
+fn model() -> Result<(Recompute, Tensor)> {
     let mesh = DeviceMesh::new(&crate::comm::World::simulated(4, 0)?, [4], "tp")?;
-    let block = Block { layer: Linear::new(8, 8, false)?, bend: Bend, base: Base::new() };
+    let block = Block { layer: Linear::new(8, 8, false)?, relu: Relu, base: Base::new() };
     let weight = distribute_tensor(&block.layer.weight.get(), &mesh, [Shard(1)])?;
     block.register_parameter("layer.weight", &weight)?;
     let x = sharded::ones([4, 8], DType::F32, &mesh, [Replicate])?.requires_grad_(true)?;
-    Ok((Again { block }, x))
+    Ok((Recompute { block }, x))
 }
 
-/// How often each module called all-reduce, forward, backward and again.
+/// The all-reduce counts of each module: forward, backward, recomputation.
 fn counts(mode: &CommDebugMode) -> Vec<(&'static str, [usize; 3])> {
     let of = |counts: &super::ModuleCounts| {
         [&counts.forward, &counts.backward, &counts.recomputation].map(|counts| counts["all_reduce"])
@@ -84,26 +84,29 @@ fn counts(mode: &CommDebugMode) -> Vec<(&'static str, [usize; 3])> {
 }
 
 #[test]
-fn what_runs_again_counts_by_itself_under_the_same_names() -> Result<()> {
+fn recomputation_is_counted_separately_under_the_same_module_names() -> Result<()> {
     let (model, x) = model()?;
     let mode = CommDebugMode::record(|| model.forward(&x)?.sum_all()?.backward())?;
     let expected = [
         ("Global", [1, 0, 1]),
-        ("Again", [1, 0, 1]),
-        ("Again.block", [1, 0, 1]),
-        ("Again.block.layer", [0, 0, 0]),
-        ("Again.block.bend", [0, 0, 0]),
+        ("Recompute", [1, 0, 1]),
+        ("Recompute.block", [1, 0, 1]),
+        ("Recompute.block.layer", [0, 0, 0]),
+        ("Recompute.block.relu", [0, 0, 0]),
     ];
     assert_eq!(counts(&mode), expected);
-    let again: Vec<_> = mode
+    let recomputed: Vec<_> = mode
         .operations()
         .into_iter()
         .filter(|op| op.phase == Phase::Recomputation)
         .map(|op| (op.name, op.module))
         .collect();
-    let expected =
-        [("linear", "Again.block.layer"), ("redistribute", "Again.block"), ("relu", "Again.block.bend")];
-    assert_eq!(again, expected);
+    let expected = [
+        ("linear", "Recompute.block.layer"),
+        ("redistribute", "Recompute.block"),
+        ("relu", "Recompute.block.relu"),
+    ];
+    assert_eq!(recomputed, expected);
     let table = mode.tracing_table(0)?;
     assert_eq!(table.matches("ACTIVATION CHECKPOINTING").count(), 3, "{table}");
     let json: serde_json::Value = serde_json::from_str(&mode.to_json(1)?).expect("it is JSON");
@@ -115,23 +118,23 @@ fn what_runs_again_counts_by_itself_under_the_same_names() -> Result<()> {
 }
 
 #[test]
-fn the_names_are_the_same_in_another_scope() -> Result<()> {
+fn module_names_are_the_same_in_a_later_run() -> Result<()> {
     let (model, x) = model()?;
     let mode = CommDebugMode::new();
     let loss = mode.run(|| model.forward(&x)?.sum_all())?;
-    // Other models may have run in between.
+    // Another model runs in between.
     let (other, y) = self::model()?;
     mode.run(|| other.forward(&y))?;
     mode.run(|| loss.backward())?;
     let expected = [
         ("Global", [0, 0, 1]),
-        ("Again", [0, 0, 1]),
-        ("Again.block", [0, 0, 1]),
-        ("Again.block.layer", [0, 0, 0]),
-        ("Again.block.bend", [0, 0, 0]),
+        ("Recompute", [0, 0, 1]),
+        ("Recompute.block", [0, 0, 1]),
+        ("Recompute.block.layer", [0, 0, 0]),
+        ("Recompute.block.relu", [0, 0, 0]),
     ];
     assert_eq!(counts(&mode), expected);
-    let placements: Vec<Placement> = mode.get_sharding_info()["Again.block.layer.weight"].clone();
+    let placements: Vec<Placement> = mode.get_sharding_info()["Recompute.block.layer.weight"].clone();
     assert_eq!(placements, [Shard(1)]);
     Ok(())
 }

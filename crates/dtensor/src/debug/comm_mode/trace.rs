@@ -1,4 +1,4 @@
-//! All that was heard.
+//! [`Trace`]: the record of a run: modules, collectives, operators.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -10,18 +10,18 @@ use super::counts::ModuleCounts;
 use super::record::{CollectiveRecord, OperationRecord, TensorRecord};
 use crate::autograd::phase;
 use crate::comm::{Call, Collective, Running, running_module};
-use crate::dispatch::Heard;
+use crate::dispatch::OperatorEvent;
 use crate::nn::{Entered, LIST, Module};
 use crate::{Layout, Tensor};
 use dtensor_array::Shape;
 
-/// What everything runs in.
+/// The path of the root of all modules.
 pub(super) const GLOBAL: &str = "Global";
 
-/// What brings a tensor to another layout because somebody asked for it.
+/// The name under which explicit redistributions are recorded.
 pub(super) const REDISTRIBUTE: &str = "redistribute";
 
-/// A module that ran, as [`CommDebugMode::module_helper_dict`](super::CommDebugMode::module_helper_dict) lists it.
+/// A module that ran, listed by [`CommDebugMode::module_helper_dict`](super::CommDebugMode::module_helper_dict).
 ///
 /// ```
 /// use dtensor::models::MLPModule;
@@ -41,66 +41,69 @@ pub(super) const REDISTRIBUTE: &str = "redistribute";
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ModuleInfo {
-    /// In how many modules it ran, what is no module counted as one: 0 for `Global`, 1 for a root.
+    /// The nesting depth: 0 for `Global`, 1 for a root module.
     pub depth: usize,
     /// The name of its type.
     pub kind: &'static str,
-    /// The paths of what it ran in, from `Global` down to the module that called it first.
+    /// The paths of the modules that contain it, from `Global` down to the module that called it first.
     pub parents: Vec<&'static str>,
-    /// Its own parameters, without those of modules below it, as they were when it last ran.
+    /// Its own parameters, without those of its submodules, as they were when it last ran.
     pub parameters: IndexMap<String, Tensor>,
 }
 
 #[derive(Debug)]
 pub(super) struct Trace {
-    /// In the order in which they ran.
+    /// The modules by path, in the order in which they ran.
     pub(super) modules: IndexMap<&'static str, ModuleInfo>,
-    /// Each once for every place that it was called from, in the order in which they ran, by the address of what said so.
+    /// The modules, once per caller, in the order in which they ran. The key is the address of the original `Running`; the value
+    /// has the path that the module has in this record.
     runs: IndexMap<usize, &'static Running>,
-    /// What roots are called here, by their numbers, or by their names if they have none.
+    /// The names of root modules in this record, by their ids, or by their original names if they have no id.
     roots: HashMap<(Option<u64>, &'static str), &'static str>,
-    /// All names of roots.
-    taken: HashSet<&'static str>,
-    /// What was called, and in which module.
+    /// All names of roots in use.
+    root_names: HashSet<&'static str>,
+    /// The collectives, each with the module that was running.
     calls: Vec<(CollectiveRecord, Option<&'static Running>)>,
-    operations: Vec<Computed>,
+    operations: Vec<RecordedOperation>,
 }
 
-/// An operator that was run.
+/// A recorded operator, with the details that [`debug_string`](super::CommDebugMode::debug_string) shows.
 #[derive(Debug)]
-pub(super) struct Computed {
+pub(super) struct RecordedOperation {
     pub(super) record: OperationRecord,
     running: Option<&'static Running>,
-    /// How many collectives had been called when it was over.
+    /// The number of collectives recorded when the operator had finished.
     pub(super) calls: usize,
-    /// The inputs that it moved, and the placements on their way. A tensor that was brought to another layout is the only one.
-    pub(super) ways: Vec<(usize, String)>,
-    /// The shapes of this rank's parts of the inputs, as it needed them, and of the outputs; nothing if none lies on a mesh.
-    pub(super) here: Option<[Vec<Shape>; 2]>,
+    /// The inputs that were redistributed, with their placements on the way. For an explicit redistribution: its one input.
+    pub(super) redistributions: Vec<(usize, String)>,
+    /// The local shapes of the inputs, after redistribution, and of the outputs; `None` for an operator on local tensors.
+    pub(super) local_shapes: Option<[Vec<Shape>; 2]>,
 }
 
-impl Computed {
+impl RecordedOperation {
     fn new(
-        heard: &Heard<'_>,
+        event: &OperatorEvent<'_>,
         record: OperationRecord,
         running: Option<&'static Running>,
         calls: usize,
     ) -> Self {
-        let way = |x: &Tensor, to: &Layout| match x.layout().map(|from| from.plan_to(to, x.dtype())) {
+        let trace = |x: &Tensor, to: &Layout| match x.layout().map(|from| from.plan_to(to, x.dtype())) {
             Some(Ok(plan)) => plan.trace(),
             _ => String::new(),
         };
-        let mut ways: Vec<_> = heard.moved.iter().map(|(i, to)| (*i, way(heard.inputs[*i], to))).collect();
-        if let (REDISTRIBUTE, [x], Some(to)) = (heard.name, heard.inputs, heard.outputs[0].layout()) {
-            ways.push((0, way(x, to)));
+        let mut redistributions: Vec<_> =
+            event.moved.iter().map(|(i, to)| (*i, trace(event.inputs[*i], to))).collect();
+        if let (REDISTRIBUTE, [x], Some(to)) = (event.name, event.inputs, event.outputs[0].layout()) {
+            redistributions.push((0, trace(x, to)));
         }
-        let part = |x: &Tensor| x.layout().map_or_else(|| x.shape(), |layout| layout.local_shape().clone());
-        let here = record.is_distributed().then(|| {
-            let mut inputs: Vec<Shape> = heard.inputs.iter().map(|x| part(x)).collect();
-            heard.moved.iter().for_each(|(i, to)| inputs[*i] = to.local_shape().clone());
-            [inputs, heard.outputs.iter().map(part).collect()]
+        let local_shape =
+            |x: &Tensor| x.layout().map_or_else(|| x.shape(), |layout| layout.local_shape().clone());
+        let local_shapes = record.is_distributed().then(|| {
+            let mut inputs: Vec<Shape> = event.inputs.iter().map(|x| local_shape(x)).collect();
+            event.moved.iter().for_each(|(i, to)| inputs[*i] = to.local_shape().clone());
+            [inputs, event.outputs.iter().map(local_shape).collect()]
         });
-        Computed { record, running, calls, ways, here }
+        RecordedOperation { record, running, calls, redistributions, local_shapes }
     }
 }
 
@@ -111,7 +114,7 @@ impl Default for Trace {
             modules: [(GLOBAL, global)].into(),
             runs: IndexMap::new(),
             roots: HashMap::new(),
-            taken: [GLOBAL].into(),
+            root_names: [GLOBAL].into(),
             calls: Vec::new(),
             operations: Vec::new(),
         }
@@ -119,14 +122,13 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Notes a module, after those it runs in, and gives it with the name that it has here. One that ran before is listed where
-    /// it ran then.
-    fn ran(&mut self, running: &'static Running) -> &'static Running {
+    /// Records a module after its callers, if it is new, and returns it with the path that it has in this record.
+    fn record_module(&mut self, running: &'static Running) -> &'static Running {
         if let Some(known) = self.runs.get(&running.address()) {
             return known;
         }
-        let parent = running.parent.map(|parent| self.ran(parent));
-        let named = self.named(running, parent);
+        let parent = running.parent.map(|parent| self.record_module(parent));
+        let named = self.rename(running, parent);
         if !self.modules.contains_key(named.path) {
             let (parent, mut parents) = match parent {
                 Some(parent) => (parent.path, self.modules[parent.path].parents.clone()),
@@ -141,44 +143,46 @@ impl Trace {
         named
     }
 
-    /// A module under the name that its root has here. Gradients are of modules that ran at any time, and another may have had
-    /// the name then: it is for the one that is heard of first.
-    fn named(&mut self, running: &'static Running, parent: Option<&'static Running>) -> &'static Running {
+    /// Returns a module with the path below the name that its root has in this record.
+    ///
+    /// Backward may run modules whose forward ran in an earlier record, in which another module had the same root name. The first
+    /// module recorded gets the name; later ones get a number.
+    fn rename(&mut self, running: &'static Running, parent: Option<&'static Running>) -> &'static Running {
         let root = running.root;
         let key = (root.id, if root.id.is_none() { root.name } else { "" });
         if let Some(name) = self.roots.get(&key) {
             return running.renamed(name, parent);
         }
         let kind = root.name.split('#').next().unwrap_or_default();
-        let others = (2..).map(|number| Cow::Owned(format!("{kind}#{number}")));
-        let mut names = [Cow::Borrowed(root.name)].into_iter().chain(others);
-        let name = names.find(|name| !self.taken.contains(&**name)).expect("numbers do not end");
+        let numbered = (2..).map(|number| Cow::Owned(format!("{kind}#{number}")));
+        let mut names = [Cow::Borrowed(root.name)].into_iter().chain(numbered);
+        let name = names.find(|name| !self.root_names.contains(&**name)).expect("the names are unlimited");
         let named = running.renamed(&name, parent);
         self.roots.insert(key, named.root.name);
-        self.taken.insert(named.root.name);
+        self.root_names.insert(named.root.name);
         named
     }
 
-    /// The path of the module that runs.
-    fn here(&mut self) -> (&'static str, Option<&'static Running>) {
-        let running = running_module().map(|running| self.ran(running));
+    /// Returns the running module and its path.
+    fn current_module(&mut self) -> (&'static str, Option<&'static Running>) {
+        let running = running_module().map(|running| self.record_module(running));
         (running.map_or(GLOBAL, |running| running.path), running)
     }
 
     pub(super) fn enter(&mut self, entered: &Entered<'_>) {
-        let path = self.ran(entered.running).path;
+        let path = self.record_module(entered.running).path;
         let info = &mut self.modules[path];
         for (name, value) in own_parameters(entered.module) {
             info.parameters.insert(name, value);
         }
     }
 
-    /// Notes what moves tensors. To wait for others, to make groups, and to exchange what is no tensor does not count.
+    /// Records a collective, if it moves tensors: not a barrier, the creation of a group, or an exchange of objects.
     pub(super) fn call(&mut self, call: &Call) {
         if matches!(call.collective, Collective::Barrier | Collective::Join | Collective::Exchange) {
             return;
         }
-        let (module, running) = self.here();
+        let (module, running) = self.current_module();
         let record = CollectiveRecord {
             name: Cow::Borrowed(call.collective.name()),
             reduce_op: call.collective.reduce_op(),
@@ -196,25 +200,26 @@ impl Trace {
         self.calls.push((record, running));
     }
 
-    pub(super) fn operator(&mut self, heard: &Heard<'_>) {
-        let (module, running) = self.here();
-        let mut inputs: Vec<TensorRecord> = heard.inputs.iter().map(|x| TensorRecord::of(x)).collect();
-        for (i, layout) in heard.moved {
+    /// Records an operator or a conversion.
+    pub(super) fn operator(&mut self, event: &OperatorEvent<'_>) {
+        let (module, running) = self.current_module();
+        let mut inputs: Vec<TensorRecord> = event.inputs.iter().map(|x| TensorRecord::of(x)).collect();
+        for (i, layout) in event.moved {
             inputs[*i].moved_to = Some(layout.placements().to_vec());
         }
-        let tensors = || heard.inputs.iter().copied().chain(heard.outputs);
+        let tensors = || event.inputs.iter().copied().chain(event.outputs);
         let record = OperationRecord {
-            name: heard.name,
+            name: event.name,
             module,
             phase: phase(),
             inputs,
-            outputs: heard.outputs.iter().map(TensorRecord::of).collect(),
+            outputs: event.outputs.iter().map(TensorRecord::of).collect(),
             mesh: tensors().find_map(|x| x.mesh()).map(ToString::to_string),
-            file: heard.at.file(),
-            line: heard.at.line(),
+            file: event.at.file(),
+            line: event.at.line(),
         };
-        let computed = Computed::new(heard, record, running, self.calls.len());
-        self.operations.push(computed);
+        let operation = RecordedOperation::new(event, record, running, self.calls.len());
+        self.operations.push(operation);
     }
 
     pub(super) fn collectives(&self) -> impl Iterator<Item = &CollectiveRecord> {
@@ -222,30 +227,32 @@ impl Trace {
     }
 
     pub(super) fn operations(&self) -> impl Iterator<Item = &OperationRecord> {
-        self.operations.iter().map(|computed| &computed.record)
+        self.operations.iter().map(|operation| &operation.record)
     }
 
-    /// The modules that ran, each once for every place that it was called from, after that place.
+    /// Iterates over the modules that ran, once per caller, each after its caller.
     pub(super) fn runs(&self) -> impl Iterator<Item = &'static Running> {
         self.runs.values().copied()
     }
 
-    /// What was called, and in which module.
+    /// Iterates over the collectives, each with the module that was running.
     pub(super) fn calls(&self) -> impl Iterator<Item = (&CollectiveRecord, Option<&'static Running>)> {
         self.calls.iter().map(|(record, running)| (record, *running))
     }
 
-    /// What was computed, and in which module.
-    pub(super) fn computed(&self) -> impl Iterator<Item = (&OperationRecord, Option<&'static Running>)> {
-        self.operations.iter().map(|computed| (&computed.record, computed.running))
+    /// Iterates over the operators, each with the module that was running.
+    pub(super) fn operations_with_modules(
+        &self,
+    ) -> impl Iterator<Item = (&OperationRecord, Option<&'static Running>)> {
+        self.operations.iter().map(|operation| (&operation.record, operation.running))
     }
 
-    /// What was computed, with what there is to know of it.
-    pub(super) fn in_detail(&self) -> &[Computed] {
+    /// Returns the operators with their details.
+    pub(super) fn recorded_operations(&self) -> &[RecordedOperation] {
         &self.operations
     }
 
-    /// Of every module: a collective counts for the innermost that ran, and for all it ran in.
+    /// Counts the collectives of every module. A collective counts for the running module and for all modules that contain it.
     pub(super) fn counts(&self) -> IndexMap<&'static str, ModuleCounts> {
         let mut counts: IndexMap<_, _> =
             self.modules.keys().map(|path| (*path, ModuleCounts::default())).collect();
@@ -254,7 +261,7 @@ impl Trace {
                 running.iter().flat_map(|running| running.chain()).map(|running| running.path).collect();
             paths.push(GLOBAL);
             for (i, path) in paths.iter().enumerate() {
-                // One that runs in itself counts once.
+                // A module that runs inside itself counts once.
                 if !paths[..i].contains(path)
                     && let Entry::Occupied(mut entry) = counts.entry(path)
                 {
@@ -266,7 +273,7 @@ impl Trace {
     }
 }
 
-/// The parameters of a module itself. Lists of parameters do not run: what is in them is the module's.
+/// Returns the parameters of a module itself, including those in its parameter lists, which have no `forward`.
 fn own_parameters(module: &dyn Module) -> Vec<(String, Tensor)> {
     let own = module.own_parameters().into_iter().map(|(name, parameter)| (name, parameter.get().detach()));
     let mut all: Vec<_> = own.collect();

@@ -1,4 +1,4 @@
-//! The exact text of maps.
+//! Compares pictures with their exact text.
 
 use super::*;
 use crate::comm::{ReduceOp, World};
@@ -14,12 +14,12 @@ fn square() -> DeviceMesh {
     DeviceMesh::new(&World::simulated(4, 0).unwrap(), [2, 2], ["dp", "tp"]).unwrap()
 }
 
-/// Asserts what the map of a tensor laid on a mesh says. The text begins with a line break, for the look of it here.
+/// Asserts the picture of a layout. `expected` begins with a line break, so that it can be written as a block.
 #[track_caller]
 fn shows(mesh: &DeviceMesh, placements: impl Into<Placements>, shape: impl Into<Shape>, expected: &str) {
     let map = sharding_map(&Layout::new(mesh, placements, shape).unwrap()).unwrap();
     assert_eq!(format!("\n{map}"), expected, "\n{map}");
-    // The colours leave the text as it is.
+    // Without the escapes, the coloured text is the same.
     let mut plain = map.coloured();
     while let Some(at) = plain.find('\x1b') {
         let end = at + plain[at..].find('m').unwrap();
@@ -29,7 +29,7 @@ fn shows(mesh: &DeviceMesh, placements: impl Into<Placements>, shape: impl Into<
 }
 
 #[test]
-fn vectors_are_columns() {
+fn a_vector_is_drawn_as_a_column() {
     shows(
         &line(4),
         Shard(0),
@@ -75,7 +75,7 @@ fn ranks_without_elements_do_not_appear() {
 }
 
 #[test]
-fn matrices_are_cut_along_both_dims() {
+fn a_matrix_is_sharded_along_both_dims() {
     shows(
         &square(),
         [Shard(0), Shard(1)],
@@ -100,7 +100,7 @@ fn matrices_are_cut_along_both_dims() {
 1 │ cpu:1 │ cpu:3 │
   └───────┴───────┘",
     );
-    // The second cut is one of what the first leaves.
+    // The second mesh dim shards the shards of the first.
     shows(
         &square(),
         [Shard(0), Shard(0)],
@@ -120,7 +120,7 @@ fn matrices_are_cut_along_both_dims() {
 }
 
 #[test]
-fn copies_are_listed() {
+fn replicas_are_joined_by_commas() {
     shows(
         &square(),
         [Shard(0), Replicate],
@@ -146,7 +146,7 @@ fn copies_are_listed() {
 }
 
 #[test]
-fn partial_values_are_added() {
+fn partial_values_are_joined_by_plus_signs() {
     shows(
         &square(),
         [SUM, Shard(0)],
@@ -170,7 +170,7 @@ fn partial_values_are_added() {
     └─────────────┘
 + joins ranks that hold partial values, to be reduced by max",
     );
-    // A loss has no indices.
+    // A scalar has no indices.
     shows(
         &square(),
         [SUM, Partial(ReduceOp::Avg)],
@@ -181,7 +181,7 @@ fn partial_values_are_added() {
 └─────────────┘
 + joins ranks that hold partial values, to be reduced by sum and avg",
     );
-    // One rank alone holds the whole value.
+    // On one rank, a partial value is the full value.
     shows(
         &line(1),
         SUM,
@@ -194,9 +194,9 @@ fn partial_values_are_added() {
 }
 
 #[test]
-fn strided_parts_stand_where_they_belong() {
+fn strided_shards_are_drawn_in_index_order() {
     let strided = StridedShard { dim: 0, split_factor: 2 };
-    // The mesh dim further right cuts first.
+    // The last mesh dim shards first.
     shows(
         &square(),
         [strided, Shard(0)],
@@ -213,7 +213,7 @@ fn strided_parts_stand_where_they_belong() {
 6-7 │ cpu:3 │
     └───────┘",
     );
-    // A part in several pieces.
+    // A shard of several blocks.
     shows(
         &line(2),
         strided,
@@ -232,7 +232,7 @@ fn strided_parts_stand_where_they_belong() {
 }
 
 #[test]
-fn boxes_are_matrices_one_after_the_other() {
+fn a_3d_tensor_is_drawn_as_several_matrices() {
     shows(
         &square(),
         [Shard(0), Shard(2)],
@@ -249,7 +249,7 @@ fn boxes_are_matrices_one_after_the_other() {
 0-1 │ cpu:2 │ cpu:3 │
     └───────┴───────┘",
     );
-    // Slices that all ranks have alike are drawn once.
+    // Slices with the same owners are drawn once.
     shows(
         &line(2),
         Shard(1),
@@ -266,7 +266,7 @@ fn boxes_are_matrices_one_after_the_other() {
 }
 
 #[test]
-fn ranks_have_their_own_numbers() {
+fn ranks_are_named_by_their_world_rank() {
     let world = World::simulated(8, 3).unwrap();
     let mesh = DeviceMesh::from_ranks(&world, &[3, 1, 0, 2], [4], ()).unwrap();
     shows(
@@ -309,7 +309,7 @@ fn ranks_have_their_own_numbers() {
 }
 
 #[test]
-fn long_lists_in_equal_steps_are_shortened() {
+fn long_lists_of_evenly_spaced_ranks_are_shortened() {
     let mesh = DeviceMesh::new(&World::simulated(64, 0).unwrap(), [32, 2], ["dp", "tp"]).unwrap();
     shows(
         &mesh,
@@ -339,21 +339,21 @@ fn long_lists_in_equal_steps_are_shortened() {
 }
 
 #[test]
-fn nothing_is_drawn_as_nothing() {
+fn a_tensor_without_elements_draws_nothing() {
     for shape in [Shape::from([0]), [0, 3].into(), [2, 0, 3].into(), [0, 1, 1, 1].into()] {
         let x = sharded::zeros(shape, DType::F32, &line(2), [Shard(0)]).unwrap();
         assert_eq!(sharding_map(x.layout()).unwrap().to_string(), "");
-        assert_eq!(text_here(&x, "weight", true).unwrap(), None);
+        assert_eq!(text_to_print(&x, "weight", true).unwrap(), None);
     }
 }
 
 #[test]
-fn the_first_rank_of_the_mesh_prints() {
+fn only_the_first_rank_of_the_mesh_prints() {
     for rank in 0..5 {
         let world = World::simulated(5, rank).unwrap();
         let mesh = DeviceMesh::from_ranks(&world, &[3, 1, 0, 2], [2, 2], ()).unwrap();
         let x = sharded::zeros([2], DType::F32, &mesh, [Shard(0), Replicate]).unwrap();
-        let text = text_here(&x, "weight", false).unwrap();
+        let text = text_to_print(&x, "weight", false).unwrap();
         let expected = "
 weight
   ┌─────────┐
@@ -362,14 +362,14 @@ weight
 1 │ cpu:0,2 │
   └─────────┘";
         assert_eq!(text.as_deref(), (rank == 3).then_some(&expected[1..]));
-        let text = text_here(&x, "", true).unwrap();
+        let text = text_to_print(&x, "", true).unwrap();
         assert_eq!(text.is_some_and(|text| text.starts_with("  ┌") && text.contains('\x1b')), rank == 3);
         visualize_sharding(&x, "").unwrap();
     }
 }
 
 #[test]
-fn every_set_of_owners_has_one_colour() {
+fn each_set_of_owners_has_one_colour() {
     let strided = StridedShard { dim: 0, split_factor: 2 };
     let map = sharding_map(&Layout::new(&line(2), strided, [4]).unwrap()).unwrap();
     let colours: Vec<u8> = map.slices[0].1.iter().map(|row| row.blocks[0].colour).collect();
@@ -379,7 +379,7 @@ fn every_set_of_owners_has_one_colour() {
 }
 
 #[test]
-fn what_cannot_be_drawn_is_refused_on_every_rank() {
+fn every_rank_returns_an_error_for_a_tensor_that_cannot_be_drawn() {
     for rank in 0..2 {
         let mesh = DeviceMesh::new(&World::simulated(2, rank).unwrap(), [2], ()).unwrap();
         let x = sharded::zeros([2, 2, 2, 2], DType::F32, &mesh, [Shard(0)]).unwrap();

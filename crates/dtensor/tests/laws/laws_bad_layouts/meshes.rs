@@ -117,7 +117,7 @@ fn names_mean_one_thing() {
     let all = mesh.flatten("all").unwrap();
     refused_by(all.unflatten("all", [4, 2], ["pp_dp", "x"]), "unflatten", &["`pp_dp` already exists"]);
     assert_eq!(all.unflatten("all", [4, 2], ["all", "x"]).unwrap().shape(), [4, 2]);
-    refused_by(mesh.group("pp_dp"), "group", &["several dims", "`slice`"]);
+    refused_by(mesh.group("pp_dp"), "group", &["given by `flatten`", "`slice`"]);
     refused_by(mesh.slice(["dp", "pp_dp"]), "slice", &["overlap", "pp_dp"]);
     refused_by(mesh.slice(["tp", "pp_dp"]), "slice", &["ascending order"]);
     refused_by(mesh["dp"].slice("pp_dp"), "slice", &["invalid mesh_dim_names", "pp_dp"]);

@@ -79,7 +79,7 @@ fn parts_fit_the_whole() {
             let options = FromLocal { shape: Some(shape.into()), ..Default::default() };
             Tensor::from_local_with(&part, mesh, placements, options)
         };
-        let said = ["has a part of shape", "on this rank, but the one given has shape [2, 3]"];
+        let said = ["has a shard of shape", "on this rank, but the one given has shape [2, 3]"];
         // Of 9 rows, three ranks have 3 and the last has none.
         refused_by(from(&line, &[Shard(0)], &[9, 3]), "from_local", &said);
         refused_by(from(&line, &[Shard(0)], &[8, 4]), "from_local", &said);

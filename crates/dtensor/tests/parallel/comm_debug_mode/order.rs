@@ -125,7 +125,7 @@ fn operators_without_outputs_are_refused_before_they_are_heard() -> Result<()> {
     let mode = CommDebugMode::new();
     for x in [&x, &laid] {
         let error = mode.run(|| apply_all(Look, &[x])).unwrap_err().to_string();
-        assert!(error.contains("look: the shape rule promises no output"), "{error}");
+        assert!(error.contains("look: the shape rule returned no outputs"), "{error}");
     }
     assert!(mode.operations().is_empty());
     Ok(())

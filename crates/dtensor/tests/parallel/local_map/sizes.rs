@@ -162,7 +162,7 @@ fn parts_that_do_not_fit_together_are_refused_by_all() {
         if rank == 2 {
             assert_eq!(said.call(&x)?.dims(), [5, 2]);
         } else {
-            raises(said.call(&x), "a part of shape [2, 2] on this rank, but the one given has shape [1, 2]");
+            raises(said.call(&x), "a shard of shape [2, 2] on this rank, but the one given has shape [1, 2]");
         }
         // They can go on with each other.
         assert_eq!(sized([1, 1, 1]).call(&x)?.full_tensor()?.to_f64_vec()?, [1.; 6]);

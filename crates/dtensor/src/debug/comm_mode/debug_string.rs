@@ -1,14 +1,14 @@
-//! What happened, in the order in which it did: operators, what they moved, and the collectives that this took.
+//! [`CommDebugMode::debug_string`]: operators, redistributions and collectives in execution order.
 
 use super::CommDebugMode;
 use super::Phase;
 use super::record::CollectiveRecord;
-use super::trace::{Computed, REDISTRIBUTE};
+use super::trace::{REDISTRIBUTE, RecordedOperation};
 
 impl CommDebugMode {
-    /// Everything in the order in which it happened: each operator with how its inputs and outputs lay; below it, the inputs that
-    /// it had to move, though nobody asked for it, with the placements on their way, the collectives that this took, and the
-    /// shapes of the parts that this rank computed with. A line says in which module and pass what follows it was done.
+    /// Lists everything in execution order: each operator with the placements of its inputs and outputs. Below an operator are the
+    /// inputs that it redistributed implicitly, with the placements in between; the collectives; and the shapes of the shards that
+    /// this rank computed on. Headings name the module and the pass.
     ///
     /// ```
     /// use dtensor::debug::CommDebugMode;
@@ -35,27 +35,27 @@ impl CommDebugMode {
     /// # }
     /// ```
     pub fn debug_string(&self) -> String {
-        let trace = self.state.trace.borrow();
+        let trace = self.recorder.trace.borrow();
         let calls: Vec<&CollectiveRecord> = trace.collectives().collect();
         let (mut text, mut shown) = (Text::default(), 0);
-        for computed in trace.in_detail() {
+        for operation in trace.recorded_operations() {
             let (own, others): (Vec<_>, Vec<_>) =
-                calls[shown..computed.calls].iter().copied().partition(|call| computed.called(call));
-            shown = computed.calls;
-            others.into_iter().for_each(|call| text.alone(call));
-            text.operator(computed, &own);
+                calls[shown..operation.calls].iter().copied().partition(|call| operation.owns(call));
+            shown = operation.calls;
+            others.into_iter().for_each(|call| text.collective(call));
+            text.operator(operation, &own);
         }
-        calls[shown..].iter().for_each(|call| text.alone(call));
+        calls[shown..].iter().for_each(|call| text.collective(call));
         text.lines.join("\n")
     }
 }
 
-impl Computed {
-    /// Whether a collective that was called since the last operator was called for this one.
-    fn called(&self, call: &CollectiveRecord) -> bool {
+impl RecordedOperation {
+    /// Returns true if this operator ran a collective that was recorded since the previous operator.
+    fn owns(&self, call: &CollectiveRecord) -> bool {
         match &call.operator {
             Some(operator) => *operator == self.record.name,
-            // What brings tensors on a mesh, off it or about is asked for, and so are its collectives: on the same line.
+            // The collectives of a conversion are explicit: they carry its line and no operator.
             None => {
                 matches!(self.record.name, REDISTRIBUTE | "from_local")
                     && (&*call.file, call.line) == (self.record.file, self.record.line)
@@ -67,22 +67,22 @@ impl Computed {
 #[derive(Default)]
 struct Text {
     lines: Vec<String>,
-    /// What the last heading says.
-    under: String,
+    /// The last heading.
+    heading: String,
 }
 
 impl Text {
-    /// Puts a heading over what follows, if another one is due.
+    /// Writes a heading if the module or the pass has changed.
     fn heading(&mut self, module: &str, phase: Phase) {
         let pass = match phase {
             Phase::Forward => "forward",
             Phase::Backward => "backward",
             Phase::Recomputation => "forward again",
         };
-        let due = format!("{module}, {pass}");
-        if self.under != due {
-            self.lines.push(due.clone());
-            self.under = due;
+        let heading = format!("{module}, {pass}");
+        if self.heading != heading {
+            self.lines.push(heading.clone());
+            self.heading = heading;
         }
     }
 
@@ -90,30 +90,30 @@ impl Text {
         self.lines.push(format!("{}{text}", " ".repeat(4 * depth)));
     }
 
-    /// A collective that is no operator's.
-    fn alone(&mut self, call: &CollectiveRecord) {
+    /// Writes a collective that no operator ran.
+    fn collective(&mut self, call: &CollectiveRecord) {
         self.heading(&call.module, call.phase);
         self.line(1, &call.to_string());
     }
 
-    fn operator(&mut self, computed: &Computed, calls: &[&CollectiveRecord]) {
-        let record = &computed.record;
+    fn operator(&mut self, operation: &RecordedOperation, calls: &[&CollectiveRecord]) {
+        let record = &operation.record;
         self.heading(record.module, record.phase);
         let at = format!("at {}:{}", record.file, record.line);
-        match (record.name, &computed.ways[..]) {
-            (REDISTRIBUTE, [(_, way)]) => {
+        match (record.name, &operation.redistributions[..]) {
+            (REDISTRIBUTE, [(_, trace)]) => {
                 let (dtype, shape) = (record.outputs[0].dtype, &record.outputs[0].shape);
-                self.line(1, &format!("{REDISTRIBUTE} [explicit] ({way}) of {dtype} {shape} {at}"));
+                self.line(1, &format!("{REDISTRIBUTE} [explicit] ({trace}) of {dtype} {shape} {at}"));
             }
-            (_, ways) => {
+            (_, redistributions) => {
                 self.line(1, &format!("{record} {at}"));
-                for (input, way) in ways {
-                    self.line(2, &format!("redistribute_input [implicit] ({input}, {way})"));
+                for (input, trace) in redistributions {
+                    self.line(2, &format!("redistribute_input [implicit] ({input}, {trace})"));
                 }
             }
         }
-        calls.iter().for_each(|call| self.line(2, &call.briefly()));
-        if let Some([inputs, outputs]) = &computed.here
+        calls.iter().for_each(|call| self.line(2, &call.summary()));
+        if let Some([inputs, outputs]) = &operation.local_shapes
             && record.name != REDISTRIBUTE
         {
             let list = |shapes: &[crate::Shape]| {
