@@ -3,9 +3,10 @@
 //!
 //! `cargo run --example own_operator`
 
+use dtensor::Array;
+use dtensor::op::{Arrays, Backward, Bits, Grads, Here, Meta, Metas, Op, Rule, Saves, apply};
 use dtensor::prelude::*;
 use dtensor::testing::validate;
-use dtensor::{Array, Arrays, Backward, Bits, Grads, Here, Meta, Metas, Op, Rule, Saves, apply};
 
 /// Leaky ReLU: multiplies negative elements by `slope`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

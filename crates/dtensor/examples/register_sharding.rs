@@ -3,7 +3,7 @@
 //!
 //! `cargo run --example register_sharding`
 
-use dtensor::Rule;
+use dtensor::op::Rule;
 use dtensor::prelude::*;
 use dtensor::testing::validate_on;
 

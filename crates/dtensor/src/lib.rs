@@ -93,7 +93,7 @@
 //! | train | [`optim`], [`autocast`], [`parallel::DataParallel`] |
 //! | find out what communicates | [`debug::CommDebugMode`], [`explicit_communication`] |
 //! | see which rank owns what | [`debug::visualize_sharding`] |
-//! | write an operator | [`Op`], [`apply`]; [`testing::validate`] checks its sharding rule |
+//! | write an operator | [`op::Op`], [`op::apply`]; [`testing::validate`] checks its sharding rule |
 //! | test on several ranks | [`testing::spmd`] |
 //!
 //! In the repository, `docs/guide.md` is the guide, `crates/dtensor/examples` has one program per concept, and `docs/api-map.md` maps
@@ -131,31 +131,35 @@ mod random;
 mod tensor;
 pub mod testing;
 
-pub use autograd::{
-    Backward, BackwardOptions, Grads, Saves, checkpoint, checkpoint_all, enable_grad, grad, no_grad,
-};
+pub use autograd::{BackwardOptions, checkpoint, checkpoint_all, enable_grad, grad, no_grad};
 pub use dispatch::{
-    ImplicitCommunication, apply, apply_all, autocast, autocast_dtype, autocast_off, explicit_communication,
+    ImplicitCommunication, autocast, autocast_dtype, autocast_off, explicit_communication,
     implicit_replication,
 };
 pub use distributed::{FromLocal, RedistributeOptions, distribute_tensor, distribute_tensor_from, sharded};
 pub use dtensor_array::shape::{Dim, Dims, INFER, NewShape};
 pub use dtensor_array::{
-    Array, DType, Device, Element, Meta, Scalar, Shape, num_threads, set_num_threads, with_num_threads,
+    Array, DType, Device, Element, Scalar, Shape, num_threads, set_num_threads, with_num_threads,
 };
-pub use dtensor_array::{Error, Other, Result};
+pub use dtensor_array::{Error, Located, Other, Result};
 pub use dtensor_layout::Placement::{self, Partial, Replicate, Shard, StridedShard};
-pub use dtensor_layout::{Attributes, CacheStats, Chunk, MeshDim, MeshNames, Operator, Placements, Rule};
+pub use dtensor_layout::{CacheStats, Chunk, MeshDim, MeshNames, Placements};
 pub use layout::Layout;
 pub use mesh::{DeviceMesh, init_device_mesh, use_mesh};
-pub use ops::{
-    Arrays, Aside, Attention, Bits, Convolution, CrossEntropy, Gelu, Here, Interpolation, Metas, Op, Padding,
-    Precision, Quantiles, Reduction, Together,
-};
+pub use ops::{Attention, Convolution, CrossEntropy, Gelu, Interpolation, Padding, Quantiles, Reduction};
 pub use random::{
     Generator, GeneratorState, manual_seed, rng_state, set_rng_state, synchronize_rng, with_generator,
 };
 pub use tensor::{Operand, Tensor, on_device};
+
+/// The items that an author of operators needs: [`Op`](op::Op) and [`apply`](op::apply), which has a complete example.
+pub mod op {
+    pub use crate::autograd::{Backward, Grads, Saves};
+    pub use crate::dispatch::{apply, apply_all};
+    pub use crate::ops::{Arrays, Aside, Bits, Here, Metas, Op, Precision, Together};
+    pub use dtensor_array::Meta;
+    pub use dtensor_layout::{Attributes, Operator, Rule};
+}
 
 /// Redistribution plans, as [`Tensor::explain_redistribute`] and [`Layout::plan_to`] return them, and their cost model.
 pub mod redistribute {
@@ -166,12 +170,12 @@ pub mod redistribute {
 pub mod prelude {
     pub use crate::comm::{Group, ReduceOp, World, launch};
     pub use crate::debug::CommDebugMode;
-    pub use crate::nn::{Module, forward};
+    pub use crate::nn::{Module, deep_copy, forward};
     pub use crate::optim::Optimizer;
     pub use crate::parallel::{
-        ColwiseParallel, DistributeModule, ParallelStyle, PrepareModuleInput, PrepareModuleInputOutput,
-        PrepareModuleOutput, RowwiseParallel, SequenceParallel, distribute_module, local_map, loss_parallel,
-        parallelize_module,
+        ColwiseParallel, DataParallel, DistributeModule, ParallelPlan, ParallelStyle, PrepareModuleInput,
+        PrepareModuleInputOutput, PrepareModuleOutput, RowwiseParallel, SequenceParallel, distribute_module,
+        local_map, loss_parallel, parallelize_module,
     };
     pub use crate::plan;
     pub use crate::{

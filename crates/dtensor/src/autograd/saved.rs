@@ -28,7 +28,7 @@ impl Saves {
     /// Saves the inputs and outputs at these positions, which must be below 31. Positions that do not exist are ignored.
     ///
     /// ```
-    /// use dtensor::Saves;
+    /// use dtensor::op::Saves;
     /// // The second input, and the first output.
     /// const SAVES: Saves = Saves::only(&[1], &[0]);
     /// ```

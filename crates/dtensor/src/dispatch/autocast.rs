@@ -28,7 +28,7 @@ mode! {
 ///   a half-precision result can be added to a single-precision one. A scalar (0-d) tensor takes the dtype of the others.
 ///
 /// Double-precision and integer tensors are not narrowed. These are PyTorch's rules for CPUs; as there, any other `dtype` casts
-/// nothing. An operator that you write is not cast unless it implements [`Op::precision`](crate::Op::precision).
+/// nothing. An operator that you write is not cast unless it implements [`Op::precision`](crate::op::Op::precision).
 ///
 /// Parameters and their gradients stay in single precision. On a mesh, a cast keeps the layout, except that partial sums are
 /// reduced before they are narrowed. A backward pass runs without autocast, also inside `body`: a gradient is computed in the

@@ -41,10 +41,8 @@ pub use mode::{ImplicitCommunication, explicit_communication, implicit_replicati
 ///
 /// ```
 /// use dtensor::comm::launch;
-/// use dtensor::{
-///     Backward, DType, DeviceMesh, Grads, Here, Array, Arrays, Meta, Metas, Op, Result, Rule, Shard, Tensor, apply,
-///     distribute_tensor,
-/// };
+/// use dtensor::{DType, DeviceMesh, Array, Result, Shard, Tensor, distribute_tensor};
+/// use dtensor::op::{Backward, Grads, Here, Arrays, Meta, Metas, Op, Rule, apply};
 ///
 /// /// Multiplies its input by two.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -28,7 +28,8 @@ impl DeviceMesh {
     /// ```
     /// use dtensor::comm::World;
     /// use dtensor::testing::validate_on;
-    /// use dtensor::{DType, DeviceMesh, Replicate, Rule, Shard, Tensor, sharded};
+    /// use dtensor::{DType, DeviceMesh, Replicate, Shard, Tensor, sharded};
+    /// use dtensor::op::Rule;
     /// # fn main() -> dtensor::Result<()> {
     /// let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], "tp")?;
     /// let x = sharded::ones([4, 4], DType::F32, &mesh, [Shard(0)])?;

@@ -2,8 +2,9 @@
 
 use super::{Arrays, Here, Metas, Op, Precision, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
+use crate::op::apply;
 use crate::tensor::Operand;
-use crate::{Error, Result, Tensor, apply};
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
 use dtensor_array::kernels::binary::{self, Binary};

@@ -7,8 +7,9 @@ use super::{
 };
 use crate::autograd::{Backward, Grads, Saves};
 use crate::dispatch::cast_metas;
+use crate::op::apply_all;
 use crate::random::{Draw, next_draw};
-use crate::{Error, Result, Tensor, apply_all};
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::Window;
 use dtensor_array::kernels::attention::{self as kernel, AttentionOptions};

@@ -1,8 +1,9 @@
 //! `bernoulli_each`: random zeros and ones with one probability per element.
 
 use super::{Arrays, Aside, Here, Metas, Op, need_float, one};
+use crate::op::apply;
 use crate::random::{Draw, lend, next_draw};
-use crate::{Generator, Result, Tensor, apply};
+use crate::{Generator, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::Meta;
 use dtensor_array::kernels::random as kernel;

@@ -1,8 +1,9 @@
 //! Comparisons with broadcasting: 1 (true) or 0 (false) as `u8`.
 
 use super::{Arrays, Here, Metas, Op, Precision, one, same_dtype};
+use crate::op::apply;
 use crate::tensor::Operand;
-use crate::{Result, Tensor, apply};
+use crate::{Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::binary::{self, Compare};
 use dtensor_array::{DType, Meta};

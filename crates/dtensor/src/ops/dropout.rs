@@ -2,8 +2,9 @@
 
 use super::{Arrays, Aside, Bits, Here, Metas, Op, grads, need_float, one};
 use crate::autograd::{Backward, Grads};
+use crate::op::apply;
 use crate::random::{Draw, next_draw};
-use crate::{Error, Result, Tensor, apply};
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::Meta;
 use dtensor_array::kernels::random as kernel;

@@ -3,7 +3,8 @@
 use super::reduce::{ReducedDims, reduced_shape};
 use super::{Arrays, Here, Metas, Op, Together, grads, one, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::{Error, Result, Tensor, apply, apply_all};
+use crate::op::{apply, apply_all};
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::extremum::{self as kernel, Extremum};
 use dtensor_array::shape::{Dim, DimList};

@@ -50,7 +50,7 @@ impl<'a> Here<'a> {
     }
 
     /// Returns the global index of this rank's first element along a dim of an input. It describes the shard fully
-    /// only if the shard is one range, which [`Rule::contiguous`](crate::Rule::contiguous) ensures; else it is the
+    /// only if the shard is one range, which [`Rule::contiguous`](crate::op::Rule::contiguous) ensures; else it is the
     /// start of the first range. Panics if the input has no such dim.
     pub fn offset(&self, input: usize, dim: usize) -> usize {
         self.specs.get(input).map_or(0, |spec| spec.offset[dim])

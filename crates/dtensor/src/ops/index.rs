@@ -4,7 +4,8 @@ use super::{
     Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_ndim, one, reshaped, same_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
-use crate::{Error, Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::index::{self as kernel, Stretch};
 use dtensor_array::shape::Dim;

@@ -2,7 +2,8 @@
 
 use super::{Arrays, Grads, Here, Metas, Op, Precision, SELECTING, one, reshaped, same_dtype};
 use crate::autograd::Backward;
-use crate::{Error, Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::Meta;
 use dtensor_array::kernels::cat as kernel;

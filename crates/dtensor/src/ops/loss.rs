@@ -7,7 +7,8 @@ use super::{
 };
 use crate::autograd::{Backward, Grads, Saves};
 use crate::dispatch::{cast_metas, one_mesh, prepared};
-use crate::{Error, Result, Tensor, apply, apply_all};
+use crate::op::{apply, apply_all};
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
 use dtensor_array::kernels::loss::{self as kernel, Goal};

@@ -2,8 +2,9 @@
 
 use super::{Arrays, Aside, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
+use crate::op::apply;
 use crate::tensor::Operand;
-use crate::{Error, Result, Tensor, apply};
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
 use dtensor_array::kernels::select as kernel;

@@ -2,7 +2,8 @@
 
 use super::{Arrays, Here, Metas, Op, Precision, grads, one, reshaped, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::{Error, Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::matmul as kernel;
 use dtensor_array::{DType, Meta, Shape};

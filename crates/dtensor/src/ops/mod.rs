@@ -1,7 +1,7 @@
 //! The operators. Each is one small struct that implements [`Op`]: shape rule, sharding rule, kernel and gradient.
 //!
 //! To add an operator: write a struct with its attributes, implement [`Op`] for it, and add a method to
-//! [`Tensor`](crate::Tensor) that calls [`apply`](crate::apply). Gradient rules use public operators only.
+//! [`Tensor`](crate::Tensor) that calls [`apply`](crate::op::apply). Gradient rules use public operators only.
 
 mod arithmetic;
 mod attention;
@@ -62,7 +62,7 @@ pub type Arrays = SmallVec<[Array; 1]>;
 /// An operator: a struct that holds its attributes, with a shape rule, a sharding rule, a kernel and a gradient.
 ///
 /// Derive `Clone`, `Debug`, `PartialEq`, `Eq` and `Hash`: equal operators on inputs with equal layouts share one
-/// cached sharding decision. [`apply`](crate::apply) runs an operator and has a complete example.
+/// cached sharding decision. [`apply`](crate::op::apply) runs an operator and has a complete example.
 pub trait Op: Attributes {
     /// Returns the name used in error messages and traces.
     fn name(&self) -> &'static str;
@@ -115,7 +115,8 @@ pub trait Op: Attributes {
 /// The precision of an operator inside an [`autocast`](crate::autocast) scope. Integer inputs are never cast.
 ///
 /// ```
-/// use dtensor::{DType, Here, Array, Arrays, Meta, Metas, Op, Precision, Result, Rule, Tensor, apply, autocast};
+/// use dtensor::{DType, Array, Result, Tensor, autocast};
+/// use dtensor::op::{Here, Arrays, Meta, Metas, Op, Precision, Rule, apply};
 ///
 /// /// Multiplies each element by 10³⁰, which overflows half precision.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -220,7 +221,7 @@ impl<T> std::hash::Hash for Aside<T> {
 /// An `f64` attribute of an operator, compared and hashed by its bits.
 ///
 /// ```
-/// use dtensor::Bits;
+/// use dtensor::op::Bits;
 /// assert_eq!(Bits::new(0.5).get(), 0.5);
 /// assert_ne!(Bits::new(0.0), Bits::new(-0.0));
 /// ```

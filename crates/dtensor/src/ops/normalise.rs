@@ -4,7 +4,8 @@ use smallvec::SmallVec;
 
 use super::{Arrays, Bits, Here, Metas, Op, need_float, no_second, one, reshaped, statistics_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::{Error, Result, Tensor, apply_all};
+use crate::op::apply_all;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::norm as kernel;
 use dtensor_array::{DType, Meta, Shape};

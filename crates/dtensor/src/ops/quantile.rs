@@ -2,7 +2,8 @@
 
 use super::{Arrays, Aside, Here, Metas, Op, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads};
-use crate::{Error, Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::binary as kernel;
 use dtensor_array::shape::Dim;

@@ -4,7 +4,8 @@ use super::{
     Arrays, Bits, Here, Metas, Op, Precision, Together, grads, need_float, one, reshaped, statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
-use crate::{Error, Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
 use dtensor_array::kernels::reduce::{self as kernel, Reduce};

@@ -2,7 +2,8 @@
 
 use super::{Arrays, Aside, Bits, Here, Metas, Op, grads, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::{Error, Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
 use dtensor_array::kernels::scalar as kernel;

@@ -2,7 +2,8 @@
 
 use super::{Arrays, Here, Metas, Op, grads, one};
 use crate::autograd::{Backward, Grads};
-use crate::{Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::scan as kernel;
 use dtensor_array::shape::Dim;

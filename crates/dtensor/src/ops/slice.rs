@@ -3,7 +3,8 @@
 use super::view::Reshape;
 use super::{ANY, Arrays, Here, Metas, Op, SELECTING, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
-use crate::{Error, Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::Meta;
 use dtensor_array::kernels::copy::NOTHING;

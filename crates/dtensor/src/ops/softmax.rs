@@ -3,7 +3,8 @@
 use super::loss_parallel::{LossScope, check_logits};
 use super::{Arrays, Here, Metas, Op, Together, grads, need_float, one};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::{Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::Meta;
 use dtensor_array::ReduceOp;

@@ -3,7 +3,8 @@
 use super::extremum::shift_indices;
 use super::{Arrays, Here, Metas, Op, Together, grads, reshaped};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::{Error, Result, Tensor, apply_all};
+use crate::op::apply_all;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::sort as kernel;
 use dtensor_array::shape::Dim;

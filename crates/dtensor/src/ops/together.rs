@@ -7,15 +7,16 @@ use dtensor_array::ReduceOp;
 /// The most rounds of collectives in one operator.
 pub(crate) const ROUNDS: usize = 32;
 
-/// The next step of an operator that is sharded along a [merging](crate::Rule::merging) factor: a collective, or
-/// the result. [`Op::together`](crate::Op::together) returns it. All ranks must return the same variant, with
+/// The next step of an operator that is sharded along a [merging](crate::op::Rule::merging) factor: a collective, or
+/// the result. [`Op::together`](crate::op::Op::together) returns it. All ranks must return the same variant, with
 /// arrays of the same shapes.
 ///
 /// This example reduces a sum over the ranks, then divides each shard by it:
 ///
 /// ```
 /// use dtensor::comm::{ReduceOp, launch};
-/// use dtensor::{DeviceMesh, Here, Array, Arrays, Meta, Metas, Op, Result, Rule, Shard, Tensor, Together, apply};
+/// use dtensor::{DeviceMesh, Array, Result, Shard, Tensor};
+/// use dtensor::op::{Here, Arrays, Meta, Metas, Op, Rule, Together, apply};
 /// use dtensor::distribute_tensor;
 ///
 /// /// Divides each element of a vector by the sum of all elements.
@@ -68,8 +69,10 @@ pub(crate) const ROUNDS: usize = 32;
 ///
 /// ```
 /// use dtensor::comm::launch;
-/// use dtensor::{DeviceMesh, Here, Array, Arrays, Meta, Metas, Op, Result, Rule, Shard, Shape, Tensor, apply};
-/// use dtensor::{Replicate, Together, distribute_tensor};
+/// use dtensor::{DeviceMesh, Array, Result, Shard, Shape, Tensor};
+/// use dtensor::op::{Here, Arrays, Meta, Metas, Op, Rule, apply};
+/// use dtensor::{Replicate, distribute_tensor};
+/// use dtensor::op::Together;
 ///
 /// /// Computes the largest minus the smallest element of a vector.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]

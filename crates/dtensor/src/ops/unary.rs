@@ -4,7 +4,8 @@ use std::f64::consts::PI;
 
 use super::{Arrays, Here, Metas, Op, grads, need_float, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::{Error, Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::Meta;
 use dtensor_array::ReduceOp;

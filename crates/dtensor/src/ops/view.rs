@@ -5,7 +5,8 @@ use std::panic::Location;
 
 use crate::autograd::{Backward, Grads};
 use crate::dispatch::locate;
-use crate::{Error, Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
 use dtensor_array::kernels::cast;

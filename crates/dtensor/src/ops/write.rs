@@ -6,7 +6,8 @@
 use super::slice::{LocalSlice, Slice};
 use super::{Arrays, Here, Metas, Op, Precision, SELECTING, grads, need_dtype, need_ndim, one, same_dtype};
 use crate::autograd::{Backward, Grads, Saves};
-use crate::{Error, Result, Tensor, apply};
+use crate::op::apply;
+use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::index::Stretch;
 use dtensor_array::kernels::write as kernel;

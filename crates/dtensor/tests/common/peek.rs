@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use dtensor::{Array, Arrays, Aside, Here, Meta, Metas, Op, Result, Rule, Tensor, apply};
+use dtensor::op::{Arrays, Aside, Here, Meta, Metas, Op, Rule, apply};
+use dtensor::{Array, Result, Tensor};
 
 /// Shows the value of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -6,11 +6,9 @@
 use std::collections::BTreeSet;
 
 use dtensor::comm::{World, launch, launch_each, record};
+use dtensor::op::{Arrays, Backward, Grads, Here, Meta, Metas, Op, Rule, apply};
 use dtensor::testing::{Validation, search, spmd, validate};
-use dtensor::{
-    Array, Arrays, Backward, BackwardOptions, DType, Error, Grads, Here, Meta, Metas, Op, Result, Rule,
-    Shard, Tensor, apply, distribute_tensor,
-};
+use dtensor::{Array, BackwardOptions, DType, Error, Result, Shard, Tensor, distribute_tensor};
 
 use crate::common::laid::{Combination, Field, Sample, Stop, Tally, difference, long, shown};
 use crate::common::layouts::Grid;

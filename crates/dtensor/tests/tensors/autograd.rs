@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use dtensor::nn::Parameter;
-use dtensor::{
-    Array, Arrays, Aside, Backward, BackwardOptions, Bits, DType, Error, Grads, Here, Meta, Metas, Op,
-    Result, Rule, Saves, Tensor, apply, apply_all, enable_grad, grad, no_grad,
+use dtensor::op::{
+    Arrays, Aside, Backward, Bits, Grads, Here, Meta, Metas, Op, Rule, Saves, apply, apply_all,
 };
+use dtensor::{Array, BackwardOptions, DType, Error, Result, Tensor, enable_grad, grad, no_grad};
 
 fn leaf(values: &[f64]) -> Tensor {
     Tensor::from_slice(values, [values.len()]).unwrap().requires_grad_(true).unwrap()

@@ -2,7 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dtensor::{Attention, CrossEntropy, DType, Device, Meta, Reduction, Result, Shape, Tensor};
+use dtensor::op::Meta;
+use dtensor::{Attention, CrossEntropy, DType, Device, Reduction, Result, Shape, Tensor};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 

@@ -1,10 +1,8 @@
 //! Gradients that cannot be, and operators that do not keep what they promise.
 
 use dtensor::nn::{Linear, Parameter};
-use dtensor::{
-    Array, Arrays, Aside, Backward, BackwardOptions, DType, Error, Grads, Here, Meta, Metas, Op, Result,
-    Rule, Tensor, apply, grad,
-};
+use dtensor::op::{Arrays, Aside, Backward, Grads, Here, Meta, Metas, Op, Rule, apply};
+use dtensor::{Array, BackwardOptions, DType, Error, Result, Tensor, grad};
 
 use super::{ints, meta, zeros};
 use crate::common::refused::refused;

@@ -7,12 +7,10 @@ use std::sync::{Arc, Mutex};
 
 use dtensor::comm::{Collective, record};
 use dtensor::nn::{Linear, Module, Parameter, forward};
+use dtensor::op::{Arrays, Aside, Backward, Grads, Here, Meta, Metas, Op, Rule, Saves, apply};
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
-use dtensor::{
-    Array, Arrays, Aside, Backward, BackwardOptions, Grads, Here, Meta, Metas, Op, Placement, Rule, Saves,
-    apply, grad, num_threads, on_device, with_num_threads,
-};
+use dtensor::{Array, BackwardOptions, Placement, grad, num_threads, on_device, with_num_threads};
 
 fn leaf(values: &[f64]) -> Tensor {
     Tensor::from_slice(values, [values.len()]).unwrap().requires_grad_(true).unwrap()

@@ -1,8 +1,9 @@
 //! What happened, in its order.
 
 use super::*;
+use dtensor::Array;
 use dtensor::comm::ReduceOp;
-use dtensor::{Array, Arrays, Here, Meta, Metas, Op, Rule, apply_all};
+use dtensor::op::{Arrays, Here, Meta, Metas, Op, Rule, apply_all};
 
 /// Without the places in the program, and without lines that say nothing of communication.
 fn plain(text: &str) -> Vec<String> {

@@ -1,10 +1,10 @@
 //! Sharding rules that users register.
 
 use dtensor::comm::{World, record};
+use dtensor::op::Rule;
 use dtensor::testing::{spmd, validate_on};
 use dtensor::{
-    BackwardOptions, DType, DeviceMesh, Error, Replicate, Result, Rule, Shard, Tensor, distribute_tensor,
-    sharded,
+    BackwardOptions, DType, DeviceMesh, Error, Replicate, Result, Shard, Tensor, distribute_tensor, sharded,
 };
 
 use super::{P, line, numbers, plane, refused, same};
