@@ -265,6 +265,27 @@ impl Array {
         Ok(read.data()[..dense.numel()].to_vec())
     }
 
+    /// Calls `f` with the elements in row-major order. A contiguous array in main memory is not copied; if the elements are on a
+    /// device, this copies them and waits for the device.
+    ///
+    /// Returns an error if `T` is not the type of the dtype.
+    ///
+    /// ```
+    /// use dtensor_array::Array;
+    /// # fn main() -> dtensor_array::Result<()> {
+    /// let x = Array::from_vec(vec![1f32, 2., 3.], &[3])?;
+    /// let squares = x.with_host_slice(|x: &[f32]| x.iter().map(|v| v * v).collect::<Vec<_>>())?;
+    /// assert_eq!(Array::from_vec(squares, x.dims())?.copy_to_host::<f32>()?, [1., 4., 9.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[inline]
+    pub fn with_host_slice<T: Element, R>(&self, f: impl FnOnce(&[T]) -> R) -> Result<R> {
+        let dense = self.contiguous()?;
+        let read = dense.read::<T>()?;
+        Ok(f(&read.data()[..dense.numel()]))
+    }
+
     /// Copies the elements to a vector in row-major order, converted to `f64` from any dtype. If they are on a device, this
     /// waits for the device.
     #[inline]

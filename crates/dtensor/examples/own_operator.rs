@@ -4,7 +4,7 @@
 //! `cargo run --example own_operator`
 
 use dtensor::Array;
-use dtensor::op::{Arrays, Backward, Bits, Grads, Here, Meta, Metas, Op, Rule, Saves, apply};
+use dtensor::op::{Arrays, Backward, Bits, Grads, Here, Meta, Metas, Op, Rule, Saves, apply, grads};
 use dtensor::prelude::*;
 use dtensor::testing::validate;
 
@@ -19,22 +19,22 @@ impl Op for Leaky {
         "leaky"
     }
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok([x[0].clone()].into_iter().collect())
+        Ok([x[0].clone()].into())
     }
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)
     }
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
-        let leak = |v: f64| if v < 0.0 { self.slope.get() * v } else { v };
-        let values = x[0].copy_to_host::<f64>()?.into_iter().map(leak).collect();
-        Ok([Array::from_vec(values, x[0].dims())?].into_iter().collect())
+        let leak = |v: &f64| if *v < 0.0 { self.slope.get() * v } else { *v };
+        let values = x[0].with_host_slice(|x: &[f64]| x.iter().map(leak).collect())?;
+        Ok([Array::from_vec(values, x[0].dims())?].into())
     }
     fn saves(&self) -> Saves {
         Saves::INPUTS
     }
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let dx = || cx.input(0)?.lt(0.0)?.where_(&cx.dy()?.mul(self.slope.get())?, &cx.dy()?);
-        Ok([cx.when(0, dx)?].into_iter().collect())
+        Ok(grads![cx.when(0, dx)?])
     }
 }
 

@@ -153,12 +153,18 @@ pub use random::{
 pub use tensor::{Operand, Tensor, on_device};
 
 /// The items that an author of operators needs: [`Op`](op::Op) and [`apply`](op::apply), which has a complete example.
+///
+/// Outputs are short lists: `Ok([y].into())` for one, `Ok(vec![y, z].into())` for several, and [`grads!`](op::grads) for gradients.
+/// A kernel reads typed elements with [`Array::with_host_slice`] and creates arrays with [`Array::from_vec`], which does not copy.
 pub mod op {
     pub use crate::autograd::{Backward, Grads, Saves};
     pub use crate::dispatch::{apply, apply_all};
+    pub use crate::grads;
     pub use crate::ops::{Arrays, Aside, Bits, Here, Metas, Op, Precision, Together};
     pub use dtensor_array::Meta;
     pub use dtensor_layout::{Attributes, Operator, Rule};
+    #[doc(hidden)]
+    pub use smallvec::smallvec;
 }
 
 /// Redistribution plans, as [`Tensor::explain_redistribute`] and [`Layout::plan_to`] return them, and their cost model.

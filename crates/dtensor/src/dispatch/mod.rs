@@ -42,7 +42,7 @@ pub use mode::{ImplicitCommunication, explicit_communication, implicit_replicati
 /// ```
 /// use dtensor::comm::launch;
 /// use dtensor::{DType, DeviceMesh, Array, Result, Shard, Tensor, distribute_tensor};
-/// use dtensor::op::{Backward, Grads, Here, Arrays, Meta, Metas, Op, Rule, apply};
+/// use dtensor::op::{Backward, Grads, Here, Arrays, Meta, Metas, Op, Rule, apply, grads};
 ///
 /// /// Multiplies its input by two.
 /// #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -53,17 +53,17 @@ pub use mode::{ImplicitCommunication, explicit_communication, implicit_replicati
 ///         "twice"
 ///     }
 ///     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-///         Ok([x[0].clone()].into_iter().collect())
+///         Ok([x[0].clone()].into())
 ///     }
 ///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 ///         Rule::pointwise(x, out)?.linear(&[0])
 ///     }
 ///     fn kernel(&self, x: &[&Array], _: &Here) -> Result<Arrays> {
-///         let doubled = x[0].copy_to_host::<f32>()?.into_iter().map(|v| 2.0 * v).collect();
-///         Ok([Array::from_vec(doubled, x[0].dims())?].into_iter().collect())
+///         let doubled = x[0].with_host_slice(|x: &[f32]| x.iter().map(|v| 2.0 * v).collect())?;
+///         Ok([Array::from_vec(doubled, x[0].dims())?].into())
 ///     }
 ///     fn gradient(&self, cx: &Backward) -> Result<Grads> {
-///         Ok([cx.when(0, || cx.dy()?.mul(2.0))?].into_iter().collect())
+///         Ok(grads![cx.when(0, || cx.dy()?.mul(2.0))?])
 ///     }
 /// }
 ///

@@ -110,7 +110,7 @@ impl Op for Sdpa {
         }
         let lse =
             Meta { shape: Shape::from(&q.shape[..last]), dtype: statistics_dtype(q.dtype), device: q.device };
-        Ok([reshaped(q, out), lse].into_iter().collect())
+        Ok(vec![reshaped(q, out), lse].into())
     }
 
     /// Queries are independent and may be sharded, but into ranges: causal masks and dropout depend on their global
@@ -124,7 +124,7 @@ impl Op for Sdpa {
         let heads = self.heads(here, 0)?;
         let options = self.options(here, 0, heads.as_ref());
         let (out, lse) = kernel::attention_forward(x[0], x[1], x[2], x.get(3).copied(), &options)?;
-        Ok([out, lse].into_iter().collect())
+        Ok(vec![out, lse].into())
     }
 
     fn saves(&self) -> Saves {
@@ -170,7 +170,7 @@ impl Op for SdpaGrad {
         let heads = self.0.heads(here, 1)?;
         let options = self.0.options(here, 1, heads.as_ref());
         let (dq, dk, dv) = kernel::attention_backward(x[0], x[1], x[2], x[3], mask, x[4], x[5], &options)?;
-        Ok([dq, dk, dv].into_iter().collect())
+        Ok(vec![dq, dk, dv].into())
     }
 
     fn gradient(&self, _: &Backward<'_>) -> Result<Grads> {

@@ -57,7 +57,7 @@ impl Op for DimExtremum {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         let values = self.out(self.name(), &x[0])?;
         let indices = Meta { dtype: DType::I64, ..values.clone() };
-        Ok([values, indices].into_iter().collect())
+        Ok(vec![values, indices].into())
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
@@ -66,17 +66,17 @@ impl Op for DimExtremum {
 
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let (values, indices) = kernel::extremum(self.f, x[0], self.dim, self.keepdim)?;
-        Ok([values, indices].into_iter().collect())
+        Ok(vec![values, indices].into())
     }
 
     fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
         if let [values, indices, ..] = known {
             let (values, indices) = kernel::merge(self.f, values, indices)?;
-            return Ok(Together::Done([values, indices].into_iter().collect()));
+            return Ok(Together::Done(vec![values, indices].into()));
         }
         let (values, indices) = kernel::extremum(self.f, x[0], self.dim, self.keepdim)?;
         let indices = shift_indices(&indices, here.offset(0, self.dim))?;
-        Ok(Together::Stack([values, indices].into_iter().collect()))
+        Ok(Together::Stack(vec![values, indices].into()))
     }
 
     fn saves(&self) -> Saves {
@@ -169,7 +169,7 @@ impl Op for ArgExtremum {
                 Array::from_vec(index.collect(), indices.dims())?
             }
         };
-        Ok(Together::Stack([values, indices].into_iter().collect()))
+        Ok(Together::Stack(vec![values, indices].into()))
     }
 
     fn differentiable(&self) -> bool {

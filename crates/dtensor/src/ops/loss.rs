@@ -287,7 +287,7 @@ impl Op for ClassLossGrad {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok([x[1].clone()].into_iter().collect())
+        Ok([x[1].clone()].into())
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {

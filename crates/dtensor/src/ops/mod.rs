@@ -130,14 +130,14 @@ pub trait Op: Attributes {
 ///         Precision::Single
 ///     }
 ///     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-///         Ok([x[0].clone()].into_iter().collect())
+///         Ok([x[0].clone()].into())
 ///     }
 ///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 ///         Rule::pointwise(x, out)?.linear(&[0])
 ///     }
 ///     fn kernel(&self, x: &[&Array], _: &Here) -> Result<Arrays> {
-///         let values = x[0].copy_to_host::<f32>()?.into_iter().map(|v| 1e30 * v).collect();
-///         Ok([Array::from_vec(values, x[0].dims())?].into_iter().collect())
+///         let values = x[0].with_host_slice(|x: &[f32]| x.iter().map(|v| 1e30 * v).collect())?;
+///         Ok([Array::from_vec(values, x[0].dims())?].into())
 ///     }
 /// }
 ///
@@ -150,13 +150,13 @@ pub trait Op: Attributes {
 ///         "first"
 ///     }
 ///     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-///         Ok([x[0].clone()].into_iter().collect())
+///         Ok([x[0].clone()].into())
 ///     }
 ///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 ///         Rule::pointwise(x, out)
 ///     }
 ///     fn kernel(&self, x: &[&Array], _: &Here) -> Result<Arrays> {
-///         Ok([x[0].clone()].into_iter().collect())
+///         Ok([x[0].clone()].into())
 ///     }
 /// }
 ///
@@ -182,10 +182,11 @@ pub enum Precision {
     Widest,
 }
 
-/// Builds [`Grads`] from a list of gradients, one per input.
+/// Builds [`Grads`](crate::op::Grads) from a list of gradients, one `Option<Tensor>` per input.
+#[macro_export]
 macro_rules! grads {
     ($($grad:expr),* $(,)?) => {
-        smallvec::smallvec![$($grad),*]
+        $crate::op::smallvec![$($grad),*]
     };
 }
 use grads;

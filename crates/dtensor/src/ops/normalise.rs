@@ -102,11 +102,11 @@ impl Op for Normalise {
             NormKind::Layer => {
                 let bias = self.bias.then(|| x[x.len() - 1]);
                 let (y, mean, rstd) = kernel::layer_norm(x[0], self.dims, weight, bias, self.eps.get())?;
-                Ok([y, statistics(rstd)?, statistics(mean)?].into_iter().collect())
+                Ok(vec![y, statistics(rstd)?, statistics(mean)?].into())
             }
             NormKind::Rms => {
                 let (y, rstd) = kernel::rms_norm(x[0], self.dims, weight, self.eps.get())?;
-                Ok([y, statistics(rstd)?].into_iter().collect())
+                Ok(vec![y, statistics(rstd)?].into())
             }
         }
     }

@@ -40,7 +40,7 @@ impl Op for Order {
         };
         let values = reshaped(&x[0], shape);
         let indices = Meta { dtype: DType::I64, ..values.clone() };
-        Ok([values, indices].into_iter().collect())
+        Ok(vec![values, indices].into())
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
@@ -61,7 +61,7 @@ impl Op for Order {
             Order::Sort { dim, descending } => kernel::sort(x[0], dim, descending)?,
             Order::Top { dim, k, largest } => kernel::topk(x[0], k, dim, largest)?,
         };
-        Ok([values, indices].into_iter().collect())
+        Ok(vec![values, indices].into())
     }
 
     fn together(&self, x: &[&Array], known: &[Array], here: &Here<'_>) -> Result<Together> {
@@ -70,10 +70,10 @@ impl Op for Order {
         };
         if let [values, indices, ..] = known {
             let (values, indices) = kernel::merge_top(values, indices, k, dim, largest)?;
-            return Ok(Together::Done([values, indices].into_iter().collect()));
+            return Ok(Together::Done(vec![values, indices].into()));
         }
         let (values, indices) = kernel::topk_part(x[0], k, dim, largest)?;
-        Ok(Together::Stack([values, shift_indices(&indices, here.offset(0, dim))?].into_iter().collect()))
+        Ok(Together::Stack(vec![values, shift_indices(&indices, here.offset(0, dim))?].into()))
     }
 
     fn saves(&self) -> Saves {

@@ -24,8 +24,8 @@ pub(crate) const ROUNDS: usize = 32;
 /// struct Share;
 ///
 /// fn shares(x: &Array, total: f32) -> Result<Arrays> {
-///     let shares = x.copy_to_host::<f32>()?.into_iter().map(|x| x / total).collect();
-///     Ok([Array::from_vec(shares, x.dims())?].into_iter().collect())
+///     let shares = x.with_host_slice(|x: &[f32]| x.iter().map(|x| x / total).collect())?;
+///     Ok([Array::from_vec(shares, x.dims())?].into())
 /// }
 ///
 /// impl Op for Share {
@@ -33,7 +33,7 @@ pub(crate) const ROUNDS: usize = 32;
 ///         "share"
 ///     }
 ///     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-///         Ok([x[0].clone()].into_iter().collect())
+///         Ok([x[0].clone()].into())
 ///     }
 ///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 ///         Rule::of("n -> n", x, out)?.merging_along("n")
@@ -89,21 +89,21 @@ pub(crate) const ROUNDS: usize = 32;
 ///         "spread"
 ///     }
 ///     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-///         Ok([Meta { shape: Shape::scalar(), ..x[0].clone() }].into_iter().collect())
+///         Ok([Meta { shape: Shape::scalar(), ..x[0].clone() }].into())
 ///     }
 ///     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
 ///         Ok(Rule::of("n -> ", x, out)?.merging(2 * 4))
 ///     }
 ///     fn kernel(&self, x: &[&Array], _: &Here) -> Result<Arrays> {
 ///         let [low, high] = ends(&x[0].copy_to_host()?);
-///         Ok([Array::from_vec(vec![high - low], &[])?].into_iter().collect())
+///         Ok([Array::from_vec(vec![high - low], &[])?].into())
 ///     }
 ///     fn together(&self, x: &[&Array], known: &[Array], here: &Here) -> Result<Together> {
 ///         if let [all_ends] = known {
 ///             return Ok(Together::Done(self.kernel(&[all_ends], here)?));
 ///         }
 ///         let ends = Array::from_vec(ends(&x[0].copy_to_host()?).into(), &[2])?;
-///         Ok(Together::Stack([ends].into_iter().collect()))
+///         Ok(Together::Stack([ends].into()))
 ///     }
 /// }
 ///

@@ -310,7 +310,7 @@ impl Op for Planted {
             let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             row.iter_mut().for_each(|value| *value -= largest);
         }
-        Ok([Array::from_vec(values, &[rows, columns])?].into_iter().collect())
+        Ok([Array::from_vec(values, &[rows, columns])?].into())
     }
     fn gradient(&self, _: &Backward<'_>) -> Result<Grads> {
         Ok(Grads::new())
@@ -332,7 +332,7 @@ impl Op for Idle {
         Ok(Rule::replicated(x, out))
     }
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
-        Ok([x[0].clone()].into_iter().collect())
+        Ok([x[0].clone()].into())
     }
 }
 

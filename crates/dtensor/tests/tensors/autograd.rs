@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use dtensor::nn::Parameter;
 use dtensor::op::{
-    Arrays, Aside, Backward, Bits, Grads, Here, Meta, Metas, Op, Rule, Saves, apply, apply_all,
+    Arrays, Aside, Backward, Bits, Grads, Here, Meta, Metas, Op, Rule, Saves, apply, apply_all, grads,
 };
 use dtensor::{Array, BackwardOptions, DType, Error, Result, Tensor, enable_grad, grad, no_grad};
 
@@ -437,18 +437,18 @@ impl Op for Counted {
         "counted"
     }
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok([x[0].clone()].into_iter().collect())
+        Ok([x[0].clone()].into())
     }
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)
     }
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let scaled = x[0].copy_to_host::<f64>()?.into_iter().map(|v| self.factor.get() * v).collect();
-        Ok([Array::from_vec(scaled, x[0].dims())?].into_iter().collect())
+        Ok([Array::from_vec(scaled, x[0].dims())?].into())
     }
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         *self.passes.0.lock().unwrap() += 1;
-        Ok([cx.when(0, || cx.dy()?.mul(self.factor.get()))?].into_iter().collect())
+        Ok(grads![cx.when(0, || cx.dy()?.mul(self.factor.get()))?])
     }
 }
 
@@ -461,7 +461,7 @@ impl Op for Powers {
         "powers"
     }
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok([x[0].clone(), x[0].clone()].into_iter().collect())
+        Ok(vec![x[0].clone(), x[0].clone()].into())
     }
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)
@@ -469,7 +469,7 @@ impl Op for Powers {
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let values = x[0].copy_to_host::<f64>()?;
         let power = |e| Array::from_vec(values.iter().map(|v| v.powi(e)).collect(), x[0].dims());
-        Ok([power(2)?, power(3)?].into_iter().collect())
+        Ok(vec![power(2)?, power(3)?].into())
     }
     fn saves(&self) -> Saves {
         Saves::INPUTS
@@ -480,7 +480,7 @@ impl Op for Powers {
             let square = cx.dy_of(0)?.mul(&x.mul(2.0)?)?;
             square.add(&cx.dy_of(1)?.mul(&x.mul(&x)?.mul(3.0)?)?)
         };
-        Ok([cx.when(0, dx)?].into_iter().collect())
+        Ok(grads![cx.when(0, dx)?])
     }
 }
 
@@ -495,7 +495,7 @@ impl Op for Kept {
         "kept"
     }
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok([x[0].clone()].into_iter().collect())
+        Ok([x[0].clone()].into())
     }
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)
@@ -503,10 +503,10 @@ impl Op for Kept {
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let copy = Array::from_vec(x[0].copy_to_host::<f64>()?, x[0].dims())?;
         *self.value.0.lock().unwrap() = Some(copy.clone());
-        Ok([copy].into_iter().collect())
+        Ok([copy].into())
     }
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        Ok([Some(cx.dy()?)].into_iter().collect())
+        Ok(grads![Some(cx.dy()?)])
     }
 }
 

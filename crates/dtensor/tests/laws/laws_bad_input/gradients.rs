@@ -69,13 +69,13 @@ impl Op for Wrong {
         "wrong"
     }
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok([x[0].clone()].into_iter().collect())
+        Ok([x[0].clone()].into())
     }
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)
     }
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
-        Ok([x[0].clone()].into_iter().collect())
+        Ok([x[0].clone()].into())
     }
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let dy = cx.dy()?;
@@ -123,7 +123,7 @@ impl Op for Liar {
         "liar"
     }
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok([x[0].clone()].into_iter().collect())
+        Ok([x[0].clone()].into())
     }
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use dtensor::comm::{Collective, record};
 use dtensor::nn::{Linear, Module, Parameter, forward};
-use dtensor::op::{Arrays, Aside, Backward, Grads, Here, Meta, Metas, Op, Rule, Saves, apply};
+use dtensor::op::{Arrays, Aside, Backward, Grads, Here, Meta, Metas, Op, Rule, Saves, apply, grads};
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
 use dtensor::{Array, BackwardOptions, Placement, grad, num_threads, on_device, with_num_threads};
@@ -80,7 +80,7 @@ impl Op for Seen {
         "seen"
     }
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        Ok([x[0].clone()].into_iter().collect())
+        Ok([x[0].clone()].into())
     }
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         Rule::pointwise(x, out)
@@ -88,7 +88,7 @@ impl Op for Seen {
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
         let copy = Array::from_vec(x[0].copy_to_host::<f64>()?, x[0].dims())?;
         self.0.0.0.lock().unwrap().push(copy.clone());
-        Ok([copy].into_iter().collect())
+        Ok([copy].into())
     }
     fn saves(&self) -> Saves {
         Saves::OUTPUTS
@@ -96,7 +96,7 @@ impl Op for Seen {
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         // What it saved must be what came out.
         assert_eq!(cx.output(0)?.dims(), &cx.input_meta(0).shape[..]);
-        Ok([Some(cx.dy()?)].into_iter().collect())
+        Ok(grads![Some(cx.dy()?)])
     }
 }
 
