@@ -50,7 +50,7 @@ impl Shape {
 
     /// Returns the number of dims.
     #[inline]
-    pub fn rank(&self) -> usize {
+    pub fn ndim(&self) -> usize {
         self.len()
     }
 

@@ -370,7 +370,7 @@ impl Bundle {
     pub(crate) fn of(shapes: &[Shape]) -> Self {
         let mut hasher = FxHasher::default();
         for shape in shapes {
-            hasher.write_usize(shape.rank());
+            hasher.write_usize(shape.ndim());
             shape.iter().for_each(|&size| hasher.write_usize(size));
         }
         let first = shapes[..shapes.len().min(Self::SHOWN)].to_vec();

@@ -531,7 +531,7 @@ impl Group {
         x: &V,
         dim: impl Into<Dim>,
     ) -> Result<usize> {
-        let rank = x.meta().shape.rank();
+        let rank = x.meta().shape.ndim();
         if rank == 0 {
             return Err(Error::argument(op, "a scalar (0-d) has no dim to split or concatenate"));
         }

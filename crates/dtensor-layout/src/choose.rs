@@ -146,7 +146,7 @@ pub(crate) fn choose(planner: &Planner, question: Question) -> Result<Decision> 
 /// Returns an error if a rule does not fit the operator's tensors: their number and their numbers of dims.
 pub fn check(op: &'static str, rule: &Rule, inputs: &[Meta], outputs: &[Meta]) -> Result<()> {
     let fits = |tensors: &[TensorFactors], metas: &[Meta]| {
-        tensors.len() == metas.len() && tensors.iter().zip(metas).all(|(t, m)| t.len() == m.shape.rank())
+        tensors.len() == metas.len() && tensors.iter().zip(metas).all(|(t, m)| t.len() == m.shape.ndim())
     };
     if fits(&rule.inputs, inputs) && fits(&rule.outputs, outputs) {
         return Ok(());
@@ -383,7 +383,7 @@ fn fills_all_ranks(placements: &[Placement], shape: &Shape, sizes: &[usize]) -> 
         let along = placements.iter().zip(sizes).filter(move |(p, _)| p.cut().is_some_and(|(d, _)| d == dim));
         along.map(|(_, size)| size).product::<usize>()
     };
-    (0..shape.rank()).all(|dim| ranks(dim) == 1 || ranks(dim) <= shape[dim])
+    (0..shape.ndim()).all(|dim| ranks(dim) == 1 || ranks(dim) <= shape[dim])
 }
 
 /// Returns, for each mesh dim, which factor an input shards along it. `None` if it shards none, or one that must not be sharded so.

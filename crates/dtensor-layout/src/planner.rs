@@ -59,12 +59,12 @@ impl Planner {
     ) -> Result<Arc<Spec>> {
         let shape = shape.into();
         shape.checked_numel(op)?;
-        if shape.rank() > MAX_NDIM {
+        if shape.ndim() > MAX_NDIM {
             let message =
                 format!("a distributed tensor has at most {MAX_NDIM} dims, but the shape is {shape}");
             return Err(Error::argument(op, message));
         }
-        let placements = placements.into().checked(op, self.mesh.ndim(), shape.rank())?;
+        let placements = placements.into().checked(op, self.mesh.ndim(), shape.ndim())?;
         Ok(self.intern(SpecKey { placements, shape }))
     }
 

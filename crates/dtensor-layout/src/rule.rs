@@ -88,7 +88,7 @@ const MAX_INPUTS: usize = 32;
 impl Rule {
     /// Creates a rule by which all inputs and outputs are replicated.
     pub fn replicated(x: &[Meta], out: &[Meta]) -> Rule {
-        let unsharded = |meta: &Meta| SmallVec::from_elem(DimFactors::new(), meta.shape.rank());
+        let unsharded = |meta: &Meta| SmallVec::from_elem(DimFactors::new(), meta.shape.ndim());
         Rule {
             inputs: x.iter().map(unsharded).collect(),
             outputs: out.iter().map(unsharded).collect(),
@@ -104,7 +104,7 @@ impl Rule {
     /// Creates the rule of an operator that needs all elements along `dim`, which all inputs and outputs have. That dim is the
     /// factor `w` and must not be sharded. All other dims may be.
     pub fn along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let dims = |meta: &Meta| around(dim, meta.shape.rank(), "w!");
+        let dims = |meta: &Meta| around(dim, meta.shape.ndim(), "w!");
         let all = |metas: &[Meta]| metas.iter().map(dims).collect::<Vec<_>>().join(", ");
         Rule::of(&format!("{} -> {}", all(x), all(out)), x, out)
     }
@@ -329,7 +329,7 @@ impl Rule {
         let channels = rule.add_factor(planes.shape[1], FactorKind::Passing);
         let inside = (inside != 1).then(|| rule.add_factor(inside, FactorKind::Unsharded));
         let factors = |meta: &Meta, second: DimFactors| {
-            let mut dims = TensorFactors::from_elem(DimFactors::new(), meta.shape.rank());
+            let mut dims = TensorFactors::from_elem(DimFactors::new(), meta.shape.ndim());
             dims[0].push(batch);
             dims[1] = second;
             dims
@@ -346,12 +346,12 @@ impl Rule {
     pub fn reshape(x: &Shape, out: &Shape) -> Rule {
         let mut rule = Rule::default();
         let (mut left, mut right) = (TensorFactors::new(), TensorFactors::new());
-        left.resize(x.rank(), DimFactors::new());
-        right.resize(out.rank(), DimFactors::new());
+        left.resize(x.ndim(), DimFactors::new());
+        right.resize(out.ndim(), DimFactors::new());
         if x.numel() == 0 {
             // Without elements, the sizes do not tell which dims correspond. Leading dims of equal size (dims of size 1 left out)
             // correspond, and the others are not sharded.
-            let large = |dims: &Shape| (0..dims.rank()).filter(|&d| dims[d] != 1).collect::<Vec<_>>();
+            let large = |dims: &Shape| (0..dims.ndim()).filter(|&d| dims[d] != 1).collect::<Vec<_>>();
             for (i, j) in large(x).into_iter().zip(large(out)).take_while(|&(i, j)| x[i] == out[j]) {
                 let f = rule.add_factor(x[i], FactorKind::Passing);
                 (left[i], right[j]) = (SmallVec::from_elem(f, 1), SmallVec::from_elem(f, 1));
@@ -361,11 +361,11 @@ impl Rule {
             // The sizes that remain of the two dims that are being matched.
             let (mut a, mut b) = (1, 1);
             loop {
-                while a == 1 && i < x.rank() {
+                while a == 1 && i < x.ndim() {
                     a = x[i];
                     i += 1;
                 }
-                while b == 1 && j < out.rank() {
+                while b == 1 && j < out.ndim() {
                     b = out[j];
                     j += 1;
                 }
@@ -427,7 +427,7 @@ pub fn around(dim: usize, rank: usize, middle: &str) -> String {
 /// Returns one token for each dim of a tensor, or `None` if the text does not fit its shape.
 fn tokens(text: &str, meta: &Meta, broadcasts: bool) -> Option<Vec<String>> {
     let tokens: Vec<&str> = text.split_whitespace().collect();
-    let rank = meta.shape.rank();
+    let rank = meta.shape.ndim();
     let Some(at) = tokens.iter().position(|&t| t == "…" || t == "...") else {
         // Missing dims at the front of an input broadcast.
         let missing = tokens.len().checked_sub(rank).filter(|&missing| missing == 0 || broadcasts)?;

@@ -92,7 +92,7 @@ impl Spec {
     pub(crate) fn new(id: u64, key: SpecKey, mesh: &Mesh) -> Self {
         let sizes = mesh.shape();
         let mut shardings = SmallVec::new();
-        for dim in 0..key.shape.rank() {
+        for dim in 0..key.shape.ndim() {
             shardings.extend(shardings_of(&key, dim, sizes));
         }
         let (local, offset) = match mesh.coordinate() {

@@ -488,7 +488,7 @@ mod tests {
                 assert_eq!(shard.dims(), &window.shape()[..]);
                 assert_eq!(bits(&shard), pick(&bits(&full), &indices), "{dtype} {window:?}");
             }
-            if window.whole_shape().rank() == 2 {
+            if window.whole_shape().ndim() == 2 {
                 let full = eye(DType::F32, &Window::whole(window.whole_shape())).unwrap();
                 let shard = eye(DType::F32, &window).unwrap();
                 assert_eq!(shard.dims(), &window.shape()[..]);

@@ -63,7 +63,7 @@ impl<'a> Replica<'a> {
 
         // Norms and biases do not decay.
         let (matrices, rest): (Vec<_>, Vec<_>) =
-            model.parameters().into_iter().partition(|parameter| parameter.get().rank() > 1);
+            model.parameters().into_iter().partition(|parameter| parameter.get().ndim() > 1);
         let adam = AdamWOptions {
             lr: options.lr,
             betas: (0.9, 0.98),

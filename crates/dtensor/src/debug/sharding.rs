@@ -94,7 +94,7 @@ pub fn sharding_map<'a>(layout: impl Into<Option<&'a Layout>>) -> Result<Shardin
 fn check_drawable(layout: Option<&Layout>) -> Result<&Layout> {
     let layout = layout
         .ok_or_else(|| Error::argument(OP, "the tensor is not distributed: it has no layout to draw"))?;
-    if layout.shape().rank() > 3 && layout.shape().numel() > 0 {
+    if layout.shape().ndim() > 3 && layout.shape().numel() > 0 {
         let message = format!("supports only 1D, 2D or 3D tensors, but the shape is {}", layout.shape());
         return Err(Error::argument(OP, message));
     }
@@ -171,7 +171,7 @@ impl ShardingMap {
         if layout.shape().numel() == 0 {
             return Ok(ShardingMap { slices: Vec::new(), columns: Vec::new(), legend: String::new() });
         }
-        let [slices, rows, columns] = match layout.shape().rank() {
+        let [slices, rows, columns] = match layout.shape().ndim() {
             0 => [None, None, None],
             1 => [None, Some(0), None],
             2 => [None, Some(0), Some(1)],

@@ -136,7 +136,7 @@ struct InputType {
 
 impl InputType {
     fn of(x: &Tensor) -> Self {
-        InputType { dtype: x.dtype(), has_dims: x.rank() > 0 }
+        InputType { dtype: x.dtype(), has_dims: x.ndim() > 0 }
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) fn one_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
                 );
                 return Err(Error::argument(op, message));
             }
-            None if x.rank() > 0 && !is_replicating() => {
+            None if x.ndim() > 0 && !is_replicating() => {
                 let (j, other) =
                     inputs.iter().enumerate().find(|(_, x)| x.is_distributed()).expect("one is on the mesh");
                 let message = format!(

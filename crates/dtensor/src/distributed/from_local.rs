@@ -216,7 +216,7 @@ impl Tensor {
         told: &[Told],
     ) -> Result<Tensor> {
         let at = Site::caller();
-        let ndim = options.shape.as_ref().map_or(local.rank(), |shape| shape.rank());
+        let ndim = options.shape.as_ref().map_or(local.ndim(), |shape| shape.ndim());
         let placements = placements.checked(OP, mesh.ndim(), ndim)?;
         // If no mesh dim shards the tensor, all local tensors have the same shape.
         let uneven = options.uneven && placements.iter().any(|p| p.cut().is_some());
@@ -283,7 +283,7 @@ fn global_shape_of_even(local: &Tensor, mesh: &DeviceMesh, placements: &Placemen
 
 /// Returns the global shape, given the shards of all ranks.
 fn global_shape_of_uneven(told: &[Told], mesh: &DeviceMesh, placements: &PlacementList) -> Shape {
-    let ndim = told.first().map_or(0, |told| told.meta.shape.rank());
+    let ndim = told.first().map_or(0, |told| told.meta.shape.ndim());
     (0..ndim)
         .map(|dim| {
             // Sums the sizes along the mesh dims that shard this dim, at coordinate 0 of all other mesh dims.

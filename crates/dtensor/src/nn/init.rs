@@ -277,7 +277,7 @@ impl Init {
         let draw = |name, distribution| like.drawn_like(name, distribution, device);
         match self.0 {
             InitRule::Constant(value) => like.full_like_on(device, value),
-            InitRule::Eye if like.rank() != 2 => {
+            InitRule::Eye if like.ndim() != 2 => {
                 let message = format!(
                     "only tensors with 2 dimensions are supported, and this one has shape {}",
                     like.shape()

@@ -74,7 +74,7 @@ impl LayerNorm {
         expect_last_dims("LayerNorm", &self.shape, x)?;
         let value = |parameter: &Option<Parameter>| parameter.as_ref().map(Parameter::get);
         let (weight, bias) = (value(&self.weight), value(&self.bias));
-        x.layer_norm(self.shape.rank(), weight.as_ref(), bias.as_ref(), self.eps)
+        x.layer_norm(self.shape.ndim(), weight.as_ref(), bias.as_ref(), self.eps)
     }
 }
 
@@ -137,12 +137,12 @@ impl RmsNorm {
         // Half precision is computed in single precision.
         let least = if x.dtype() == DType::F64 { f64::EPSILON } else { f32::EPSILON.into() };
         let weight = self.weight.as_ref().map(Parameter::get);
-        x.rms_norm(self.shape.rank(), weight.as_ref(), self.eps.unwrap_or(least))
+        x.rms_norm(self.shape.ndim(), weight.as_ref(), self.eps.unwrap_or(least))
     }
 }
 
 fn check_normalized_shape(op: &'static str, shape: Shape) -> Result<Shape> {
-    if shape.rank() == 0 {
+    if shape.ndim() == 0 {
         return Err(Error::argument(op, "expected normalized_shape to be at least 1-dimensional"));
     }
     Ok(shape)

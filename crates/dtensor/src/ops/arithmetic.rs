@@ -261,9 +261,9 @@ impl Tensor {
                 right: shape.clone(),
             });
         }
-        let lead = self.rank() - shape.rank();
+        let lead = self.ndim() - shape.ndim();
         let dims: Vec<usize> =
-            (0..self.rank()).filter(|&d| d < lead || (shape[d - lead] == 1 && self.dims()[d] != 1)).collect();
+            (0..self.ndim()).filter(|&d| d < lead || (shape[d - lead] == 1 && self.dims()[d] != 1)).collect();
         self.sum_keepdim(&dims[..])?.reshape(shape)
     }
 }

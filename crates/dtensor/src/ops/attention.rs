@@ -46,12 +46,12 @@ impl Sdpa {
     /// Returns the leading dims (batch and heads) of this rank's shard if dropout needs them.
     fn heads(&self, here: &Here<'_>, q: usize) -> Result<Option<Window>> {
         let has_dropout = self.dropout.get() > 0.0;
-        has_dropout.then(|| here.window(q, 0..here.whole(q).shape.rank() - 2)).transpose()
+        has_dropout.then(|| here.window(q, 0..here.whole(q).shape.ndim() - 2)).transpose()
     }
 
     /// Returns the kernel's options for this rank's shard of the queries, input `q`.
     fn options<'a>(&self, here: &Here<'_>, q: usize, heads: Option<&'a Window>) -> AttentionOptions<'a> {
-        let sequence = here.whole(q).shape.rank() - 2;
+        let sequence = here.whole(q).shape.ndim() - 2;
         AttentionOptions {
             scale: self.scale.get(),
             causal: self.causal,
@@ -79,9 +79,9 @@ impl Op for Sdpa {
         let mismatch = |why, a: &Meta, b: &Meta| {
             Err(Error::ShapeMismatch { op: OP, why, left: a.shape.clone(), right: b.shape.clone() })
         };
-        let rank = q.shape.rank();
+        let rank = q.shape.ndim();
         for other in [k, v] {
-            if rank < 2 || other.shape.rank() != rank {
+            if rank < 2 || other.shape.ndim() != rank {
                 return mismatch(
                     "query, key and value must have the same number of dims, at least 2",
                     q,

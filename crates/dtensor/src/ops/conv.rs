@@ -205,7 +205,7 @@ fn check(
     let (x, weight, bias) = (&metas[0], &metas[1], metas.get(2));
     let error = |message: String| Err(Error::argument(op, message));
     super::need_ndim(op, "the weight", weight, dims + 2)?;
-    if !(x.shape.rank() == dims + 1 || x.shape.rank() == dims + 2) {
+    if !(x.shape.ndim() == dims + 1 || x.shape.ndim() == dims + 2) {
         return error(format!(
             "expected {}D (unbatched) or {}D (batched) input, but got input of shape {}",
             dims + 1,
@@ -213,7 +213,7 @@ fn check(
             x.shape
         ));
     }
-    let (channels, outputs) = (x.shape[x.shape.rank() - dims - 1], weight.shape[0]);
+    let (channels, outputs) = (x.shape[x.shape.ndim() - dims - 1], weight.shape[0]);
     if groups == 0 || !outputs.is_multiple_of(groups) {
         return error(format!("{outputs} output channels cannot be divided into {groups} groups"));
     }
@@ -265,12 +265,12 @@ impl Tensor {
         check(OP, self, weight, bias, options.groups, 1)?;
         let [along] = options.windows(OP, &weight.dims()[2..])?;
         let flat = Windows { kernel: 1, stride: 1, dilation: 1, before: 0, after: 0 };
-        let x = if self.rank() == 2 { &self.unsqueeze(0)? } else { self };
+        let x = if self.ndim() == 2 { &self.unsqueeze(0)? } else { self };
         let y = x
             .unsqueeze(2)?
             .convolve(OP, &weight.unsqueeze(2)?, bias, [flat, along], options.groups)?
             .squeeze(2)?;
-        if self.rank() == 2 { y.squeeze(0) } else { Ok(y) }
+        if self.ndim() == 2 { y.squeeze(0) } else { Ok(y) }
     }
 
     /// Convolves an input `[batch, channels, height, width]` (or without batch) with a weight `[outputs, channels /
@@ -299,7 +299,7 @@ impl Tensor {
         const OP: &str = "conv2d";
         check(OP, self, weight, bias, options.groups, 2)?;
         let windows = options.windows(OP, &weight.dims()[2..])?;
-        if self.rank() == 3 {
+        if self.ndim() == 3 {
             return self.unsqueeze(0)?.convolve(OP, weight, bias, windows, options.groups)?.squeeze(0);
         }
         self.convolve(OP, weight, bias, windows, options.groups)

@@ -33,7 +33,7 @@ impl Tensor {
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         self.require_local("nonzero")?;
-        let rank = self.rank();
+        let rank = self.ndim();
         let strides = self.shape().strides();
         let mut indices: Vec<i64> = Vec::new();
         let mut count = 0;

@@ -30,12 +30,12 @@ struct DimExtremum {
 impl DimExtremum {
     /// Returns the reduced dims: none for a scalar.
     fn over(&self, x: &Meta) -> ReducedDims {
-        let dims = if x.shape.rank() == 0 { DimList::new() } else { DimList::from_elem(self.dim, 1) };
+        let dims = if x.shape.ndim() == 0 { DimList::new() } else { DimList::from_elem(self.dim, 1) };
         ReducedDims { dims, keepdim: self.keepdim }
     }
 
     fn out(&self, op: &'static str, x: &Meta) -> Result<Meta> {
-        if x.shape.rank() > 0 && x.shape[self.dim] == 0 {
+        if x.shape.ndim() > 0 && x.shape[self.dim] == 0 {
             let message = format!(
                 "expected the reduced dim to have non-zero size, but dim {} of shape {} is empty",
                 self.dim, x.shape
@@ -87,7 +87,7 @@ impl Op for DimExtremum {
         let meta = cx.input_meta(0);
         let over = self.over(meta);
         let zeros = cx.zeros(0)?;
-        if meta.shape.rank() == 0 {
+        if meta.shape.ndim() == 0 {
             return Ok(grads![Some(cx.dy()?)]);
         }
         let dy = over.restore(&cx.dy()?, &meta.shape)?;
@@ -107,9 +107,9 @@ struct ArgExtremum {
 impl ArgExtremum {
     fn over(&self, x: &Meta) -> ReducedDims {
         let dims = match self.dim {
-            Some(dim) if dim < x.shape.rank() => DimList::from_elem(dim, 1),
+            Some(dim) if dim < x.shape.ndim() => DimList::from_elem(dim, 1),
             Some(_) => DimList::new(),
-            None => (0..x.shape.rank()).collect(),
+            None => (0..x.shape.ndim()).collect(),
         };
         ReducedDims { dims, keepdim: self.keepdim }
     }
@@ -162,7 +162,7 @@ impl Op for ArgExtremum {
                 let global = |i: i64| {
                     let at = unravel(i as usize, x[0].dims());
                     let index = |index, d| index * full[d] + here.offset(0, d) + at[d];
-                    (0..full.rank()).fold(0, index) as i64
+                    (0..full.ndim()).fold(0, index) as i64
                 };
                 let index =
                     indices.copy_to_host::<i64>()?.into_iter().map(|i| if i < 0 { i } else { global(i) });

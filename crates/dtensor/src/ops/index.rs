@@ -35,8 +35,8 @@ impl Op for IndexSelect {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let rank = x[0].shape.rank();
-        let ids = named(0..x[1].shape.rank(), |d| format!("i{d}"));
+        let rank = x[0].shape.ndim();
+        let ids = named(0..x[1].shape.ndim(), |d| format!("i{d}"));
         let slices = |of: &str| around(self.dim, rank, of);
         let rule = Rule::of(&format!("{}, {ids} -> {}", slices("v"), slices(&ids)), x, out)?;
         // A rank writes zeros for indices outside its shard, so that the sum over ranks has all slices.
@@ -75,15 +75,15 @@ impl Op for IndexAdd {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        let (dim, lost) = (self.forward.dim, x[0].shape.rank());
+        let (dim, lost) = (self.forward.dim, x[0].shape.ndim());
         let dy = &x[1].shape;
         let shape = dy[..dim].iter().chain(&[self.size]).chain(&dy[dim + lost..]).copied().collect();
         Ok(one(reshaped(&x[1], shape)))
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let (dim, ids) = (self.forward.dim, x[0].shape.rank());
-        let rank = out[0].shape.rank();
+        let (dim, ids) = (self.forward.dim, x[0].shape.ndim());
+        let rank = out[0].shape.ndim();
         let ids = named(0..ids, |d| format!("i{d}"));
         let slices = |of: &str| around(dim, rank, of);
         let rule = Rule::of(&format!("{ids}, {} -> {}", slices(&ids), slices("v")), x, out)?;
@@ -106,7 +106,7 @@ impl Op for IndexAdd {
         let dx = || {
             let slices = apply(self.forward.clone(), &[&cx.dy()?, &ids])?;
             let Some(padding) = self.forward.padding else { return Ok(slices) };
-            let trailing = slices.rank() - self.forward.dim - ids.rank();
+            let trailing = slices.ndim() - self.forward.dim - ids.ndim();
             let mask = ids.eq(padding)?.reshape(
                 ids.dims().iter().copied().chain(std::iter::repeat_n(1, trailing)).collect::<crate::Shape>(),
             )?;
@@ -128,8 +128,8 @@ fn local_range(here: &Here<'_>, input: usize, dim: usize) -> Stretch {
 /// Checks the index of `gather` and `scatter_add`.
 fn check_index(op: &'static str, x: &Meta, ids: &Meta, dim: usize) -> Result<()> {
     need_dtype(op, "the index", ids, DType::I64)?;
-    need_ndim(op, "the index", ids, x.shape.rank())?;
-    let fits = (0..ids.shape.rank()).all(|d| d == dim || ids.shape[d] <= x.shape[d]);
+    need_ndim(op, "the index", ids, x.shape.ndim())?;
+    let fits = (0..ids.shape.ndim()).all(|d| d == dim || ids.shape[d] <= x.shape[d]);
     if fits || ids.shape.numel() == 0 {
         return Ok(());
     }
@@ -159,9 +159,9 @@ impl Op for Gather {
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let name = |d: usize| if x[0].shape[d] == x[1].shape[d] { format!("a{d}") } else { "1".into() };
-        let along = |v: &str| named(0..x[0].shape.rank(), |d| if d == self.dim { v.into() } else { name(d) });
+        let along = |v: &str| named(0..x[0].shape.ndim(), |d| if d == self.dim { v.into() } else { name(d) });
         let rule = Rule::of(&format!("{}, {} -> {}", along("v"), along("i"), along("i")), x, out)?;
-        let rule = if x[0].shape.rank() > 0 { rule.contiguous("v")? } else { rule };
+        let rule = if x[0].shape.ndim() > 0 { rule.contiguous("v")? } else { rule };
         rule.passing(&SELECTING, &[0])
     }
 
@@ -199,7 +199,7 @@ impl Op for ScatterAdd {
         let (target, ids, source) = (&x[0], &x[1], &x[2]);
         check_index(OP, target, ids, self.dim)?;
         same_dtype(OP, &[target.clone(), source.clone()])?;
-        need_ndim(OP, "the source", source, target.shape.rank())?;
+        need_ndim(OP, "the source", source, target.shape.ndim())?;
         if ids.shape.numel() > 0 && ids.shape.iter().zip(&source.shape[..]).any(|(i, s)| i > s) {
             return Err(Error::ShapeMismatch {
                 op: OP,
@@ -214,12 +214,12 @@ impl Op for ScatterAdd {
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
         let alike = |d: usize| x.iter().all(|meta| meta.shape[d] == x[0].shape[d]);
         let name = |d: usize| if alike(d) { format!("a{d}") } else { "1".into() };
-        let along = |v: &str| named(0..x[0].shape.rank(), |d| if d == self.dim { v.into() } else { name(d) });
+        let along = |v: &str| named(0..x[0].shape.ndim(), |d| if d == self.dim { v.into() } else { name(d) });
         let source = if x[1].shape.get(self.dim) == x[2].shape.get(self.dim) { "e" } else { "1" };
         let text = format!("{}, {}, {} -> {}", along("v"), along(source), along(source), along("v"));
         // Each shard of the target gets the elements whose indices are in its range.
         let rule = Rule::of(&text, x, out)?;
-        let rule = if x[0].shape.rank() > 0 { rule.contiguous("v")? } else { rule };
+        let rule = if x[0].shape.ndim() > 0 { rule.contiguous("v")? } else { rule };
         rule.addend(0)?.linear(&[2])
     }
 
@@ -281,7 +281,7 @@ impl Tensor {
     pub fn index_select(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
         const OP: &str = "index_select";
         let dim = self.dim(OP, dim)?;
-        if self.rank() == 0 {
+        if self.ndim() == 0 {
             return Err(Error::argument(OP, "a scalar (0-d tensor) has no dim to select from"));
         }
         need_ndim(OP, "the index", &index.meta(), 1)?;

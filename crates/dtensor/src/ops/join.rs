@@ -30,8 +30,8 @@ impl Op for Cat {
         let first = &x[0].shape;
         for other in &x[1..] {
             let other = &other.shape;
-            let agree = other.rank() == first.rank()
-                && (0..first.rank()).all(|d| d == self.dim || first[d] == other[d]);
+            let agree = other.ndim() == first.ndim()
+                && (0..first.ndim()).all(|d| d == self.dim || first[d] == other[d]);
             if !agree {
                 return Err(Error::ShapeMismatch {
                     op: "cat",
@@ -82,7 +82,7 @@ impl Tensor {
         let Some(first) = tensors.first() else {
             return Err(Error::argument("cat", "expected a non-empty list of tensors"));
         };
-        if tensors.iter().any(|t| t.rank() == 0) {
+        if tensors.iter().any(|t| t.ndim() == 0) {
             return Err(Error::argument("cat", "a scalar (0-d tensor) cannot be concatenated; use `stack`"));
         }
         apply(Cat { dim: first.dim("cat", dim)? }, tensors)
@@ -103,7 +103,7 @@ impl Tensor {
         let Some(first) = tensors.first() else {
             return Err(Error::argument("stack", "expected a non-empty list of tensors"));
         };
-        let dim = dim.into().resolve_insert("stack", first.rank())?;
+        let dim = dim.into().resolve_insert("stack", first.ndim())?;
         if let Some(other) = tensors.iter().find(|t| t.dims() != first.dims()) {
             return Err(Error::ShapeMismatch {
                 op: "stack",
@@ -134,7 +134,7 @@ impl Tensor {
         let dim = self.dim("split", dim)?;
         let size = self.dims().get(dim).copied().unwrap_or(0);
         let total = sizes.iter().try_fold(0usize, |n, &size| n.checked_add(size));
-        if self.rank() == 0 || total != Some(size) {
+        if self.ndim() == 0 || total != Some(size) {
             let message =
                 format!("sizes {sizes:?} must add up to the size of dim {dim} of shape {}", self.shape());
             return Err(Error::argument("split", message));

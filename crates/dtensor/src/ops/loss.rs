@@ -102,7 +102,7 @@ fn target_shape(op: &'static str, logits: &Meta) -> Result<Shape> {
 
 /// Returns the rule's dim names of logits, and of tensors with one number per position.
 fn by_class(logits: &Meta) -> (&'static str, &'static str) {
-    if logits.shape.rank() == 1 { ("c", "") } else { ("n c …", "n …") }
+    if logits.shape.ndim() == 1 { ("c", "") } else { ("n c …", "n …") }
 }
 
 /// Returns the class dim of logits with this number of dims.
@@ -244,7 +244,7 @@ impl ClassLoss {
         here: &Here<'_>,
     ) -> Goal<'a> {
         let whole = &here.whole(logits).shape;
-        let dim = class_dim(whole.rank());
+        let dim = class_dim(whole.ndim());
         Goal {
             target,
             weight,
@@ -405,7 +405,7 @@ impl Tensor {
             let inputs: Vec<&Tensor> =
                 [Some(self), Some(&target), options.weight].into_iter().flatten().collect();
             op.shape(&cast_metas(&op, &inputs))?;
-            target = place_targets(op.name(), self, &target, class_dim(self.rank()))?;
+            target = place_targets(op.name(), self, &target, class_dim(self.ndim()))?;
             weight = weight.map(|weight| replicate_like(self, &weight)).transpose()?;
         }
         let inputs: Vec<&Tensor> =

@@ -111,7 +111,7 @@ impl Op for Triangle {
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
-        if x[0].shape.rank() < 2 {
+        if x[0].shape.ndim() < 2 {
             let message = format!("the input must have at least 2 dims, but its shape is {}", x[0].shape);
             return Err(Error::argument(self.name(), message));
         }

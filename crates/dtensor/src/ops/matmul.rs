@@ -53,7 +53,7 @@ impl Op for Matmul {
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
         check_product_dtype(self.op, x)?;
         let (a, b) = (&x[0], &x[1]);
-        let (ra, rb) = (a.shape.rank(), b.shape.rank());
+        let (ra, rb) = (a.shape.ndim(), b.shape.ndim());
         if ra < 2 || rb < 2 {
             let message =
                 format!("both operands must have at least 2 dims, got shapes {} and {}", a.shape, b.shape);
@@ -97,12 +97,12 @@ impl Op for Matmul {
         let (a, b) = (cx.input(0)?, cx.input(1)?);
         let mut grads: Grads = grads![
             // The gradient of a matrix shared by a batch is one product over the folded batch dims.
-            cx.when_broadcast(0, || if a.rank() == 2 && b.rank() == dy.rank() && dy.rank() > 2 {
+            cx.when_broadcast(0, || if a.ndim() == 2 && b.ndim() == dy.ndim() && dy.ndim() > 2 {
                 apply(FoldedMatmul, &[&dy.transpose(-2, -1)?, &b.transpose(-2, -1)?])
             } else {
                 dy.matmul(&b.transpose(-2, -1)?)
             })?,
-            cx.when_broadcast(1, || if b.rank() == 2 && a.rank() == dy.rank() {
+            cx.when_broadcast(1, || if b.ndim() == 2 && a.ndim() == dy.ndim() {
                 apply(FoldedMatmul, &[&a, &dy])
             } else {
                 a.transpose(-2, -1)?.matmul(&dy)
@@ -176,7 +176,7 @@ impl Op for Linear {
         let mut grads: Grads = grads![
             cx.when(0, || {
                 let weight = cx.input(1)?;
-                if dy.rank() == 1 { dy.unsqueeze(0)?.matmul(&weight)?.squeeze(0) } else { dy.matmul(&weight) }
+                if dy.ndim() == 1 { dy.unsqueeze(0)?.matmul(&weight)?.squeeze(0) } else { dy.matmul(&weight) }
             })?,
             cx.when(1, || apply(FoldedMatmul, &[&dy, &cx.input(0)?]))?,
         ];
@@ -249,11 +249,11 @@ impl Tensor {
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
-        if self.rank() == 0 || other.rank() == 0 {
+        if self.ndim() == 0 || other.ndim() == 0 {
             return Err(Error::argument(OP, "both arguments need to be at least 1-D"));
         }
         let op = Matmul { op: OP };
-        match (self.rank(), other.rank()) {
+        match (self.ndim(), other.ndim()) {
             (1, 1) => apply(op, &[&self.unsqueeze(0)?, &other.unsqueeze(1)?])?.reshape(Shape::scalar()),
             (1, _) => apply(op, &[&self.unsqueeze(0)?, other])?.squeeze(-2),
             (_, 1) => apply(op, &[self, &other.unsqueeze(1)?])?.squeeze(-1),

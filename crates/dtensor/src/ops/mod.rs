@@ -285,7 +285,7 @@ fn need_dtype(op: &'static str, what: &str, meta: &Meta, dtype: DType) -> Result
 }
 
 fn need_ndim(op: &'static str, what: &str, meta: &Meta, ndim: usize) -> Result<()> {
-    if meta.shape.rank() == ndim {
+    if meta.shape.ndim() == ndim {
         Ok(())
     } else {
         Err(Error::argument(op, format!("{what} must have {ndim} dims, but its shape is {}", meta.shape)))

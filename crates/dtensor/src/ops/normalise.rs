@@ -33,7 +33,7 @@ struct Normalise {
 
 impl Normalise {
     fn split(&self, x: &Shape) -> (Shape, Shape) {
-        let at = x.rank() - self.dims;
+        let at = x.ndim() - self.dims;
         (x[..at].into(), x[at..].into())
     }
 
@@ -62,7 +62,7 @@ impl Op for Normalise {
                 return Err(Error::DTypeMismatch { op, left: x[0].dtype, right: parameter.dtype });
             }
         }
-        if self.dims == 0 || self.dims > x[0].shape.rank() {
+        if self.dims == 0 || self.dims > x[0].shape.ndim() {
             let message = format!(
                 "the normalized shape must be the last dims of the input, whose shape is {}, but it has {} dims",
                 x[0].shape, self.dims

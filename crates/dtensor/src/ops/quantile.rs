@@ -137,7 +137,7 @@ impl Tensor {
         if let Some(q) = q.all.iter().find(|q| !(0.0..=1.0).contains(*q)) {
             return error(format!("q values must be in the range [0, 1], but one is {q}"));
         }
-        if self.rank() == 0 {
+        if self.ndim() == 0 {
             let y = self.unsqueeze(0)?.quantile_of(&q, 0, interpolation)?;
             return if q.several { y.reshape([q.all.len()]) } else { y.reshape(Shape::scalar()) };
         }
@@ -224,7 +224,7 @@ impl Tensor {
     pub fn median(&self, dim: impl Into<Dim>, keepdim: bool) -> Result<(Tensor, Tensor)> {
         const OP: &str = "median";
         let dim = self.dim(OP, dim)?;
-        if self.rank() == 0 {
+        if self.ndim() == 0 {
             return Ok((self.clone(), self.zeros_like()?.to_dtype(DType::I64)?));
         }
         let n = self.dims()[dim];

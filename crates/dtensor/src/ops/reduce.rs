@@ -33,8 +33,8 @@ pub(super) struct ReducedDims {
 
 impl ReducedDims {
     fn new(op: &'static str, x: &Tensor, dims: Dims, keepdim: bool) -> Result<Self> {
-        let mut dims = dims.resolve(op, x.rank())?;
-        if x.rank() == 0 {
+        let mut dims = dims.resolve(op, x.ndim())?;
+        if x.ndim() == 0 {
             // As in PyTorch, a scalar may be reduced over dim 0 or −1.
             dims.clear();
         }
@@ -42,7 +42,7 @@ impl ReducedDims {
     }
 
     fn all(x: &Tensor) -> Self {
-        ReducedDims { dims: (0..x.rank()).collect(), keepdim: false }
+        ReducedDims { dims: (0..x.ndim()).collect(), keepdim: false }
     }
 
     pub(super) fn shape(&self, x: &Shape) -> Shape {
@@ -51,7 +51,7 @@ impl ReducedDims {
 
     /// `a0 a1 -> a0`: the remaining dims may be sharded, and so may the reduced ones, with partial results.
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let rank = x[0].shape.rank();
+        let rank = x[0].shape.ndim();
         let name = |d: usize| format!("a{d}");
         let is_reduced = |d: usize| self.dims.contains(&d);
         let remaining = if self.keepdim {
@@ -168,9 +168,9 @@ impl Op for ReduceDims {
                 // Flatten the reduced dims into the last dim.
                 let (dims, x) = (&self.over.dims, cx.input(0)?);
                 let order: DimList =
-                    (0..shape.rank()).filter(|d| !dims.contains(d)).chain(dims.iter().copied()).collect();
+                    (0..shape.ndim()).filter(|d| !dims.contains(d)).chain(dims.iter().copied()).collect();
                 let permuted = x.permute(&order[..])?;
-                let rest = &permuted.dims()[..shape.rank() - dims.len()];
+                let rest = &permuted.dims()[..shape.ndim() - dims.len()];
                 let flat: Shape = rest.iter().copied().chain([self.over.count(shape)]).collect();
                 let others = products_of_others(&permuted.reshape(flat)?)?.reshape(permuted.shape())?;
                 let mut back = order.clone();

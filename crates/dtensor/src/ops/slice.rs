@@ -71,7 +71,7 @@ impl Op for Narrow {
 /// Returns the rule of operators that select `len` of the indices of a dim. If these are less than half, a sharded
 /// dim gives partial results: reducing the small result moves less than gathering the dim.
 fn slice_rule(dim: usize, len: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-    let rank = x[0].shape.rank();
+    let rank = x[0].shape.ndim();
     if 2 * len >= x[0].shape[dim] {
         return Rule::along(dim, x, out)?.passing(&SELECTING, &[0]);
     }
@@ -146,7 +146,7 @@ impl Op for Pad {
 /// Returns the rule of operators that place their input among zeros along a dim, with the output sharded like
 /// `onto`.
 fn pad_rule(dim: usize, onto: &[Placement], x: &[Meta], out: &[Meta]) -> Result<Rule> {
-    let rank = x[0].shape.rank();
+    let rank = x[0].shape.ndim();
     let text = format!("{} -> {}", around(dim, rank, "1"), around(dim, rank, "v"));
     let rule = Rule::of(&text, x, out)?;
     rule.contiguous("v")?.wanting("v", dim, onto)?.passing(&SELECTING, &[0])
@@ -239,7 +239,7 @@ impl Tensor {
     #[track_caller]
     pub fn narrow(&self, dim: impl Into<Dim>, start: usize, len: usize) -> Result<Tensor> {
         let dim = self.dim("narrow", dim)?;
-        if self.rank() == 0 {
+        if self.ndim() == 0 {
             return Err(Error::argument("narrow", "a scalar (0-d tensor) has no dim to narrow"));
         }
         apply(Narrow { dim, start, len }, &[self])

@@ -15,7 +15,7 @@ use dtensor_layout::Rule;
 /// Returns the rule of operators along a dim whose rows the ranks complete together: the dim may stay sharded.
 fn merging_rule_along(dim: usize, x: &[Meta], out: &[Meta]) -> Result<Rule> {
     let rule = Rule::along(dim, x, out)?;
-    if x[0].shape.rank() == 0 { Ok(rule) } else { rule.merging_along("w") }
+    if x[0].shape.ndim() == 0 { Ok(rule) } else { rule.merging_along("w") }
 }
 
 /// Softmax or log-softmax over one dim.
@@ -112,7 +112,7 @@ impl Op for SoftmaxGrad {
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let (y, dy, g) = (cx.input(0)?, cx.input(1)?, cx.dy()?);
-        let sum = |t: Tensor| if t.rank() == 0 { Ok(t) } else { t.sum_keepdim(self.0.dim) };
+        let sum = |t: Tensor| if t.ndim() == 0 { Ok(t) } else { t.sum_keepdim(self.0.dim) };
         if self.0.log {
             let p = y.exp()?;
             return Ok(grads![

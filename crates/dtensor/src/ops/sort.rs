@@ -34,7 +34,7 @@ impl Op for Order {
                     let message = format!("k ({k}) is out of range for dim {dim} of size {size}");
                     return Err(Error::argument("topk", message));
                 }
-                if x[0].shape.rank() == 0 { x[0].shape.clone() } else { x[0].shape.with_dim(dim, k) }
+                if x[0].shape.ndim() == 0 { x[0].shape.clone() } else { x[0].shape.with_dim(dim, k) }
             }
             Order::Sort { .. } => x[0].shape.clone(),
         };
@@ -44,7 +44,7 @@ impl Op for Order {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let rank = x[0].shape.rank();
+        let rank = x[0].shape.ndim();
         match *self {
             _ if rank == 0 => Ok(Rule::replicated(x, out)),
             Order::Sort { dim, .. } => Rule::along(dim, x, out),
@@ -83,7 +83,7 @@ impl Op for Order {
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let (Order::Sort { dim, .. } | Order::Top { dim, .. }) = *self;
         let zeros = cx.zeros(0)?;
-        if zeros.rank() == 0 {
+        if zeros.ndim() == 0 {
             return Ok(grads![Some(cx.dy()?)]);
         }
         Ok(grads![Some(zeros.scatter_add(dim, &cx.output(1)?, &cx.dy()?)?)])

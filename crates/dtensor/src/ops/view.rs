@@ -243,12 +243,12 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn permute(&self, dims: impl Into<Dims>) -> Result<Tensor> {
-        let dims = dims.into().resolve_ordered("permute", self.rank())?;
-        if dims.len() != self.rank() {
+        let dims = dims.into().resolve_ordered("permute", self.ndim())?;
+        if dims.len() != self.ndim() {
             let message = format!(
                 "expected all dims of the tensor once, but got {} dims for a tensor of {} dims",
                 dims.len(),
-                self.rank()
+                self.ndim()
             );
             return Err(Error::argument("permute", message));
         }
@@ -272,7 +272,7 @@ impl Tensor {
     /// Transposes a matrix. A vector or a scalar is returned unchanged.
     #[track_caller]
     pub fn t(&self) -> Result<Tensor> {
-        match self.rank() {
+        match self.ndim() {
             0 | 1 => Ok(self.clone()),
             2 => self.swap_dims("t", 0.into(), 1.into()),
             rank => Err(Error::argument(
@@ -288,7 +288,7 @@ impl Tensor {
         if a == b {
             return Ok(self.clone());
         }
-        let mut dims: DimList = (0..self.rank()).collect();
+        let mut dims: DimList = (0..self.ndim()).collect();
         dims.swap(a, b);
         apply(Permute { op, dims }, &[self])
     }
@@ -330,7 +330,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn unsqueeze(&self, dim: impl Into<Dim>) -> Result<Tensor> {
-        let dim = dim.into().resolve_insert("unsqueeze", self.rank())?;
+        let dim = dim.into().resolve_insert("unsqueeze", self.ndim())?;
         apply(Reshape { op: "unsqueeze", shape: self.shape().with_inserted(dim, 1), strict: false }, &[self])
     }
 
@@ -352,7 +352,7 @@ impl Tensor {
                 format!("start dim {start} cannot come after end dim {end}"),
             ));
         }
-        if self.rank() == 0 {
+        if self.ndim() == 0 {
             return self.reshape_as("flatten", [1usize], false);
         }
         let dims = self.dims();

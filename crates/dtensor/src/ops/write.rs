@@ -45,7 +45,7 @@ impl Op for SliceScatter {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let rank = x[0].shape.rank();
+        let rank = x[0].shape.ndim();
         let all = around(self.slice.dim, rank, "v");
         let rule = Rule::of(&format!("{all}, {} -> {all}", around(self.slice.dim, rank, "1")), x, out)?;
         rule.contiguous("v")?.passing(&SELECTING, &[0, 1])
@@ -103,7 +103,7 @@ impl Op for IndexCopy {
     }
 
     fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
-        let rank = x[0].shape.rank();
+        let rank = x[0].shape.ndim();
         let all = around(self.dim, rank, "v");
         let rule = Rule::of(&format!("{all}, 1, {} -> {all}", around(self.dim, rank, "1")), x, out)?;
         rule.contiguous("v")?.passing(&SELECTING, &[0, 2])
@@ -206,7 +206,7 @@ impl Tensor {
     pub fn index_copy(&self, dim: impl Into<Dim>, index: &Tensor, source: &Tensor) -> Result<Tensor> {
         const OP: &str = "index_copy";
         let dim = self.dim(OP, dim)?;
-        if self.rank() == 0 {
+        if self.ndim() == 0 {
             return Err(Error::argument(OP, "a scalar (0-d tensor) has no slices"));
         }
         apply(IndexCopy { dim }, &[self, index, source])

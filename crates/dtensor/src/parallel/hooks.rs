@@ -27,9 +27,9 @@ fn to_distributed(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option
     if x.is_distributed() {
         return Ok(x.clone());
     }
-    let dim = layout.dim().map(|dim| if dim < 0 { dim + x.rank() as isize } else { dim });
+    let dim = layout.dim().map(|dim| if dim < 0 { dim + x.ndim() as isize } else { dim });
     let shape: Option<Shape> = match (last, dim) {
-        (Some(size), Some(dim)) if dim >= 0 && dim + 1 == x.rank() as isize => {
+        (Some(size), Some(dim)) if dim >= 0 && dim + 1 == x.ndim() as isize => {
             Some(x.shape().with_dim(dim as usize, size))
         }
         _ => None,
@@ -41,7 +41,7 @@ fn to_distributed(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option
 /// for it.
 #[track_caller]
 fn redistribute_to(x: &Tensor, mesh: &DeviceMesh, to: Placement) -> Result<Tensor> {
-    let target = Placements::from(to).checked("redistribute", mesh.ndim(), x.rank())?;
+    let target = Placements::from(to).checked("redistribute", mesh.ndim(), x.ndim())?;
     if x.placements() == &target[..] && x.mesh() == Some(mesh) {
         return Ok(x.clone());
     }

@@ -81,7 +81,7 @@ impl Printed {
             align(values.into_iter().map(|x| x.to_string()).collect())
         } else {
             let values = cast::cast(&shown, DType::F64).and_then(|x| x.copy_to_host::<f64>()).ok()?;
-            match (shape.rank(), &values[..]) {
+            match (shape.ndim(), &values[..]) {
                 (0, [x]) => vec![format_scalar(*x, tensor.dtype())],
                 (_, values) => format_floats(values, tensor.dtype()),
             }
@@ -108,7 +108,7 @@ impl Printed {
         cells: &mut impl Iterator<Item = &'a String>,
         out: &mut String,
     ) {
-        let rank = self.shape.rank();
+        let rank = self.shape.ndim();
         if dim == rank {
             out.push_str(cells.next().map_or("", String::as_str));
             return;

@@ -189,7 +189,7 @@ impl Tensor {
     }
 
     /// Returns the number of dims (PyTorch's `ndim`).
-    pub fn rank(&self) -> usize {
+    pub fn ndim(&self) -> usize {
         self.dims().len()
     }
 
@@ -253,7 +253,7 @@ impl Tensor {
     #[track_caller]
     pub(crate) fn dim(&self, op: &'static str, dim: impl Into<Dim>) -> Result<usize> {
         let at = Location::caller();
-        dim.into().resolve(op, self.rank()).map_err(|error| locate(error, &[self], at))
+        dim.into().resolve(op, self.ndim()).map_err(|error| locate(error, &[self], at))
     }
 
     /// Returns true if operators on this tensor are recorded for [`backward`](Tensor::backward).

@@ -337,7 +337,7 @@ impl<'a> Trial<'a> {
     fn others(&self, offered: &[Candidate]) -> BTreeMap<String, (usize, usize)> {
         let n = self.sizes[0];
         let each = |meta: &Meta, ops: &[ReduceOp]| {
-            let shards = (0..meta.shape.rank()).filter(|&d| meta.shape[d] >= n).map(|d| Shard(d as isize));
+            let shards = (0..meta.shape.ndim()).filter(|&d| meta.shape[d] >= n).map(|d| Shard(d as isize));
             let partials = ops.iter().filter(|_| meta.dtype.is_float()).map(|&op| Partial(op));
             std::iter::once(Replicate).chain(shards).chain(partials).collect::<Vec<Placement>>()
         };

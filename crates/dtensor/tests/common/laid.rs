@@ -41,7 +41,7 @@ impl Field {
             // From a rank outside, nothing is taken.
             None => Tensor::zeros(x.shape(), x.dtype())?,
         };
-        let part = if seed.is_multiple_of(3) && x.rank() > 1 { by_columns(&part)? } else { part };
+        let part = if seed.is_multiple_of(3) && x.ndim() > 1 { by_columns(&part)? } else { part };
         let options = FromLocal { shape: Some(x.shape()), ..FromLocal::default() };
         Tensor::from_local_with(&part, &self.mesh, placements, options)
     }
@@ -54,7 +54,7 @@ impl Field {
 
 /// The same elements, the first dim varying fastest in memory.
 fn by_columns(x: &Tensor) -> Result<Tensor> {
-    let reversed: Vec<usize> = (0..x.rank()).rev().collect();
+    let reversed: Vec<usize> = (0..x.ndim()).rev().collect();
     x.permute(&reversed[..])?.contiguous()?.permute(&reversed[..])
 }
 
@@ -105,7 +105,7 @@ impl Sample {
 
 /// Replicas, a shard of each dim, and partial sums of what is no mask.
 fn common(x: &Tensor, sizes: &[usize]) -> Vec<Vec<Placement>> {
-    let mut each = plain(x.rank());
+    let mut each = plain(x.ndim());
     each.retain(|&p| p != P || x.dtype() != DType::U8);
     all_lists(&each, sizes.len())
 }
@@ -119,14 +119,14 @@ fn rare(x: &Tensor, sizes: &[usize]) -> Vec<Vec<Placement>> {
     };
     let mut lists = Vec::new();
     for &partial in reductions {
-        let mut each = plain(x.rank());
+        let mut each = plain(x.ndim());
         each.iter_mut().filter(|p| **p == P).for_each(|p| *p = partial);
         lists.extend(all_lists(&each, sizes.len()).into_iter().filter(|list| list.contains(&partial)));
     }
     if sizes.len() == 1 {
-        lists.extend((0..x.rank() as isize).flat_map(|dim| [vec![strided(dim, 2)], vec![strided(dim, 3)]]));
+        lists.extend((0..x.ndim() as isize).flat_map(|dim| [vec![strided(dim, 2)], vec![strided(dim, 3)]]));
     } else {
-        lists.extend(reordered(sizes, x.rank()));
+        lists.extend(reordered(sizes, x.ndim()));
     }
     lists
 }

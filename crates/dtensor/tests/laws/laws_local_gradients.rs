@@ -233,7 +233,7 @@ fn gradients_of_gradients_agree_with_finite_differences_or_are_refused() {
 /// The same elements, but not row by row, and not from the start of the storage.
 fn strided(x: &Tensor) -> Result<Tensor> {
     let twice = |dim: usize| Tensor::stack(&[x, x], dim);
-    match x.rank() {
+    match x.ndim() {
         0 => twice(0)?.select(0, 1),
         1 => twice(1)?.select(1, 1),
         rank => {

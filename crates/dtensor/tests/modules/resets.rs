@@ -184,7 +184,7 @@ fn every_rank_draws_its_part_of_what_one_device_draws() {
                     for turn in 0..layouts(mesh, 2).len() {
                         let model = deep_copy(&whole)?;
                         for parameter in model.parameters() {
-                            let lists = layouts(mesh, parameter.get().rank());
+                            let lists = layouts(mesh, parameter.get().ndim());
                             let placements = lists[turn % lists.len()].clone();
                             let laid = distribute_tensor(&parameter.get().detach(), mesh, placements)?;
                             parameter.replace(&laid)?;

@@ -65,7 +65,7 @@ impl Example {
     /// All options, on logits that lie so, inside a scope and outside.
     fn check(&self, mesh: &DeviceMesh, placements: &[Placement], tolerance: f64) -> Result<()> {
         let logits = distribute_tensor(&self.logits, mesh, placements)?;
-        let dim = if self.logits.rank() == 1 { 0 } else { 1 };
+        let dim = if self.logits.ndim() == 1 { 0 } else { 1 };
         let beside: Vec<Placement> = placements
             .iter()
             .map(|&p| match p {

@@ -76,7 +76,7 @@ impl Data {
 
     fn tensor(&self, layout: Layout) -> Result<Tensor> {
         let x = self.contiguous()?;
-        let rank = x.rank();
+        let rank = x.ndim();
         match layout {
             Layout::Contiguous => Ok(x),
             Layout::Transposed => {

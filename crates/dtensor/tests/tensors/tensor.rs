@@ -15,7 +15,7 @@ fn elements_come_back_as_they_went_in() -> Result<()> {
         for shape in [vec![6], vec![2, 3], vec![3, 1, 2], vec![1, 6, 1, 1]] {
             let x = Tensor::from_slice(values, &shape[..])?;
             assert_eq!((x.dims(), x.dtype()), (&shape[..], <T as Element>::DTYPE));
-            assert_eq!((x.numel(), x.rank(), x.device()), (6, shape.len(), Device::Cpu));
+            assert_eq!((x.numel(), x.ndim(), x.device()), (6, shape.len(), Device::Cpu));
             assert!(x.is_contiguous() && x.is_leaf() && !x.requires_grad());
             assert_eq!(x.to_vec::<T>()?, values);
             assert_eq!(Tensor::from_vec(values.to_vec(), &shape[..])?.to_vec::<T>()?, values);
@@ -136,7 +136,7 @@ fn shapes_are_given_in_many_ways() -> Result<()> {
     assert_eq!(dims((&Shape::from([4])).into()), [4]);
     assert_eq!(dims([1, 2].into_iter().collect()), [1, 2]);
     let shape = Shape::from([2, 3, 4]);
-    assert_eq!((shape.numel(), shape.rank(), shape.to_string()), (24, 3, "[2, 3, 4]".to_string()));
+    assert_eq!((shape.numel(), shape.ndim(), shape.to_string()), (24, 3, "[2, 3, 4]".to_string()));
     let x = Tensor::zeros(shape, DType::F32)?;
     assert_eq!((x.size(0)?, x.size(-1)?, x.size(-3)?), (2, 4, 2));
     Ok(())

@@ -184,7 +184,7 @@ fn layers_on_a_mesh_are_those_of_one_device() {
         for cut in [Shard(0), Shard(1), Replicate] {
             let spread = make()?;
             for p in spread.parameters() {
-                let rank = p.get().rank() as isize;
+                let rank = p.get().ndim() as isize;
                 let cut = if let Shard(dim) = cut
                     && dim < rank
                 {

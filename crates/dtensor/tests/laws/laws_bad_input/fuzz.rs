@@ -40,7 +40,7 @@ fn content(shape: &[usize], dtype: DType, strided: bool) -> Result<Tensor> {
     let n: usize = shape.iter().product();
     let values: Vec<f64> = (0..n).map(|i| (i % 3) as f64).collect();
     let x = Tensor::from_vec(values, shape)?.to_dtype(dtype)?;
-    if strided && x.rank() > 1 { x.transpose(0, 1)?.contiguous()?.transpose(0, 1) } else { Ok(x) }
+    if strided && x.ndim() > 1 { x.transpose(0, 1)?.contiguous()?.transpose(0, 1) } else { Ok(x) }
 }
 
 type Fuzzed = fn(&[Tensor; 3], &Call) -> Result<Vec<Tensor>>;

@@ -28,7 +28,7 @@ fn nothing_has_the_norm_zero() -> Result<()> {
         for norm_type in [2.0, 1.0, 0.0, -1.0, f64::INFINITY, f64::NEG_INFINITY] {
             let options = ClipOptions { norm_type, error_if_nonfinite: true };
             let norm = clip_grad_norm(&parameters, 1.0, options)?;
-            assert_eq!((norm.item::<f32>()?, norm.rank()), (0.0, 0));
+            assert_eq!((norm.item::<f32>()?, norm.ndim()), (0.0, 0));
         }
         clip_grad_value(&parameters, 1.0)?;
     }

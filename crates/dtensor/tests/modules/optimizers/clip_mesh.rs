@@ -119,7 +119,7 @@ fn along_the_mesh_dims_that_something_is_cut_along() {
             let line = line!() - 2;
             for call in &calls {
                 // One number moves, asked for by this line.
-                assert_eq!((call.meta.shape.rank(), call.meta.dtype), (0, DType::F64));
+                assert_eq!((call.meta.shape.ndim(), call.meta.dtype), (0, DType::F64));
                 assert!(call.at.file.ends_with("clip_mesh.rs") && call.at.line == line, "{}", call.at);
                 assert_eq!(call.group.contains('×'), members == 4, "{}", call.group);
             }

@@ -31,7 +31,7 @@ fn who_holds_a_value_keeps_it() -> Result<()> {
                 optimizer
                     .state_dict()
                     .into_values()
-                    .filter(|x| x.rank() == 2)
+                    .filter(|x| x.ndim() == 2)
                     .for_each(|x| hold(x, &mut held));
                 // Nobody holds what this one makes.
                 set_grad(&weight, &random(&[4, 3], dtype, &[3, step]))?;
