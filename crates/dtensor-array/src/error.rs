@@ -197,12 +197,12 @@ impl Error {
     /// let error = Error::argument("linear", "expected 3 features, but got 4");
     /// assert_eq!(error.about("linear", "weight").to_string(), "linear: weight: expected 3 features, but got 4");
     /// ```
-    pub fn about(self, op: &'static str, what: impl Display) -> Self {
+    pub fn with_context(self, op: &'static str, what: impl Display) -> Self {
         if matches!(self, Error::Other(_)) {
             return self;
         }
         if let Error::Located(mut located) = self {
-            located.error = located.error.about(op, what);
+            located.error = located.error.with_context(op, what);
             return Error::Located(located);
         }
         let why = self.to_string();

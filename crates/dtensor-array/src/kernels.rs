@@ -62,7 +62,7 @@ impl<T: OnDevice, const N: usize> OnDevice for [T; N] {
     }
 }
 
-impl OnDevice for host::loss::Goal<'_> {
+impl OnDevice for host::loss::ClassTargets<'_> {
     fn backend(&self) -> Option<Backend> {
         self.target.backend()
     }
@@ -206,7 +206,7 @@ families! {
     }
 
     /// Reading and adding elements by index.
-    mod index use {Stretch} {
+    mod index use {DimShard} {
         /// Selects the entries of `x` at the indices `ids` along `dim`. In the result, the dims of `ids` replace `dim`. Along dim 0
         /// of a matrix this is an embedding lookup.
         ///
@@ -216,7 +216,7 @@ families! {
             x: &Array,
             dim: usize,
             ids: &Array,
-            part: Stretch,
+            part: DimShard,
         ) -> Result<Array>;
         /// Computes the adjoint of [`index_select`]: an array with `size` entries along `dim`, where entry `j` is the sum of the
         /// entries `i` of `dy` with `ids[i] = j`. Skips entries of `dy` whose index is `padding` or belongs to another shard.
@@ -226,11 +226,11 @@ families! {
             dim: usize,
             size: usize,
             padding: Option<i64>,
-            part: Stretch,
+            part: DimShard,
         ) -> Result<Array>;
         /// Gathers one element of `x` along `dim` for every index: `out[i][j] = x[ids[i][j]][j]` for `dim` 0. Elements of other
         /// shards are zero.
-        fn gather[x, ids](x: &Array, dim: usize, ids: &Array, part: Stretch) -> Result<Array>;
+        fn gather[x, ids](x: &Array, dim: usize, ids: &Array, part: DimShard) -> Result<Array>;
         /// Returns `x` with the elements of `src` added at the indices `ids` along `dim`: `out[ids[i][j]][j] += src[i][j]` for
         /// `dim` 0. Skips indices that belong to another shard.
         fn scatter_add[x, ids, src](
@@ -238,7 +238,7 @@ families! {
             dim: usize,
             ids: &Array,
             src: &Array,
-            part: Stretch,
+            part: DimShard,
         ) -> Result<Array>;
         /// Copies `len` entries along `dim`: the one at `start` and every `step`-th after it.
         fn slice_step[x](x: &Array, dim: usize, start: usize, len: usize, step: usize) -> Result<Array>;
@@ -254,15 +254,15 @@ families! {
     }
 
     /// Cross-entropy and negative log-likelihood.
-    mod loss use {Goal} {
+    mod loss use {ClassTargets} {
         /// Computes, for each position, the loss `−weight · logp` of its target class and the weight of that class. The loss is 0
         /// if the array does not hold the class.
-        fn nll_forward[logp, goal](logp: &Array, goal: &Goal<'_>) -> Result<(Array, Array)>;
+        fn nll_forward[logp, goal](logp: &Array, goal: &ClassTargets<'_>) -> Result<(Array, Array)>;
         /// Computes the cross-entropy from logits, with class weights and label smoothing. The array must hold all classes.
         ///
         /// Returns four values for each position: the loss, the weight of the target class, the largest logit, and the sum of
         /// `exp(logit − largest)`. The last two are in the accumulation dtype.
-        fn cross_entropy_forward[logits, goal](logits: &Array, goal: &Goal<'_>) -> Result<[Array; 4]>;
+        fn cross_entropy_forward[logits, goal](logits: &Array, goal: &ClassTargets<'_>) -> Result<[Array; 4]>;
         /// Computes the other terms of a cross-entropy over sharded classes, for one shard. The terms of all shards must be
         /// summed for [`cross_entropy_losses`].
         ///
@@ -271,18 +271,18 @@ families! {
         fn cross_entropy_picked[logits, maxima, goal](
             logits: &Array,
             maxima: &Array,
-            goal: &Goal<'_>,
+            goal: &ClassTargets<'_>,
         ) -> Result<Array>;
         /// Computes the gradient of the log-probabilities `[outer, classes, inner]`: `−scale` at each position's target class, and
         /// zero elsewhere. `scale` is the gradient of the position's loss times its weight.
-        fn nll_backward[scale, goal](scale: &Array, dims: [usize; 3], goal: &Goal<'_>) -> Result<Array>;
+        fn nll_backward[scale, goal](scale: &Array, dims: [usize; 3], goal: &ClassTargets<'_>) -> Result<Array>;
         /// Computes the gradient of the logits. `sums` are each position's largest logit and sum of exponentials over all classes,
         /// and `scale` is the gradient of its loss.
         fn cross_entropy_backward[logits, sums, scale, goal](
             logits: &Array,
             sums: [&Array; 2],
             scale: &Array,
-            goal: &Goal<'_>,
+            goal: &ClassTargets<'_>,
         ) -> Result<Array>;
         /// Computes the cross-entropy from values that are reduced over all shards: the largest logits, the sums of exponentials,
         /// and the summed terms of [`cross_entropy_picked`].
@@ -292,7 +292,7 @@ families! {
         fn cross_entropy_losses[like, found, goal](
             like: &Array,
             found: [&Array; 3],
-            goal: &Goal<'_>,
+            goal: &ClassTargets<'_>,
         ) -> Result<[Array; 4]>;
     }
 
@@ -552,7 +552,7 @@ families! {
             ids: &Array,
             source: &Array,
             dim: usize,
-            part: super::index::Stretch,
+            part: super::index::DimShard,
         ) -> Result<Array>;
     }
 }

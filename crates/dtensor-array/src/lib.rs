@@ -53,7 +53,7 @@ pub use reduce_op::ReduceOp;
 pub use scalar::Scalar;
 pub use shape::Shape;
 pub use threads::{num_threads, set_num_threads, with_num_threads};
-pub use transfer::{HostCopy, HostRoom};
+pub use transfer::{HostBuffer, HostCopy};
 pub use window::Window;
 
 pub(crate) use array::Read;

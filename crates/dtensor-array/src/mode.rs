@@ -314,7 +314,7 @@ impl<F: ?Sized> Listeners<F> {
 impl<E: ?Sized> Listeners<dyn Fn(&E)> {
     /// Calls all listeners with an event.
     #[inline]
-    pub fn tell(&self, event: &E) {
+    pub fn notify(&self, event: &E) {
         if self.any() {
             self.each(|listener| listener(event));
         }

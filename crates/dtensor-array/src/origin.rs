@@ -7,13 +7,16 @@ crate::mode! {
 }
 
 /// Runs `body` on behalf of another source line: a gradient runs on behalf of the line that its forward operator was called on.
-/// With `None`, [`asked_by`] returns each caller's own line again.
-pub fn on_behalf_of<R>(line: impl Into<Option<&'static Location<'static>>>, body: impl FnOnce() -> R) -> R {
+/// With `None`, [`caller_line`] returns each caller's own line again.
+pub fn with_caller_line<R>(
+    line: impl Into<Option<&'static Location<'static>>>,
+    body: impl FnOnce() -> R,
+) -> R {
     ORIGIN.within(line.into(), body)
 }
 
-/// Returns the source line to report: the line set by [`on_behalf_of`], or else `caller`.
+/// Returns the source line to report: the line set by [`with_caller_line`], or else `caller`.
 #[inline]
-pub fn asked_by(caller: &'static Location<'static>) -> &'static Location<'static> {
+pub fn caller_line(caller: &'static Location<'static>) -> &'static Location<'static> {
     ORIGIN.get().unwrap_or(caller)
 }

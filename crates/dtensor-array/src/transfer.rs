@@ -1,4 +1,4 @@
-//! Host buffers for transports: a copy to send ([`HostCopy`]) and memory to receive into ([`HostRoom`]).
+//! Host buffers for transports: a copy to send ([`HostCopy`]) and memory to receive into ([`HostBuffer`]).
 
 use crate::elem::Elem;
 use crate::storage::{HostStorage, StorageElem};
@@ -32,12 +32,12 @@ impl HostCopy {
 
 /// A buffer in main memory that a transport receives an array into.
 #[derive(Debug)]
-pub struct HostRoom {
+pub struct HostBuffer {
     storage: HostStorage,
     shape: Shape,
 }
 
-impl HostRoom {
+impl HostBuffer {
     /// Allocates memory for an array of this shape and dtype. Returns an error if there is not enough memory.
     pub fn new(meta: &Meta) -> Result<Self> {
         fn reserve<T: StorageElem>(elements: usize) -> Result<HostStorage> {
@@ -46,7 +46,7 @@ impl HostRoom {
             Ok(T::store(data))
         }
         let storage = with_elem!(meta.dtype, T => reserve::<T>(meta.shape.numel()))?;
-        Ok(HostRoom { storage, shape: meta.shape.clone() })
+        Ok(HostBuffer { storage, shape: meta.shape.clone() })
     }
 
     /// Returns a pointer to the buffer, to write the elements to in row-major order.
@@ -67,7 +67,7 @@ impl HostRoom {
     /// Every element of the buffer must have been written.
     #[allow(unsafe_code)]
     pub unsafe fn arrived(self) -> Result<Array> {
-        let HostRoom { storage, shape } = self;
+        let HostBuffer { storage, shape } = self;
         macro_rules! into_array {
             ($($variant:ident),*) => {
                 match storage {

@@ -10,7 +10,7 @@ use rustc_hash::FxHasher;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::drawn::Drawn;
+use crate::drawn::DrawRecord;
 use crate::site::Site;
 use dtensor_array::Device;
 
@@ -328,7 +328,7 @@ pub struct Call {
     /// in the backward pass.
     pub grad: bool,
     /// The random draws that this rank made for tensors that it shares with the group.
-    pub drawn: Drawn,
+    pub drawn: DrawRecord,
     /// The source line that called it.
     pub at: Site,
 }

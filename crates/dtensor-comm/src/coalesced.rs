@@ -13,7 +13,7 @@ use crate::value::Value;
 use crate::{Error, Result};
 use dtensor_array::ReduceOp;
 use dtensor_array::Shape;
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 
 impl Group {
     /// Runs [`all_reduce`](Group::all_reduce) on each tensor, in one collective. The tensors must have the same dtype. All ranks
@@ -141,11 +141,11 @@ impl Group {
     ) -> Result<Pending<Vec<V>>> {
         let given: Vec<Shape> = x.iter().map(|x| x.meta().shape).collect();
         let columns: Vec<usize> = given.iter().map(|shape| shape.numel() / rows).collect();
-        let (line, at) = (asked_by(Location::caller()), Site::caller());
-        let matrix = on_behalf_of(line, || V::join(x, rows))?;
+        let (line, at) = (caller_line(Location::caller()), Site::caller());
+        let matrix = with_caller_line(line, || V::join(x, rows))?;
         let pending = self.begin_bundle(collective, &matrix, Some(Bundle::of(&given)), at)?;
         let x: Vec<V> = x.iter().map(|&x| x.clone()).collect();
-        Ok(pending.and_then(move |all: V| on_behalf_of(line, || all.split(&columns, &shapes, &x))))
+        Ok(pending.and_then(move |all: V| with_caller_line(line, || all.split(&columns, &shapes, &x))))
     }
 }
 

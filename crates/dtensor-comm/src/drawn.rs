@@ -1,4 +1,4 @@
-//! [`Drawn`]: a record of a rank's random draws, by which ranks notice that their generators have diverged.
+//! [`DrawRecord`]: a record of a rank's random draws, by which ranks notice that their generators have diverged.
 
 use std::fmt;
 
@@ -11,19 +11,19 @@ use serde::{Deserialize, Serialize};
 /// printed and compared.
 ///
 /// ```
-/// use dtensor_comm::{Drawn, World, record};
+/// use dtensor_comm::{DrawRecord, World, record};
 /// # fn main() -> dtensor_comm::Result<()> {
 /// let world = World::simulated(2, 0)?;
 /// world.group().note_draws(|drawn| drawn.and(7, 0));
 /// let (_, calls) = record(|| world.group().barrier());
-/// let drawn: Drawn = calls[0].drawn;
+/// let drawn: DrawRecord = calls[0].drawn;
 /// assert_eq!(drawn.to_string(), "once (last: draw 0 of seed 7)");
 /// assert_ne!(drawn, Drawn::default());
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Drawn {
+pub struct DrawRecord {
     digest: u64,
     draws: u64,
     seed: u64,
@@ -38,33 +38,33 @@ fn mix(digest: u64, more: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-impl Drawn {
+impl DrawRecord {
     /// Returns the record with one more draw.
-    pub fn and(self, seed: u64, draw: u64) -> Drawn {
+    pub fn and(self, seed: u64, draw: u64) -> DrawRecord {
         let digest = mix(mix(self.digest, seed), draw);
-        Drawn { digest, draws: self.draws.wrapping_add(1), seed, draw }
+        DrawRecord { digest, draws: self.draws.wrapping_add(1), seed, draw }
     }
 
     /// Returns the record of these draws followed by the draws of `more`.
-    pub fn then(self, more: Drawn) -> Drawn {
+    pub fn then(self, more: DrawRecord) -> DrawRecord {
         match (self.draws, more.draws) {
             (0, _) => more,
             (_, 0) => self,
             (draws, others) => {
                 let digest = mix(self.digest, more.digest);
-                Drawn { digest, draws: draws.wrapping_add(others), ..more }
+                DrawRecord { digest, draws: draws.wrapping_add(others), ..more }
             }
         }
     }
 
     /// Returns true if the records differ but print the same.
-    pub(super) fn differs_only_in_digest(&self, other: &Drawn) -> bool {
-        let printed = |x: &Drawn| (x.draws, x.seed, x.draw);
+    pub(super) fn differs_only_in_digest(&self, other: &DrawRecord) -> bool {
+        let printed = |x: &DrawRecord| (x.draws, x.seed, x.draw);
         self.digest != other.digest && printed(self) == printed(other)
     }
 }
 
-impl fmt::Display for Drawn {
+impl fmt::Display for DrawRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.draws {
             0 => return f.write_str("nothing"),
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn records_with_other_order_or_count_differ() {
-        let none = Drawn::default();
+        let none = DrawRecord::default();
         let (a, b) = (none.and(1, 0), none.and(1, 1));
         assert_ne!(a.and(1, 1), b.and(1, 0));
         assert_ne!(a, a.and(1, 0));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::call::{Bundle, Call, Collective};
-use crate::drawn::Drawn;
+use crate::drawn::DrawRecord;
 use crate::pending::Pending;
 use crate::site::Site;
 use crate::transport::{Channel, InFlight, Joining, single};
@@ -39,7 +39,7 @@ struct GroupInner {
     messages: AtomicU64,
     /// The random draws that this rank made for tensors that it shares with the other members. Counts only draws on the thread
     /// that created the group: other threads have their own generators, and the order of their draws is not fixed.
-    drawn: Mutex<Drawn>,
+    drawn: Mutex<DrawRecord>,
     thread: ThreadId,
     /// Keeps the rank in its world as long as one of its groups exists.
     membership: Arc<Membership>,
@@ -128,7 +128,7 @@ impl Group {
     ///
     /// Every collective carries the record, so that ranks notice if their generators have diverged.
     #[inline]
-    pub fn note_draws(&self, change: impl FnOnce(Drawn) -> Drawn) {
+    pub fn update_draws(&self, change: impl FnOnce(DrawRecord) -> DrawRecord) {
         if self.inner.thread == thread::current().id() {
             let mut drawn = self.inner.drawn.lock();
             *drawn = change(*drawn);

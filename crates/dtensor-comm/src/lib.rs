@@ -62,7 +62,7 @@ mod value;
 mod world;
 
 pub use call::{Bundle, Call, Collective, PerRank};
-pub use drawn::Drawn;
+pub use drawn::DrawRecord;
 pub use dtensor_array::{Error, ReduceOp, Result};
 pub use failure::Failure;
 pub use fault::{Cause, Departure, Fault};
@@ -71,7 +71,7 @@ pub use group::Group;
 pub use mpi::{MpiOptions, mpirun};
 pub use pending::Pending;
 pub use ring::{CALLS, record};
-pub use running::{Running, running_module, set_running_module, within_module};
+pub use running::{RunningModule, running_module, set_running_module, within_module};
 pub use site::Site;
 pub use value::{Finish, Value};
 pub use world::{RankId, World, WorldKind, current_rank, launch, launch_each, run, run_each};

@@ -22,7 +22,7 @@ pub(crate) struct Ring(Mutex<VecDeque<Call>>);
 impl Ring {
     /// Adds a call and notifies the listeners of this thread.
     pub(crate) fn note(&self, call: &Call) {
-        CALLS.tell(call);
+        CALLS.notify(call);
         let mut ring = self.0.lock();
         if ring.len() == CAPACITY {
             ring.pop_back();

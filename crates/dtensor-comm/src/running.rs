@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 /// A running module and the modules that called it. One value exists per module and caller. It lives as long as the program, so
 /// graph nodes and recorded collectives can refer to it without owning it.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningModule {
     /// The root of the module tree that contains it.
     pub root: Root,
     /// The name of the root, followed by the dotted path of the module below it.
@@ -18,7 +18,7 @@ pub struct Running {
     /// The name of the module's type.
     pub kind: &'static str,
     /// The module that called it.
-    pub parent: Option<&'static Running>,
+    pub parent: Option<&'static RunningModule>,
 }
 
 /// The root of a module tree. Its name comes from its type, so several roots may share a name.
@@ -30,12 +30,16 @@ pub struct Root {
     pub name: &'static str,
 }
 
-impl Running {
+impl RunningModule {
     /// Returns a root module without an id.
     #[doc(hidden)]
     #[inline]
-    pub fn of(path: &str, kind: &'static str, parent: Option<&'static Running>) -> &'static Running {
-        Running::below(None, path, "", kind, parent)
+    pub fn of(
+        path: &str,
+        kind: &'static str,
+        parent: Option<&'static RunningModule>,
+    ) -> &'static RunningModule {
+        RunningModule::below(None, path, "", kind, parent)
     }
 
     /// Returns the module at the dotted path `below` under a root of this id and name. The path of the root itself is empty.
@@ -44,12 +48,12 @@ impl Running {
         name: &str,
         below: &str,
         kind: &'static str,
-        parent: Option<&'static Running>,
-    ) -> &'static Running {
+        parent: Option<&'static RunningModule>,
+    ) -> &'static RunningModule {
         /// The caller's address, the root's id, the module's path and its kind.
         type Key = (usize, Option<u64>, &'static str, &'static str);
-        static ALL: Mutex<Option<HashMap<Key, &'static Running>>> = Mutex::new(None);
-        let caller = parent.map_or(0, Running::address);
+        static ALL: Mutex<Option<HashMap<Key, &'static RunningModule>>> = Mutex::new(None);
+        let caller = parent.map_or(0, RunningModule::address);
         let path = if below.is_empty() { name.to_string() } else { format!("{name}.{below}") };
         let mut all = ALL.lock();
         let all = all.get_or_insert_default();
@@ -58,16 +62,16 @@ impl Running {
         }
         let path: &'static str = Box::leak(path.into());
         let root = Root { id: root, name: &path[..name.len()] };
-        let running: &'static Running = Box::leak(Box::new(Running { root, path, kind, parent }));
+        let running: &'static RunningModule = Box::leak(Box::new(RunningModule { root, path, kind, parent }));
         all.insert((caller, root.id, path, kind), running);
         running
     }
 
     /// Returns the same module under another root name and with another caller.
     #[inline]
-    pub fn renamed(&self, root: &str, parent: Option<&'static Running>) -> &'static Running {
+    pub fn renamed(&self, root: &str, parent: Option<&'static RunningModule>) -> &'static RunningModule {
         let below = self.path[self.root.name.len()..].trim_start_matches('.');
-        Running::below(self.root.id, root, below, self.kind, parent)
+        RunningModule::below(self.root.id, root, below, self.kind, parent)
     }
 
     /// Returns its address in memory, which identifies it because each value exists once.
@@ -78,29 +82,29 @@ impl Running {
 
     /// Iterates over the module and its callers, innermost first.
     #[inline]
-    pub fn chain(&'static self) -> impl Iterator<Item = &'static Running> {
+    pub fn chain(&'static self) -> impl Iterator<Item = &'static RunningModule> {
         std::iter::successors(Some(self), |running| running.parent)
     }
 }
 
 mode! {
-    static MODULE: Cell<Option<&'static Running>> = None;
+    static MODULE: Cell<Option<&'static RunningModule>> = None;
 }
 
 /// Returns the module that is running on this thread. `None` outside modules, and if nothing listens to modules.
 #[inline]
-pub fn running_module() -> Option<&'static Running> {
+pub fn running_module() -> Option<&'static RunningModule> {
     MODULE.get()
 }
 
 /// Sets the module that is running on this thread.
 #[inline]
-pub fn set_running_module(module: Option<&'static Running>) {
+pub fn set_running_module(module: Option<&'static RunningModule>) {
     MODULE.set(module);
 }
 
 /// Runs `body` as if the given module were running, for example in the backward pass.
 #[inline]
-pub fn within_module<R>(module: Option<&'static Running>, body: impl FnOnce() -> R) -> R {
+pub fn within_module<R>(module: Option<&'static RunningModule>, body: impl FnOnce() -> R) -> R {
     MODULE.within(module, body)
 }

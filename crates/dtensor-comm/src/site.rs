@@ -5,7 +5,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use dtensor_array::origin::asked_by;
+use dtensor_array::origin::caller_line;
 use serde::{Deserialize, Serialize};
 
 use crate::running::running_module;
@@ -28,7 +28,7 @@ impl Site {
     #[track_caller]
     #[inline]
     pub fn caller() -> Self {
-        Site::of(asked_by(Location::caller()))
+        Site::of(caller_line(Location::caller()))
     }
 
     /// Returns the site of a given line, in the module that is running.

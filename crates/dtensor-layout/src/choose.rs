@@ -10,7 +10,7 @@ use std::sync::Arc;
 use dtensor_array::{Meta, ReduceOp, Shape};
 use smallvec::SmallVec;
 
-use crate::placement::{incompatible_partials, shown};
+use crate::placement::{format_list, incompatible_partials};
 use crate::rule::{FactorKind, Rule, TensorFactors};
 use crate::{
     Error, MeshDims, Partial, Placement, PlacementList, Plan, Planner, Replicate, Result, Shard, Spec,
@@ -357,16 +357,16 @@ impl Chooser<'_> {
     /// Returns the error of a strict operator that needs redistribution. It names the placements to redistribute to.
     fn strict_error(&self, op: &'static str, candidate: &Candidate) -> Error {
         let (given, needed) = (&self.given[0].key.placements, &candidate.inputs[0]);
-        let is_sharded = |dim: usize| given.iter().any(|p| p.cut().is_some_and(|(d, _)| d == dim));
+        let is_sharded = |dim: usize| given.iter().any(|p| p.sharded_dim().is_some_and(|(d, _)| d == dim));
         let composed = self.rule.inputs[0].iter().enumerate().any(|(d, dim)| is_sharded(d) && dim.len() > 1);
         let what = if composed { "unflatten" } else { "flatten" };
         let message = format!(
             "cannot {what} a tensor that is sharded {} this way: {} to {} requires redistribution. Please redistribute the \
              input to {} first, or use `reshape`, which does",
-            shown(given),
+            format_list(given),
             self.inputs[0].shape,
             self.outputs[0].shape,
-            shown(needed),
+            format_list(needed),
         );
         Error::argument(op, message)
     }
@@ -380,7 +380,8 @@ fn has_bit(bits: u32, i: usize) -> bool {
 /// Returns true if every sharded dim has at least as many indices as there are ranks that shard it.
 fn fills_all_ranks(placements: &[Placement], shape: &Shape, sizes: &[usize]) -> bool {
     let ranks = |dim: usize| {
-        let along = placements.iter().zip(sizes).filter(move |(p, _)| p.cut().is_some_and(|(d, _)| d == dim));
+        let along =
+            placements.iter().zip(sizes).filter(move |(p, _)| p.sharded_dim().is_some_and(|(d, _)| d == dim));
         along.map(|(_, size)| size).product::<usize>()
     };
     (0..shape.ndim()).all(|dim| ranks(dim) == 1 || ranks(dim) <= shape[dim])
@@ -395,7 +396,7 @@ fn shard_choices(
 ) -> SmallVec<[Option<Choice>; 4]> {
     let mut lens: SmallVec<[usize; 8]> = rule.factors.iter().map(|f| f.size).collect();
     let found = spec.key.placements.iter().zip(sizes).map(|(placement, &n)| {
-        let (dim, split) = placement.cut()?;
+        let (dim, split) = placement.sharded_dim()?;
         let dim = &factors[dim];
         let (factor, split) = match dim[..] {
             [factor] => (factor, split),
@@ -560,7 +561,9 @@ mod tests {
     #[test]
     fn outputs_are_sharded_as_preferred() {
         let add = |preferred: Placement| {
-            move |x: &[Meta], out: &[Meta]| Rule::of("i, i n -> v n", x, out)?.wanting("v", 0, &[preferred])
+            move |x: &[Meta], out: &[Meta]| {
+                Rule::of("i, i n -> v n", x, out)?.preferring("v", 0, &[preferred])
+            }
         };
         let of = |preferred, ids| chosen(add(preferred), &[(&[8], ids), (&[8, 4], ids)], &[16, 4]);
         assert_eq!(of(Shard(0), Replicate), "R, R -> S(0)");

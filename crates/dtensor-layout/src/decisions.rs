@@ -36,7 +36,7 @@ pub trait Attributes: Debug + Send + Sync + 'static {
     fn digest(&self, hasher: &mut FxHasher);
     /// Returns a clone for the cache.
     #[doc(hidden)]
-    fn kept(&self) -> Box<dyn Any + Send + Sync>;
+    fn to_cached(&self) -> Box<dyn Any + Send + Sync>;
 }
 
 impl<T: Clone + Debug + Eq + Hash + Send + Sync + 'static> Attributes for T {
@@ -52,7 +52,7 @@ impl<T: Clone + Debug + Eq + Hash + Send + Sync + 'static> Attributes for T {
     }
 
     #[inline]
-    fn kept(&self) -> Box<dyn Any + Send + Sync> {
+    fn to_cached(&self) -> Box<dyn Any + Send + Sync> {
         Box::new(self.clone())
     }
 }
@@ -126,7 +126,7 @@ impl Decisions {
             self.clear();
         }
         let inputs = inputs.into();
-        self.entries.entry(digest).or_default().push(Entry { op: op.kept(), inputs, decision });
+        self.entries.entry(digest).or_default().push(Entry { op: op.to_cached(), inputs, decision });
         self.stats.entries += 1;
     }
 

@@ -53,7 +53,7 @@ pub use mesh::{MAX_DIMS, Mesh, MeshDims, Names};
 pub use overrides::{Operator, Overrides};
 pub use owned::Chunk;
 pub use placement::Placement::{self, Partial, Replicate, Shard, StridedShard};
-pub use placement::{PlacementList, Placements, joined, shown};
+pub use placement::{PlacementList, Placements, format_list, format_short};
 pub use plan::{Action, Plan, Step, Transfer};
 pub use planner::Planner;
 pub use rule::{Rule, around, named};

@@ -77,7 +77,7 @@ impl Placement {
     /// Returns the tensor dim that is sharded, and its split factor (1 for [`Shard`]). The dim must not be negative, as in a
     /// [`Spec`](crate::Spec).
     #[inline]
-    pub fn cut(self) -> Option<(usize, usize)> {
+    pub fn sharded_dim(self) -> Option<(usize, usize)> {
         match self {
             Shard(dim) => Some((dim as usize, 1)),
             StridedShard { dim, split_factor } => Some((dim as usize, split_factor)),
@@ -147,7 +147,7 @@ impl Placements {
     /// Checks the placements for a mesh and a tensor with these numbers of dims, and returns them with all dims counted from the
     /// front. Returns an error if their number is wrong, a tensor dim is out of range, or their reductions cannot be mixed.
     pub fn checked(self, op: &'static str, mesh_dims: usize, rank: usize) -> Result<PlacementList> {
-        self.counted(op, mesh_dims)?;
+        self.check_len(op, mesh_dims)?;
         let Some(mut list) = self.0 else { return Ok(SmallVec::from_elem(Replicate, mesh_dims)) };
         for placement in &mut list {
             *placement = placement.checked(op, rank)?;
@@ -157,7 +157,7 @@ impl Placements {
                 "mixed Partial reduce types are not supported: {} and {} in {}",
                 Partial(first),
                 Partial(other),
-                shown(&list)
+                format_list(&list)
             );
             return Err(Error::argument(op, message));
         }
@@ -165,12 +165,12 @@ impl Placements {
     }
 
     /// Returns an error if there is not one placement for each of `mesh_dims` mesh dims. This needs no tensor.
-    pub fn counted(&self, op: &'static str, mesh_dims: usize) -> Result<()> {
+    pub fn check_len(&self, op: &'static str, mesh_dims: usize) -> Result<()> {
         match &self.0 {
             Some(list) if list.len() != mesh_dims => {
                 let message = format!(
                     "`placements` must have the same length as `device_mesh.ndim`: {} has {} for a mesh of {mesh_dims} dims",
-                    shown(list),
+                    format_list(list),
                     list.len(),
                 );
                 Err(Error::argument(op, message))
@@ -190,7 +190,7 @@ impl fmt::Display for Placements {
     #[inline]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Some(list) => f.write_str(&shown(list)),
+            Some(list) => f.write_str(&format_list(list)),
             None => f.write_str("R everywhere"),
         }
     }
@@ -198,14 +198,14 @@ impl fmt::Display for Placements {
 
 /// Formats placements as a list: `[S(0), R]`.
 #[inline]
-pub fn shown(placements: &[Placement]) -> String {
+pub fn format_list(placements: &[Placement]) -> String {
     let list: Vec<String> = placements.iter().map(Placement::to_string).collect();
     format!("[{}]", list.join(", "))
 }
 
 /// Formats placements in short form: `S(0)R`.
 #[inline]
-pub fn joined(placements: &[Placement]) -> String {
+pub fn format_short(placements: &[Placement]) -> String {
     placements.iter().map(Placement::to_string).collect()
 }
 

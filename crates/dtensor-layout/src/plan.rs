@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::chunk::{Ranges, chunk, chunk_of_each, nested_sizes, pieces, shard_len};
 use crate::cost::Cost;
-use crate::placement::joined;
+use crate::placement::format_short;
 use crate::search::{Path, cheapest, dim_by_dim};
 use crate::state::{DimState, SearchSpace, ShardState, Transition, TransitionKind};
 use crate::{Mesh, MeshDims, Names, PerRank, Placement, PlacementList, Spec};
@@ -214,10 +214,10 @@ impl Plan {
 
     /// Returns the placements before, between and after the steps, as `S(0)R -> RR`.
     pub fn trace(&self) -> String {
-        let mut trace = joined(&self.from);
+        let mut trace = format_short(&self.from);
         for step in &self.steps {
             trace += " -> ";
-            trace += &joined(&step.placements);
+            trace += &format_short(&step.placements);
         }
         trace
     }
@@ -373,7 +373,7 @@ fn original_order(len: usize, split: usize, n: usize) -> Ranges {
 impl fmt::Display for Plan {
     /// Writes a summary line, one line per step, and one line that says why this plan was chosen.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (from, to) = (joined(&self.from), joined(&self.to));
+        let (from, to) = (format_short(&self.from), format_short(&self.to));
         write!(f, "{from} -> {to} of {:?} ({} bytes each): ", self.shape, self.item)?;
         if self.steps.is_empty() {
             return f.write_str("nothing to do");
@@ -381,7 +381,7 @@ impl fmt::Display for Plan {
         write!(f, "{} bytes sent per rank at most, {:.1} µs", self.bytes(), self.micros())?;
         let mut before = from;
         for (i, step) in self.steps.iter().enumerate() {
-            let after = joined(&step.placements);
+            let after = format_short(&step.placements);
             write!(f, "\n  {}. {before} -> {after}: ", i + 1)?;
             match step.collective {
                 Some(name) => {

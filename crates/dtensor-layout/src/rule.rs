@@ -313,7 +313,7 @@ impl Rule {
 
     /// Asks for a factor that only outputs have to be sharded along the mesh dims whose placement is `Shard(dim)`, because the output
     /// will be needed with these placements.
-    pub fn wanting(mut self, name: &str, dim: usize, placements: &[Placement]) -> Result<Rule> {
+    pub fn preferring(mut self, name: &str, dim: usize, placements: &[Placement]) -> Result<Rule> {
         let f = self.find(name)?;
         let shards = placements.iter().enumerate().filter(|(_, p)| **p == Placement::Shard(dim as isize));
         self.preferred.extend(shards.map(|(m, _)| (m, f)));

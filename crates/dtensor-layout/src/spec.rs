@@ -6,7 +6,7 @@ use dtensor_array::Shape;
 use smallvec::SmallVec;
 
 use crate::chunk::{Ranges, Sharding, chunk_of_each, unravel};
-use crate::placement::shown;
+use crate::placement::format_list;
 use crate::{Mesh, Placement, PlacementList, Replicate};
 
 /// Placements and global shape of a tensor on a mesh, as one rank sees it. Made by [`Planner::spec`](crate::Planner::spec).
@@ -36,7 +36,7 @@ pub struct SpecKey {
 impl fmt::Display for SpecKey {
     #[inline]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.shape, shown(&self.placements))
+        write!(f, "{} {}", self.shape, format_list(&self.placements))
     }
 }
 
@@ -74,7 +74,8 @@ impl SpecKey {
 
     /// Returns true if every rank holds the same elements with both specs, in the same order.
     pub fn has_shards_of(&self, other: &SpecKey, sizes: &[usize]) -> bool {
-        let shardings = |key: &SpecKey| key.placements.iter().map(|p| p.cut()).collect::<SmallVec<[_; 4]>>();
+        let shardings =
+            |key: &SpecKey| key.placements.iter().map(|p| p.sharded_dim()).collect::<SmallVec<[_; 4]>>();
         let is_same_shard = |position: usize| {
             let at = unravel(position, sizes);
             let (here, there) = (ranges(self, sizes, &at), ranges(other, sizes, &at));
@@ -106,7 +107,7 @@ impl Spec {
     pub(crate) fn largest(&self, sizes: &[usize]) -> usize {
         let mut dims: SmallVec<[usize; 4]> = self.key.shape[..].into();
         for (placement, size) in self.key.placements.iter().zip(sizes) {
-            if let Some((dim, _)) = placement.cut() {
+            if let Some((dim, _)) = placement.sharded_dim() {
                 dims[dim] = dims[dim].div_ceil(*size);
             }
         }
@@ -118,8 +119,8 @@ impl Spec {
 #[inline]
 fn written_shardings(key: &SpecKey, dim: usize) -> SmallVec<[Sharding; 4]> {
     let placements = key.placements.iter().enumerate();
-    let shardings =
-        placements.filter_map(|(mesh_dim, p)| p.cut().map(|(dim, split)| Sharding { dim, mesh_dim, split }));
+    let shardings = placements
+        .filter_map(|(mesh_dim, p)| p.sharded_dim().map(|(dim, split)| Sharding { dim, mesh_dim, split }));
     shardings.filter(|sharding| sharding.dim == dim).collect()
 }
 

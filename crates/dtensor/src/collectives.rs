@@ -2,13 +2,13 @@
 
 use std::panic::Location;
 
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 use dtensor_array::{Array, DType, Meta, ReduceOp, Shape};
 use dtensor_comm::{Collective, Finish, Group, PerRank, Site, Value, running_module, within_module};
 
 use crate::autograd::{Backward, Grads, Moment, Recorded, Saves, grad_enabled};
 use crate::dispatch::record;
-use crate::tensor::{self, Part};
+use crate::tensor::{self, LocalTensor};
 use crate::{Error, Result, Tensor};
 
 /// A collective as a node records it.
@@ -25,7 +25,7 @@ impl Value for Tensor {
     }
 
     fn array(&self, op: &'static str) -> Result<Option<Array>> {
-        self.not_distributed(op)?;
+        self.require_not_distributed(op)?;
         Ok(if self.is_meta() { None } else { Some(self.local(op)?.clone()) })
     }
 
@@ -50,14 +50,14 @@ impl Value for Tensor {
         // All ranks start collectives in the same order, but may wait for them in different orders. So the node has the moment, line
         // and module of the start, and backward calls the gradients in one order on all ranks.
         let (x, moment) = (self.clone(), Moment::now());
-        let (module, line) = (running_module(), asked_by(Location::caller()));
+        let (module, line) = (running_module(), caller_line(Location::caller()));
         Box::new(move |array| {
             let part = match array {
-                Some(array) => Part::Array(array),
-                None => Part::of_meta(op.collective.shape(&x.shape(), op.group.rank()), x.dtype()),
+                Some(array) => LocalTensor::Array(array),
+                None => LocalTensor::of_meta(op.collective.shape(&x.shape(), op.group.rank()), x.dtype()),
             };
             let recorded = || moment.record(|| record(op, &x, tensor::Value::plain(part)));
-            Ok(within_module(module, || on_behalf_of(line, recorded)))
+            Ok(within_module(module, || with_caller_line(line, recorded)))
         })
     }
 
@@ -159,12 +159,12 @@ impl Recorded for RecordedCollective {
 mod tests {
     use super::*;
     use crate::autograd::Link;
-    use crate::comm::{Running, launch};
+    use crate::comm::{RunningModule, launch};
 
     #[test]
     fn an_asynchronous_collective_has_the_line_and_module_of_its_start() {
         let [started, awaited] =
-            ["Root.started", "Root.awaited"].map(|path| Running::of(path, "Layer", None));
+            ["Root.started", "Root.awaited"].map(|path| RunningModule::of(path, "Layer", None));
         launch(2, |world| {
             let x = Tensor::ones([2], DType::F32)?.requires_grad_(true)?;
             let line = line!() + 1;

@@ -24,10 +24,10 @@
 //! The documentation of the crate `dtensor-comm` describes faults, timeouts, and the order in which reductions add.
 
 pub use dtensor_comm::{
-    Bundle, Call, Cause, Collective, Departure, Drawn, Failure, Fault, Group, Pending, PerRank, ReduceOp,
-    Site, Value, World, WorldKind, launch, launch_each, record, run, run_each,
+    Bundle, Call, Cause, Collective, Departure, DrawRecord, Failure, Fault, Group, Pending, PerRank,
+    ReduceOp, Site, Value, World, WorldKind, launch, launch_each, record, run, run_each,
 };
 #[cfg(feature = "mpi")]
 pub use dtensor_comm::{MpiOptions, mpirun};
 
-pub(crate) use dtensor_comm::{CALLS, Running, running_module, set_running_module, within_module};
+pub(crate) use dtensor_comm::{CALLS, RunningModule, running_module, set_running_module, within_module};

@@ -82,7 +82,7 @@ impl Layout {
     }
 
     /// Creates the layout of a replicated tensor.
-    pub(crate) fn everywhere(mesh: &DeviceMesh, shape: &Shape) -> Layout {
+    pub(crate) fn replicated_on(mesh: &DeviceMesh, shape: &Shape) -> Layout {
         let placements = SmallVec::from_elem(Replicate, mesh.ndim());
         Layout::of(mesh, SpecKey { placements, shape: shape.clone() })
     }
@@ -93,7 +93,7 @@ impl Layout {
     }
 
     /// Creates the layout of a gradient. Returns an error unless each rank holds the same elements of the gradient as of the tensor.
-    pub(crate) fn of_gradient(&self, op: &'static str, placements: Placements) -> Result<Layout> {
+    pub(crate) fn for_gradient(&self, op: &'static str, placements: Placements) -> Result<Layout> {
         let grad = Layout::checked(op, &self.mesh, placements, self.shape().clone())?;
         if self.spec.key.has_shards_of(&grad.spec.key, self.mesh.shape()) {
             return Ok(grad);

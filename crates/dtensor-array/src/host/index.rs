@@ -3,7 +3,7 @@
 //! Indices are `i64`, and all are checked before any element is moved. Terms of one sum are added in the order of the indices, so
 //! results are the same on every run.
 //!
-//! The indexed dim may be sharded over ranks. Each rank has a [`Stretch`] of the dim and all indices, and ignores indices that
+//! The indexed dim may be sharded over ranks. Each rank has a [`DimShard`] of the dim and all indices, and ignores indices that
 //! belong to other ranks. The results of the ranks add up to, or are the shards of, the full result.
 
 use std::mem::MaybeUninit;
@@ -22,22 +22,22 @@ const SHORT: usize = 8;
 
 /// The range of a sharded dim's indices that a shard holds. It begins at `start`, and its length is the size of the shard's dim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Stretch {
+pub struct DimShard {
     /// The first index.
     pub start: usize,
     /// The size of the dim in the full array.
     pub whole: usize,
 }
 
-impl Stretch {
+impl DimShard {
     /// Creates the range of a dim that is not sharded.
     pub fn whole(size: usize) -> Self {
-        Stretch { start: 0, whole: size }
+        DimShard { start: 0, whole: size }
     }
 
     /// Returns true if a shard with `size` indices does not hold all of them.
     fn is_sharded(self, size: usize) -> bool {
-        self != Stretch::whole(size)
+        self != DimShard::whole(size)
     }
 
     /// Returns the index in a shard of `size` of a checked index of the full dim, or `None` if another shard holds it. If
@@ -92,7 +92,7 @@ pub(crate) fn index_select(
     x: &Array,
     dim: usize,
     ids: &Array,
-    part: Stretch,
+    part: DimShard,
 ) -> Result<Array> {
     let (outer, size, inner) = split(x.dims(), dim);
     let ids_dims = ids.dims();
@@ -127,7 +127,7 @@ fn select_blocks<T: Elem, const SHARDED: bool>(
     [outer, size, inner]: [usize; 3],
     stride: usize,
     ids: &[i64],
-    part: Stretch,
+    part: DimShard,
     out: &mut [MaybeUninit<T>],
 ) {
     if inner == 1 {
@@ -159,7 +159,7 @@ pub(crate) fn index_add(
     dim: usize,
     size: usize,
     padding: Option<i64>,
-    part: Stretch,
+    part: DimShard,
 ) -> Result<Array> {
     let after = dim + ids.dims().len();
     let (outer, inner) = (dy.dims()[..dim].iter().product::<usize>(), dy.dims()[after..].iter().product());
@@ -193,7 +193,7 @@ struct Occurrences {
 }
 
 impl Occurrences {
-    fn new<const SHARDED: bool>(ids: &[i64], size: usize, skip: Option<i64>, part: Stretch) -> Self {
+    fn new<const SHARDED: bool>(ids: &[i64], size: usize, skip: Option<i64>, part: DimShard) -> Self {
         let local = || {
             let of_all = ids.iter().enumerate().filter(|&(_, &id)| Some(id) != skip);
             of_all.filter_map(|(i, &id)| Some((i, part.local_index::<SHARDED>(id, size)?)))
@@ -296,7 +296,7 @@ fn strides_without(strides: &[usize], dim: usize) -> (Vec<usize>, usize, usize) 
 
 /// Gathers one element of `x` along `dim` for every index: `out[i][j] = x[ids[i][j]][j]` for `dim` 0. Elements of other
 /// shards are zero.
-pub(crate) fn gather(x: &Array, dim: usize, ids: &Array, part: Stretch) -> Result<Array> {
+pub(crate) fn gather(x: &Array, dim: usize, ids: &Array, part: DimShard) -> Result<Array> {
     let (_, size, _) = split(x.dims(), dim);
     let shape = ids.dims();
     let ids = checked("gather", ids, dim, part.whole, None)?;
@@ -326,7 +326,7 @@ fn gather_rows<T: Elem, const SHARDED: bool>(
     size: usize,
     shape: &[usize],
     ids: &[i64],
-    part: Stretch,
+    part: DimShard,
     out: &mut [MaybeUninit<T>],
 ) {
     let (strides, stride, last) = strides_without(strides, dim);
@@ -351,7 +351,7 @@ fn gather_rows<T: Elem, const SHARDED: bool>(
 
 /// Returns `x` with the elements of `src` added at the indices `ids` along `dim`: `out[ids[i][j]][j] += src[i][j]` for
 /// `dim` 0. Skips indices that belong to another shard.
-pub(crate) fn scatter_add(x: &Array, dim: usize, ids: &Array, src: &Array, part: Stretch) -> Result<Array> {
+pub(crate) fn scatter_add(x: &Array, dim: usize, ids: &Array, src: &Array, part: DimShard) -> Result<Array> {
     let (_, size, _) = split(x.dims(), dim);
     let shape = ids.dims();
     let ids = checked("scatter_add", ids, dim, part.whole, None)?;
@@ -381,7 +381,7 @@ fn scatter_rows<T: Elem<Acc: AddAssign>, const SHARDED: bool>(
     size: usize,
     shape: &[usize],
     ids: &[i64],
-    part: Stretch,
+    part: DimShard,
     strides: &[usize],
     sums: &mut [T::Acc],
 ) {

@@ -20,7 +20,7 @@ pub(crate) use parts::{cross_entropy_losses, cross_entropy_picked};
 
 /// The targets of a loss, and its options.
 #[derive(Clone, Copy, Debug)]
-pub struct Goal<'a> {
+pub struct ClassTargets<'a> {
     /// The target class of each position.
     pub target: &'a Array,
     /// The weight of each class, for all classes.
@@ -35,7 +35,7 @@ pub struct Goal<'a> {
     pub label_smoothing: f64,
 }
 
-impl Goal<'_> {
+impl ClassTargets<'_> {
     /// Returns the class of each position, or `None` if it is ignored.
     fn classes(&self, op: &'static str) -> Result<Vec<Option<usize>>> {
         let class = |index: i64| match usize::try_from(index) {
@@ -77,7 +77,7 @@ fn weights_of<T: Float>(targets: &[Option<usize>], weight: Option<&[T::Acc]>) ->
 
 /// Computes, for each position, the loss `−weight · logp` of its target class and the weight of that class. The loss is 0
 /// if the array does not hold the class.
-pub(crate) fn nll_forward(logp: &Array, goal: &Goal<'_>) -> Result<(Array, Array)> {
+pub(crate) fn nll_forward(logp: &Array, goal: &ClassTargets<'_>) -> Result<(Array, Array)> {
     let (_, classes, inner) = sizes(logp.dims());
     let targets = goal.classes("nll_loss")?;
     let logp = logp.contiguous()?;
@@ -101,7 +101,7 @@ pub(crate) fn nll_forward(logp: &Array, goal: &Goal<'_>) -> Result<(Array, Array
 
 /// Computes the gradient of the log-probabilities `[outer, classes, inner]`: `−scale` at each position's target class, and
 /// zero elsewhere. `scale` is the gradient of the position's loss times its weight.
-pub(crate) fn nll_backward(scale: &Array, dims: [usize; 3], goal: &Goal<'_>) -> Result<Array> {
+pub(crate) fn nll_backward(scale: &Array, dims: [usize; 3], goal: &ClassTargets<'_>) -> Result<Array> {
     let [_, classes, inner] = dims;
     let targets = goal.classes("nll_loss")?;
     with_float!("nll_loss", scale.dtype(), T => {
@@ -141,7 +141,7 @@ impl<A: Real> Loss<'_, A> {
     fn with<T: Float<Acc = A> + Element, R>(
         targets: &[Option<usize>],
         classes: usize,
-        goal: &Goal<'_>,
+        goal: &ClassTargets<'_>,
         body: impl FnOnce(&Loss<'_, A>) -> Result<R>,
     ) -> Result<R> {
         let weight = goal.widened::<T>()?;
@@ -194,11 +194,11 @@ impl<A: Real> Loss<'_, A> {
 }
 
 /// Computes the cross-entropy from logits, with class weights and label smoothing. The array must hold all classes.
-pub(crate) fn cross_entropy_forward(logits: &Array, goal: &Goal<'_>) -> Result<[Array; 4]> {
+pub(crate) fn cross_entropy_forward(logits: &Array, goal: &ClassTargets<'_>) -> Result<[Array; 4]> {
     with_float!("cross_entropy", logits.dtype(), T => forward::<T>(logits, goal))
 }
 
-fn forward<T: Float<Acc: Element> + Element>(logits: &Array, goal: &Goal<'_>) -> Result<[Array; 4]> {
+fn forward<T: Float<Acc: Element> + Element>(logits: &Array, goal: &ClassTargets<'_>) -> Result<[Array; 4]> {
     let (outer, classes, inner) = sizes(logits.dims());
     let targets = goal.classes("cross_entropy")?;
     let logits = logits.contiguous()?;
@@ -313,7 +313,7 @@ pub(crate) fn cross_entropy_backward(
     logits: &Array,
     [maxima, totals]: [&Array; 2],
     scale: &Array,
-    goal: &Goal<'_>,
+    goal: &ClassTargets<'_>,
 ) -> Result<Array> {
     with_float!("cross_entropy", logits.dtype(), T => backward::<T>(logits, maxima, totals, scale, goal))
 }
@@ -323,7 +323,7 @@ fn backward<T: Float<Acc: Element> + Element>(
     maxima: &Array,
     totals: &Array,
     scale: &Array,
-    goal: &Goal<'_>,
+    goal: &ClassTargets<'_>,
 ) -> Result<Array> {
     let (outer, classes, inner) = sizes(logits.dims());
     let targets = goal.classes("cross_entropy")?;

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 
 use super::copy::{self, assign, axes_to};
 use super::fill_array;
-use super::index::{Stretch, checked};
+use super::index::{DimShard, checked};
 use super::rows::split;
 use crate::Shape;
 use crate::{Array, with_elem};
@@ -38,7 +38,7 @@ pub(crate) fn index_write(
     ids: &Array,
     source: &Array,
     dim: usize,
-    part: Stretch,
+    part: DimShard,
 ) -> Result<Array> {
     const OP: &str = "index_copy";
     let ids = checked(OP, ids, dim, part.whole, None)?;
@@ -114,14 +114,14 @@ mod tests {
         let x = small(DType::F32, &[2, 4]);
         let source = Array::from_vec(vec![10f32, 11., 20., 21.], &[2, 2]).unwrap();
         let old = values(&x);
-        let got = values(&index_write(&x, &ids(&[3, 0], &[2]), &source, 1, Stretch::whole(4)).unwrap());
+        let got = values(&index_write(&x, &ids(&[3, 0], &[2]), &source, 1, DimShard::whole(4)).unwrap());
         assert_eq!(got, [11.0, old[1], old[2], 10.0, 21.0, old[5], old[6], 20.0]);
         // In a shard that holds indices 2..6 of 9.
-        let part = Stretch { start: 2, whole: 9 };
+        let part = DimShard { start: 2, whole: 9 };
         let got = values(&index_write(&x, &ids(&[8, 3], &[2]), &source, 1, part).unwrap());
         assert_eq!(got, [old[0], 11.0, old[2], old[3], old[4], 21.0, old[6], old[7]]);
         let error = |list: &[i64]| {
-            let result = index_write(&x, &ids(list, &[2]), &source, 1, Stretch::whole(4));
+            let result = index_write(&x, &ids(list, &[2]), &source, 1, DimShard::whole(4));
             result.unwrap_err().to_string()
         };
         assert!(error(&[1, 1]).contains("more than once") && error(&[0, 4]).contains('4'));

@@ -28,7 +28,7 @@ use self::message::Message;
 use self::raw::Comm;
 
 use crate::call::{Call, Collective, empty_meta};
-use crate::drawn::Drawn;
+use crate::drawn::DrawRecord;
 use crate::fault::{Cause, Departure};
 use crate::transport::{Channel, Joining, Key, Transport, deadline};
 use crate::{Error, Failure, Result};
@@ -193,7 +193,7 @@ impl Process {
             meta: empty_meta(),
             bundle: None,
             grad: false,
-            drawn: Drawn::default(),
+            drawn: DrawRecord::default(),
             at: joining.at.clone(),
         };
         self.control.ring.fault(self.rank, &call, cause, false)

@@ -10,7 +10,7 @@ use mpi::ffi;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::{Error, Result};
-use dtensor_array::{Array, HostCopy, HostRoom};
+use dtensor_array::{Array, HostBuffer, HostCopy};
 use dtensor_array::{DType, Meta};
 
 /// Locks the library. Every call into it holds this lock.
@@ -316,12 +316,12 @@ impl Span {
 #[derive(Debug)]
 pub(super) struct ReceiveBuffer {
     pub(super) span: Span,
-    memory: HostRoom,
+    memory: HostBuffer,
 }
 
 impl ReceiveBuffer {
     pub(super) fn new(meta: &Meta) -> Result<Self> {
-        let mut memory = HostRoom::new(meta)?;
+        let mut memory = HostBuffer::new(meta)?;
         let span = Span::new(memory.as_mut_ptr().cast(), meta.shape.numel(), meta.dtype);
         Ok(ReceiveBuffer { span, memory })
     }

@@ -12,12 +12,12 @@ use super::node::is_additive;
 use super::region::{Recomputed, Region};
 use super::saved::{Saved, SavedValues};
 use super::{Backward, Leaf, Link, Moment, Node};
-use crate::comm::{Running, Site, within_module};
+use crate::comm::{RunningModule, Site, within_module};
 use crate::dispatch::autocast_off;
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result, Tensor};
-use dtensor_array::origin::on_behalf_of;
+use dtensor_array::origin::with_caller_line;
 
 /// Options of a backward pass: [`Tensor::backward_with`] and [`grad`].
 ///
@@ -170,7 +170,7 @@ struct LeafGradient {
     /// One sum per layout, so that each layout is redistributed to that of the leaf only once.
     grads: SmallVec<[Tensor; 1]>,
     /// The module that used the leaf.
-    module: Option<&'static Running>,
+    module: Option<&'static RunningModule>,
 }
 
 impl LeafGradient {
@@ -266,7 +266,7 @@ impl Pass {
                 no_grad(|| self.walk(output, options))
             }
         };
-        in_phase(Phase::Backward, || autocast_off(|| on_behalf_of(at, &mut walk)))
+        in_phase(Phase::Backward, || autocast_off(|| with_caller_line(at, &mut walk)))
     }
 
     fn walk(&mut self, output: &Tensor, options: &BackwardOptions) -> Result<()> {
@@ -306,7 +306,7 @@ impl Pass {
             }
             self.recomputed.retain(|(region, _)| region.began() <= node.moment);
             let cx = Backward::new(&node, self.take_saved(&node, self.retain)?, &grads);
-            let inputs = within_module(node.module, || on_behalf_of(node.at, || node.op.gradient(&cx)))?;
+            let inputs = within_module(node.module, || with_caller_line(node.at, || node.op.gradient(&cx)))?;
             drop(cx);
             drop(grads);
             self.check(&node, &inputs)?;
@@ -401,7 +401,7 @@ impl Pass {
     }
 
     /// Adds a gradient, computed by an operator of this module, to those that reached this link before.
-    fn accept(&mut self, link: &Link, grad: Tensor, module: Option<&'static Running>) -> Result<()> {
+    fn accept(&mut self, link: &Link, grad: Tensor, module: Option<&'static RunningModule>) -> Result<()> {
         match link {
             Link::None => Ok(()),
             Link::Leaf(leaf) => {

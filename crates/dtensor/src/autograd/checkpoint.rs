@@ -87,7 +87,7 @@ mod tests {
 
     use super::*;
     use crate::autograd::{Phase, phase};
-    use crate::comm::{Running, running_module, within_module};
+    use crate::comm::{RunningModule, running_module, within_module};
 
     #[test]
     fn recomputation_has_its_own_phase_and_the_module_of_the_first_run() {
@@ -99,10 +99,10 @@ mod tests {
             x.exp()
         };
         let inner = body.clone();
-        let y = within_module(Some(Running::of("Outer.inner", "Inner", None)), || {
+        let y = within_module(Some(RunningModule::of("Outer.inner", "Inner", None)), || {
             checkpoint(&x, move |x| checkpoint(&body(x)?, inner.clone())).unwrap()
         });
-        within_module(Some(Running::of("Elsewhere", "Elsewhere", None)), || y.backward().unwrap());
+        within_module(Some(RunningModule::of("Elsewhere", "Elsewhere", None)), || y.backward().unwrap());
         let [first, again] = [Phase::Forward, Phase::Recomputation].map(|phase| (phase, Some("Outer.inner")));
         assert_eq!(*seen.lock(), [first, first, again, again, again]);
         assert_eq!((phase(), running_module().map(|module| module.path)), (Phase::Forward, None));

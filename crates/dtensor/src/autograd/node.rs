@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::region::{Region, add_to_region, in_region};
 use super::saved::{Saved, SavedValues, Saves};
-use crate::comm::{Running, Site, running_module};
+use crate::comm::{RunningModule, Site, running_module};
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::ops::Op;
@@ -161,7 +161,7 @@ pub(crate) struct Node<O: Recorded + ?Sized = dyn Recorded> {
     /// The user's line that applied the operator.
     pub(crate) at: &'static Location<'static>,
     /// The module that was running. Known only while a listener tracks modules.
-    pub(crate) module: Option<&'static Running>,
+    pub(crate) module: Option<&'static RunningModule>,
     pub(crate) edges: SmallVec<[Link; 2]>,
     pub(crate) inputs: SmallVec<[Meta; 2]>,
     pub(crate) outputs: SmallVec<[Meta; 1]>,
@@ -307,7 +307,7 @@ impl<'a> Backward<'a> {
     /// Returns zeros with the shape, dtype and layout of the i-th input. Partial placements become replicated.
     pub fn zeros(&self, i: usize) -> Result<Tensor> {
         match self.layout(i) {
-            Some(layout) => Tensor::full_laid(&layout.without_partials(), self.input_meta(i), 0),
+            Some(layout) => Tensor::full_on(&layout.without_partials(), self.input_meta(i), 0),
             None => Tensor::zeros_for(self.input_meta(i), self.node.mesh()),
         }
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 
 use dtensor_array::mode;
 use dtensor_array::mode::Snapshot;
-use dtensor_array::origin::asked_by;
+use dtensor_array::origin::caller_line;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -23,7 +23,7 @@ use super::mode::{Phase, enable_grad, in_phase};
 use super::saved::{Saved, SavedValues};
 use super::signature::{Signature, check_same};
 use super::{Backward, Grads, Link, Moment, Node, Recorded, Saves};
-use crate::random::drawing_again;
+use crate::random::without_draw_check;
 use crate::{Error, Result, Tensor};
 
 const OP: &str = "checkpoint";
@@ -113,7 +113,7 @@ impl Region {
     #[track_caller]
     pub(super) fn run(inputs: &[&Tensor], body: Body) -> Result<Vec<Tensor>> {
         let metas = inputs.iter().map(|x| x.meta()).collect();
-        let at = asked_by(Location::caller());
+        let at = caller_line(Location::caller());
         let entry = Node::record(Entry, inputs, metas, &[], SmallVec::new(), at, None);
         let region = Arc::new(Region {
             body,
@@ -139,7 +139,7 @@ impl Region {
         let inputs = inputs.ok_or_else(missing_inputs)?;
         let recomputed = Arc::default();
         let outputs = self.modes.within(|| {
-            drawing_again(|| {
+            without_draw_check(|| {
                 in_phase(Phase::Recomputation, || {
                     let scope = Scope::Recompute(Arc::clone(&recomputed));
                     enable_grad(|| within_scope(scope, || (self.body)(&inputs)))

@@ -7,7 +7,7 @@
 use std::panic::Location;
 
 use dtensor_array::mode;
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 use smallvec::SmallVec;
 
 use super::shapes;
@@ -98,7 +98,7 @@ pub(super) fn cast(
     }
     shapes(op, &cast_metas(op, inputs))?;
     let cast = || inputs.iter().zip(dtypes).map(|(x, dtype)| x.to_dtype(dtype)).collect::<Result<_>>();
-    on_behalf_of(asked_by(at), cast).map(Some)
+    with_caller_line(caller_line(at), cast).map(Some)
 }
 
 /// Returns the shapes and dtypes of the inputs as the operator will see them, after autocast.
@@ -120,7 +120,7 @@ fn target_dtypes(op: &dyn Op, inputs: &[&Tensor], low: DType) -> SmallVec<[DType
 
 /// Casts the input of a function that is made of several operators, as if the function were one operator.
 #[track_caller]
-pub(crate) fn prepared(x: &Tensor, precision: Precision) -> Result<Tensor> {
+pub(crate) fn cast_input(x: &Tensor, precision: Precision) -> Result<Tensor> {
     match autocast_dtype() {
         Some(low) => x.to_dtype(precision.target_dtypes(&[InputType::of(x)], low)[0]),
         None => Ok(x.clone()),

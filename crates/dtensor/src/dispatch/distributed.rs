@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 use smallvec::SmallVec;
 
 use super::listen::OPERATORS;
@@ -17,7 +17,7 @@ use crate::comm::{Collective, Site};
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::ops::{Arrays, Here, Op, ROUNDS, Together};
-use crate::tensor::{Part, Value};
+use crate::tensor::{LocalTensor, Value};
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::{Device, Meta};
@@ -35,13 +35,13 @@ pub(super) fn run<O: Op>(
     if inputs.iter().all(|x| x.mesh().is_some_and(|other| other.is_handle_of(mesh))) {
         return run_on(mesh, op, inputs, at, outputs);
     }
-    let inputs = on_behalf_of(asked_by(at), || on_one_mesh(mesh, op.name(), inputs))?;
+    let inputs = with_caller_line(caller_line(at), || on_one_mesh(mesh, op.name(), inputs))?;
     run_on(mesh, op, &inputs.iter().collect::<SmallVec<[&Tensor; 4]>>(), at, outputs)
 }
 
 /// Returns an error if tensors are on different meshes, or if distributed and local tensors are mixed.
 #[cold]
-pub(crate) fn one_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
+pub(crate) fn check_same_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
     let Some(mesh) = inputs.iter().find_map(|x| x.mesh()) else { return Ok(()) };
     for (i, x) in inputs.iter().enumerate() {
         match x.mesh() {
@@ -74,14 +74,14 @@ pub(crate) fn one_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
 /// [`implicit_replication`](super::implicit_replication).
 #[cold]
 fn on_one_mesh(mesh: &DeviceMesh, op: &'static str, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 4]>> {
-    one_mesh(op, inputs)?;
+    check_same_mesh(op, inputs)?;
     let on_mesh = |x: &&Tensor| match x.layout() {
         Some(layout) => {
             let layout = Some(layout.on(mesh));
             Ok(x.with_value(Value { layout, ..x.value().clone() }))
         }
         None if x.requires_grad() || mesh.coordinate().is_none() => Tensor::from_local(x, mesh, ()),
-        None => Ok(Tensor::laid(x.value().part.clone(), Layout::everywhere(mesh, &x.shape()))),
+        None => Ok(Tensor::from_shard(x.value().part.clone(), Layout::replicated_on(mesh, &x.shape()))),
     };
     inputs.iter().map(on_mesh).collect()
 }
@@ -189,7 +189,7 @@ fn redistribute_inputs(
 
 /// The call site of implicit communication: the user's line, and the operator that communicates.
 fn implicit_site(op: &dyn Op, at: &'static Location<'static>) -> Site {
-    Site { operator: Some(op.name().into()), ..Site::of(asked_by(at)) }
+    Site { operator: Some(op.name().into()), ..Site::of(caller_line(at)) }
 }
 
 /// Prints a warning about implicit communication, or returns an error, as [`ImplicitCommunication`] says.
@@ -247,7 +247,7 @@ fn run_kernel(
     }
     let mut locals: SmallVec<[&Array; 4]> = SmallVec::new();
     for x in inputs {
-        locals.push(x.part(op.name())?);
+        locals.push(x.local_array(op.name())?);
     }
     let here = Here::on_mesh(mesh, &decision.inputs, &decision.shards, &decision.specs, &decision.out_specs);
     let values = if decision.merged.is_empty() {
@@ -257,7 +257,9 @@ fn run_kernel(
     };
     check_outputs(op, &decision.shards, &values)?;
     for (value, spec) in values.into_iter().zip(&decision.out_specs) {
-        evaluation.values.push(Value { part: Part::Array(value), layout: Some(Layout::with(mesh, spec)) });
+        evaluation
+            .values
+            .push(Value { part: LocalTensor::Array(value), layout: Some(Layout::with(mesh, spec)) });
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 use std::panic::Location;
 
 use dtensor_array::listeners;
-use dtensor_array::origin::asked_by;
+use dtensor_array::origin::caller_line;
 
 use crate::autograd::Link;
 use crate::ops::Op;
@@ -41,7 +41,7 @@ pub(super) fn notify(
     at: &'static Location<'static>,
 ) {
     let outputs: Vec<Tensor> = outputs.iter().map(|value| Tensor::new(value.clone(), Link::None)).collect();
-    let event = OperatorEvent { name, op, inputs, outputs: &outputs, moved, at: asked_by(at) };
+    let event = OperatorEvent { name, op, inputs, outputs: &outputs, moved, at: caller_line(at) };
     OPERATORS.each(|listener| listener(&event));
 }
 

@@ -14,21 +14,21 @@ mod mode;
 use std::panic::Location;
 use std::sync::Arc;
 
-use dtensor_array::origin::asked_by;
+use dtensor_array::origin::caller_line;
 use smallvec::SmallVec;
 
 use crate::autograd::{Link, Node, Recorded, grad_enabled};
 use crate::layout::Layout;
 use crate::ops::{Arrays, Here, Metas, Op};
-use crate::tensor::{Part, Value};
+use crate::tensor::{LocalTensor, Value};
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::{Device, Meta};
 use dtensor_layout::Decision;
 
 pub use autocast::{autocast, autocast_dtype, autocast_off};
-pub(crate) use autocast::{cast_metas, prepared};
-pub(crate) use distributed::{AsOperator, one_mesh};
+pub(crate) use autocast::{cast_input, cast_metas};
+pub(crate) use distributed::{AsOperator, check_same_mesh};
 pub(crate) use listen::{OPERATORS, OperatorEvent};
 pub(crate) use mode::allow_merging;
 pub use mode::{ImplicitCommunication, explicit_communication, implicit_replication};
@@ -122,7 +122,7 @@ fn dispatch<O: Op>(
 #[cold]
 pub(crate) fn locate(error: Error, inputs: &[&Tensor], at: &'static Location<'static>) -> Error {
     let notes: Vec<String> = inputs.iter().enumerate().filter_map(|(i, x)| local_shard(i, x)).collect();
-    error.at(asked_by(at), (!notes.is_empty()).then(|| notes.join("; ")))
+    error.at(caller_line(at), (!notes.is_empty()).then(|| notes.join("; ")))
 }
 
 /// Describes a local operand that was computed from the shard of a distributed tensor, if the graph knows of one close by.
@@ -176,7 +176,7 @@ pub(crate) fn record<R: Recorded>(op: R, x: &Tensor, value: Value) -> Tensor {
     let link = if needs_gradient(&[x]) {
         let (inputs, outputs) = (SmallVec::from_elem(x.meta(), 1), SmallVec::from_elem(value.meta(), 1));
         let values = std::slice::from_ref(&value);
-        Link::Node(Node::record(op, &[x], inputs, values, outputs, asked_by(at), None), 0)
+        Link::Node(Node::record(op, &[x], inputs, values, outputs, caller_line(at), None), 0)
     } else {
         Link::None
     };
@@ -211,12 +211,12 @@ impl Evaluation {
         }
         let mut locals: SmallVec<[&Array; 4]> = SmallVec::new();
         for x in inputs {
-            locals.push(x.part(op.name())?);
+            locals.push(x.local_array(op.name())?);
         }
         let values = op.kernel(&locals, &Here::alone(&self.inputs, &self.outputs))?;
         check_outputs(op, &self.outputs, &values)?;
         for value in values {
-            self.values.push(Value::plain(Part::Array(value)));
+            self.values.push(Value::plain(LocalTensor::Array(value)));
         }
         self.notify(op, inputs, &[], at);
         Ok(())
@@ -242,7 +242,7 @@ impl Evaluation {
         check_all_meta(op, &self.inputs)?;
         for meta in &mut self.outputs {
             meta.device = Device::Meta;
-            self.values.push(Value::plain(Part::of_meta(meta.shape.clone(), meta.dtype)));
+            self.values.push(Value::plain(LocalTensor::of_meta(meta.shape.clone(), meta.dtype)));
         }
         Ok(())
     }
@@ -265,7 +265,7 @@ impl Evaluation {
             None => (self.inputs, self.outputs),
         };
         let floats: SmallVec<[bool; 4]> = out.iter().map(|meta| meta.dtype.is_float()).collect();
-        let node = Node::record(op, inputs, metas, &self.values, out, asked_by(at), decision);
+        let node = Node::record(op, inputs, metas, &self.values, out, caller_line(at), decision);
         for (i, value) in self.values.into_iter().enumerate() {
             let link = if floats[i] { Link::Node(node.clone(), i) } else { Link::None };
             outputs.push(Tensor::new(value, link));

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::execute::copy_ranges;
 use crate::comm::{ReduceOp, Site};
 use crate::layout::Layout;
-use crate::mesh::{DeviceMesh, chosen};
+use crate::mesh::{DeviceMesh, mesh_or_active};
 use crate::{Error, Result, Tensor};
 use dtensor_array::kernels::copy::NOTHING;
 use dtensor_layout::{Partial, Placements, Ranges, chunk_of_each};
@@ -70,7 +70,7 @@ pub fn distribute_tensor_from<'a>(
     source: Option<usize>,
 ) -> Result<Tensor> {
     const OP: &str = "distribute_tensor";
-    let mesh = chosen(OP, mesh.into())?;
+    let mesh = mesh_or_active(OP, mesh.into())?;
     if !tensor.is_leaf() {
         let message = "distribute_tensor should be used to distribute leaf tensors, but this one is the result of an \
                        operator; `detach` it, or use `Tensor::from_local` and `redistribute`, which pass gradients on";
@@ -101,7 +101,7 @@ pub fn distribute_tensor_from<'a>(
     }
     let distributed = match (mesh.coordinate().filter(|_| !tensor.is_meta()), source) {
         // A meta tensor and a rank outside the mesh have no values to send.
-        (None, _) => Tensor::full_laid(&layout, &tensor.meta(), 0)?,
+        (None, _) => Tensor::full_on(&layout, &tensor.meta(), 0)?,
         (Some(at), Some(source)) => {
             let shard = scatter_from(&tensor.detach(), &mesh, &layout, at, source)?;
             if shard.dims() != &layout.local_shape()[..] || shard.dtype() != tensor.dtype() {
@@ -120,7 +120,7 @@ pub fn distribute_tensor_from<'a>(
         (Some(_), None) => {
             let plan = layout.replicated().plan_to(&layout, tensor.dtype())?;
             let part = tensor.value().part.redistribute(&plan, &layout, false, &Site::caller())?;
-            Tensor::laid(part, layout)
+            Tensor::from_shard(part, layout)
         }
     };
     distributed.requires_grad_(tensor.requires_grad())
@@ -150,13 +150,13 @@ fn scatter_from(
         }
         // These ranks get the values along a later mesh dim. Until then they only follow the shape.
         if at[dim + 1..].iter().any(|&at| at != source) {
-            if let Some((tensor_dim, split)) = placement.cut() {
+            if let Some((tensor_dim, split)) = placement.sharded_dim() {
                 x = copy_chunk(&x, tensor_dim, split, mesh.shape()[dim], at[dim])?;
             }
             continue;
         }
         let group = mesh.group(dim)?;
-        x = match placement.cut() {
+        x = match placement.sharded_dim() {
             None => group.broadcast_shard(&x, source, &global)?,
             Some((tensor_dim, split)) => {
                 let n = mesh.shape()[dim];

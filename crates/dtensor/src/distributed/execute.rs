@@ -8,21 +8,27 @@ use dtensor_layout::{Action, Plan, Transfer};
 use crate::comm::{Collective, Site};
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
-use crate::tensor::Part;
+use crate::tensor::LocalTensor;
 use crate::{Error, Result};
 
-impl Part {
+impl LocalTensor {
     /// Redistributes this rank's shard by a plan that ends in the layout `to`. `grad` is true if a gradient will be redistributed
     /// back; `at` is the line that asked.
-    pub(crate) fn redistribute(&self, plan: &Plan, to: &Layout, grad: bool, at: &Site) -> Result<Part> {
-        let Part::Array(array) = self else {
-            return Ok(Part::of_meta(to.local_shape().clone(), self.meta().dtype));
+    pub(crate) fn redistribute(
+        &self,
+        plan: &Plan,
+        to: &Layout,
+        grad: bool,
+        at: &Site,
+    ) -> Result<LocalTensor> {
+        let LocalTensor::Array(array) = self else {
+            return Ok(LocalTensor::of_meta(to.local_shape().clone(), self.meta().dtype));
         };
         let mut array = array.clone();
         for action in plan.steps().iter().flat_map(|step| step.actions()) {
             array = run_action(action, to.mesh(), array, grad, at)?;
         }
-        Ok(Part::Array(array))
+        Ok(LocalTensor::Array(array))
     }
 }
 

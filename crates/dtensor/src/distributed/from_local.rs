@@ -9,7 +9,7 @@ use crate::autograd::{Backward, Grads, Recorded, Saves};
 use crate::comm::{ReduceOp, Site};
 use crate::dispatch::record;
 use crate::layout::Layout;
-use crate::mesh::{DeviceMesh, chosen};
+use crate::mesh::{DeviceMesh, mesh_or_active};
 use crate::tensor::Value;
 use crate::{Error, Result, Tensor};
 use dtensor_array::{Meta, Shape};
@@ -51,7 +51,7 @@ pub struct FromLocal {
 
 /// The description of a local tensor that ranks exchange and compare.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Told {
+pub(crate) struct ShardInfo {
     meta: Meta,
     requires_grad: bool,
     /// The global shape passed by the caller.
@@ -59,10 +59,10 @@ pub(crate) struct Told {
     placements: String,
 }
 
-impl Told {
+impl ShardInfo {
     /// Describes this rank's local tensor.
     pub(crate) fn of(local: &Tensor, placements: &Placements, global: Option<&Shape>) -> Self {
-        Told {
+        ShardInfo {
             meta: local.meta(),
             requires_grad: local.requires_grad(),
             global: global.cloned(),
@@ -145,7 +145,7 @@ impl Recorded for FromLocalNode {
 impl Tensor {
     /// Reinterprets this rank's local value as its shard of a tensor in `layout`, without recording.
     pub(crate) fn on_layout(&self, layout: Layout) -> Tensor {
-        Tensor::laid(self.value().part.clone(), layout)
+        Tensor::from_shard(self.value().part.clone(), layout)
     }
 
     /// Makes a distributed tensor from the local tensor of each rank, which becomes its shard. No data moves.
@@ -191,7 +191,7 @@ impl Tensor {
         placements: impl Into<Placements>,
         options: FromLocal,
     ) -> Result<Tensor> {
-        let mesh = chosen(OP, mesh.into())?;
+        let mesh = mesh_or_active(OP, mesh.into())?;
         if local.is_distributed() {
             let message = "local_tensor argument only accepts local tensors, but this one is distributed";
             return Err(Error::argument(OP, message));
@@ -199,27 +199,27 @@ impl Tensor {
         let placements = placements.into();
         // Exchange before any check, so that an error on one rank is an error on all.
         let told = if options.run_check || options.uneven {
-            tell(&mesh, &Told::of(local, &placements, options.shape.as_ref()))?
+            tell(&mesh, &ShardInfo::of(local, &placements, options.shape.as_ref()))?
         } else {
             Vec::new()
         };
-        Tensor::joined(local, mesh, placements, options, &told)
+        Tensor::from_shards(local, mesh, placements, options, &told)
     }
 
     /// The rest of [`from_local_with`](Tensor::from_local_with), after ranks have exchanged descriptions of their local tensors.
     #[track_caller]
-    pub(crate) fn joined(
+    pub(crate) fn from_shards(
         local: &Tensor,
         mesh: DeviceMesh,
         placements: Placements,
         options: FromLocal,
-        told: &[Told],
+        told: &[ShardInfo],
     ) -> Result<Tensor> {
         let at = Site::caller();
         let ndim = options.shape.as_ref().map_or(local.ndim(), |shape| shape.ndim());
         let placements = placements.checked(OP, mesh.ndim(), ndim)?;
         // If no mesh dim shards the tensor, all local tensors have the same shape.
-        let uneven = options.uneven && placements.iter().any(|p| p.cut().is_some());
+        let uneven = options.uneven && placements.iter().any(|p| p.sharded_dim().is_some());
         let shape = match options.shape {
             Some(shape) => shape,
             None if !uneven => global_shape_of_even(local, &mesh, &placements),
@@ -237,12 +237,12 @@ impl Tensor {
             check_consistent(told, &layout)?;
         }
         let grad = match options.grad_placements {
-            Some(placements) => Some(layout.of_gradient(OP, placements)?),
+            Some(placements) => Some(layout.for_gradient(OP, placements)?),
             None => None,
         };
         let mut shard = local.detach();
         if mesh.coordinate().is_none() {
-            shard = Tensor::full_laid(&layout, &local.meta(), 0)?;
+            shard = Tensor::full_on(&layout, &local.meta(), 0)?;
         } else if local.dims() != &layout.local_shape()[..] {
             let message = format!(
                 "a tensor {layout} has a shard of shape {} on this rank, but the one given has shape {}",
@@ -274,7 +274,7 @@ pub(crate) fn tell<T: Serialize + DeserializeOwned>(mesh: &DeviceMesh, mine: &T)
 fn global_shape_of_even(local: &Tensor, mesh: &DeviceMesh, placements: &PlacementList) -> Shape {
     let mut shape = local.shape();
     for (placement, size) in placements.iter().zip(mesh.shape()) {
-        if let Some((dim, _)) = placement.cut() {
+        if let Some((dim, _)) = placement.sharded_dim() {
             shape = shape.with_dim(dim, shape[dim].saturating_mul(*size));
         }
     }
@@ -282,12 +282,13 @@ fn global_shape_of_even(local: &Tensor, mesh: &DeviceMesh, placements: &Placemen
 }
 
 /// Returns the global shape, given the shards of all ranks.
-fn global_shape_of_uneven(told: &[Told], mesh: &DeviceMesh, placements: &PlacementList) -> Shape {
+fn global_shape_of_uneven(told: &[ShardInfo], mesh: &DeviceMesh, placements: &PlacementList) -> Shape {
     let ndim = told.first().map_or(0, |told| told.meta.shape.ndim());
     (0..ndim)
         .map(|dim| {
             // Sums the sizes along the mesh dims that shard this dim, at coordinate 0 of all other mesh dims.
-            let shards = |mesh_dim: usize| placements[mesh_dim].cut().is_some_and(|(cut, _)| cut == dim);
+            let shards =
+                |mesh_dim: usize| placements[mesh_dim].sharded_dim().is_some_and(|(cut, _)| cut == dim);
             let mut sum = 0usize;
             for (i, told) in told.iter().enumerate() {
                 let at = unravel(i, mesh.shape());
@@ -301,15 +302,15 @@ fn global_shape_of_uneven(told: &[Told], mesh: &DeviceMesh, placements: &Placeme
 }
 
 /// Returns an error if the local tensors of the ranks disagree with each other or with the layout.
-fn check_consistent(told: &[Told], layout: &Layout) -> Result<()> {
+fn check_consistent(told: &[ShardInfo], layout: &Layout) -> Result<()> {
     let Some(first) = told.first() else { return Ok(()) };
     for (i, other) in told.iter().enumerate() {
         let rank = layout.mesh().ranks()[i];
         let (expected, _) = layout.shard_at(&unravel(i, layout.mesh().shape()));
         let shape = first.meta.shape.clone();
-        let same_shape = Told { meta: Meta { shape, ..other.meta.clone() }, ..other.clone() };
+        let same_shape = ShardInfo { meta: Meta { shape, ..other.meta.clone() }, ..other.clone() };
         if same_shape != *first {
-            let shown = |told: &Told| {
+            let shown = |told: &ShardInfo| {
                 let grad = if told.requires_grad { ", requires grad" } else { "" };
                 let global =
                     told.global.as_ref().map_or_else(String::new, |shape| format!(", global shape {shape}"));

@@ -9,5 +9,5 @@ mod to_local;
 
 pub use distribute::{distribute_tensor, distribute_tensor_from};
 pub use from_local::FromLocal;
-pub(crate) use from_local::{Told, tell};
+pub(crate) use from_local::{ShardInfo, tell};
 pub use redistribute::RedistributeOptions;

@@ -10,7 +10,7 @@ use crate::comm::Site;
 use crate::dispatch::record;
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
-use crate::tensor::{Part, Value};
+use crate::tensor::{LocalTensor, Value};
 use crate::{DType, Error, Result, Tensor};
 
 const OP: &str = "redistribute";
@@ -202,8 +202,8 @@ impl Tensor {
         let Value { part, layout } = self.value();
         let part = match part {
             _ if self.dtype() == dtype => part.clone(),
-            Part::Array(local) => Part::Array(cast::cast(local, dtype)?),
-            Part::Meta(meta) => Part::of_meta(meta.shape.clone(), dtype),
+            LocalTensor::Array(local) => LocalTensor::Array(cast::cast(local, dtype)?),
+            LocalTensor::Meta(meta) => LocalTensor::of_meta(meta.shape.clone(), dtype),
         };
         Ok(Value { part, layout: layout.clone() })
     }
@@ -229,7 +229,7 @@ mod tests {
         let mesh = DeviceMesh::new(&World::simulated(2, 1).unwrap(), [2], "tp").unwrap();
         let x = sharded::ones([4, 2], DType::F32, &mesh, [Shard(0)]).unwrap();
         let same = x.redistribute([Shard(-2)]).unwrap();
-        let address = |x: &Tensor| x.part("test").unwrap().copy_to_host_memory().unwrap().as_ptr();
+        let address = |x: &Tensor| x.local_array("test").unwrap().copy_to_host_memory().unwrap().as_ptr();
         assert_eq!(address(&x), address(&same));
         let placements = same.placements();
         assert_eq!(placements[..], [Shard(0)]);

@@ -11,7 +11,7 @@
 
 use crate::comm::Site;
 use crate::layout::Layout;
-use crate::mesh::{DeviceMesh, chosen};
+use crate::mesh::{DeviceMesh, mesh_or_active};
 use crate::random::{Distribution, distributions, lend};
 use crate::tensor::default_device;
 use crate::{DType, Error, Generator, Result, Tensor};
@@ -268,7 +268,7 @@ pub fn arange<'a>(
     placements: impl Into<Placements>,
 ) -> Result<Tensor> {
     const OP: &str = "arange";
-    let (mesh, placements) = (chosen(OP, mesh.into())?, placements.into());
+    let (mesh, placements) = (mesh_or_active(OP, mesh.into())?, placements.into());
     // The number of elements, and so the layout, is known only after the arguments have been checked.
     let mut layout = None;
     let shard = Tensor::arange_window(start.into(), end.into(), step.into(), dtype, |n| {
@@ -298,7 +298,7 @@ pub(crate) fn parts(layout: &Layout, make: impl FnOnce(&Window) -> Result<Tensor
 /// Creates a tensor of this layout, filled with one value.
 fn fill(layout: &Layout, value: impl Into<Scalar>, dtype: DType) -> Result<Tensor> {
     let meta = Meta { shape: layout.shape().clone(), dtype, device: default_device() };
-    Tensor::full_laid(layout, &meta, value)
+    Tensor::full_on(layout, &meta, value)
 }
 
 /// Creates a tensor with `make` in the layout without partial placements, then redistributes it to the requested one.
@@ -310,6 +310,6 @@ fn create(
     placements: Placements,
     make: impl FnOnce(&Layout) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let layout = Layout::checked(op, &chosen(op, mesh)?, placements, shape)?;
+    let layout = Layout::checked(op, &mesh_or_active(op, mesh)?, placements, shape)?;
     make(&layout.without_partials())?.redistribute_to(&layout, &Site::caller())
 }

@@ -88,7 +88,7 @@ impl Tensor {
     pub fn to_local_with(&self, grad_placements: impl Into<Placements>) -> Result<Tensor> {
         const OP: &str = "to_local";
         let layout = self.expect_layout(OP)?.clone();
-        let grad = layout.of_gradient(OP, grad_placements.into())?;
+        let grad = layout.for_gradient(OP, grad_placements.into())?;
         Ok(self.record_to_local(layout, Some(grad)))
     }
 
@@ -126,7 +126,7 @@ impl Tensor {
     pub fn full_tensor_with(&self, grad_placements: impl Into<Placements>) -> Result<Tensor> {
         const OP: &str = "full_tensor";
         let layout = self.expect_layout(OP)?.replicated();
-        let grad = layout.of_gradient(OP, grad_placements.into())?;
+        let grad = layout.for_gradient(OP, grad_placements.into())?;
         Ok(self.redistribute_to(&layout, &Site::caller())?.record_to_local(layout, Some(grad)))
     }
 }

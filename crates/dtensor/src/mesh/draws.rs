@@ -10,13 +10,13 @@ use std::thread::{self, ThreadId};
 use parking_lot::Mutex;
 
 use super::DeviceMesh;
-use crate::comm::{Drawn, Group};
+use crate::comm::{DrawRecord, Group};
 
 /// The draws of tensors on meshes that share groups, by the thread that created the meshes.
 pub(super) struct Draws {
     thread: ThreadId,
     /// The draws by the ascending ranks of the mesh. The map is ordered, so all ranks combine draws in the same order.
-    by_ranks: Mutex<BTreeMap<Arc<[usize]>, Drawn>>,
+    by_ranks: Mutex<BTreeMap<Arc<[usize]>, DrawRecord>>,
 }
 
 impl Draws {
@@ -34,8 +34,8 @@ impl Draws {
         if self.is_own_thread() {
             let by_ranks = self.by_ranks.lock();
             let common = by_ranks.iter().filter(|(ranks, _)| contains_all(ranks, group.ranks()));
-            let drawn = common.fold(Drawn::default(), |drawn, (_, &more)| drawn.then(more));
-            group.note_draws(|before| before.then(drawn));
+            let drawn = common.fold(DrawRecord::default(), |drawn, (_, &more)| drawn.then(more));
+            group.update_draws(|before| before.then(drawn));
         }
     }
 }
@@ -73,7 +73,7 @@ impl DeviceMesh {
         if self.coordinate().is_some() && draws.is_own_thread() {
             let all = self.ascending_ranks();
             draws.by_ranks.lock().retain(|ranks, _| !contains_all(all, ranks));
-            self.update_groups(|_| Drawn::default());
+            self.update_groups(|_| DrawRecord::default());
         }
     }
 
@@ -86,7 +86,7 @@ impl DeviceMesh {
     }
 
     /// Updates the recorded draws of all groups whose members are all in this mesh.
-    fn update_groups(&self, change: impl Fn(Drawn) -> Drawn) {
+    fn update_groups(&self, change: impl Fn(DrawRecord) -> DrawRecord) {
         let known = self.0.shared.groups.lock();
         let mut inner = self.0.sharding.inner_groups.groups.lock();
         // Groups are never removed, so an equal count means that the cache is current.
@@ -95,6 +95,6 @@ impl DeviceMesh {
             let groups = known.values().filter(|group| contains_all(all, group.ranks()));
             *inner = (known.len(), groups.cloned().collect());
         }
-        inner.1.iter().for_each(|group| group.note_draws(&change));
+        inner.1.iter().for_each(|group| group.update_draws(&change));
     }
 }

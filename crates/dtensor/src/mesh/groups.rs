@@ -17,7 +17,7 @@ impl DeviceMesh {
             return self.group(*dim).cloned();
         }
         if self.coordinate().is_none() {
-            return Err(self.outside("group"));
+            return Err(self.not_in_mesh_error("group"));
         }
         let name = dims.iter().map(|&dim| self.name_of(dim)).collect::<Vec<_>>().join("×");
         self.0.shared.group(&self.topology().line(dims), &name, at)

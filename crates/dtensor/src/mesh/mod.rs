@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 
 use draws::{Draws, InnerGroups};
 use origin::Origin;
-pub(crate) use scope::chosen;
+pub(crate) use scope::mesh_or_active;
 pub use scope::use_mesh;
 use sharding::Sharding;
 
@@ -310,13 +310,13 @@ impl DeviceMesh {
     /// Returns this rank's coordinate along one dim; `()` stands for the only dim.
     pub fn local_rank<'a>(&self, dim: impl Into<MeshDim<'a>>) -> Result<usize> {
         let dim = self.dim("local_rank", dim)?;
-        self.coordinate().map(|at| at[dim]).ok_or_else(|| self.outside("local_rank"))
+        self.coordinate().map(|at| at[dim]).ok_or_else(|| self.not_in_mesh_error("local_rank"))
     }
 
     /// Returns this rank's group along one dim; `()` stands for the only dim.
     pub fn group<'a>(&self, dim: impl Into<MeshDim<'a>>) -> Result<&Group> {
         let dim = self.dim("group", dim)?;
-        self.0.groups.get(dim).ok_or_else(|| self.outside("group"))
+        self.0.groups.get(dim).ok_or_else(|| self.not_in_mesh_error("group"))
     }
 
     /// Returns this rank's groups, one per dim; empty if it is outside the mesh.
@@ -345,7 +345,7 @@ impl DeviceMesh {
     }
 
     /// The error for a rank that is not in the mesh.
-    pub(crate) fn outside(&self, op: &'static str) -> Error {
+    pub(crate) fn not_in_mesh_error(&self, op: &'static str) -> Error {
         Error::argument(op, format!("rank {} is not in the mesh {self}", self.rank()))
     }
 
@@ -451,8 +451,8 @@ mod tests {
         let x = sharded::ones([4, 4], DType::F32, &mesh, [Shard(0)]).unwrap().requires_grad_(true).unwrap();
         x.mm(&x).unwrap().sum_all().unwrap().backward().unwrap();
         assert!(mesh.cache_stats().entries > 3);
-        let watched = Arc::downgrade(&mesh.0);
+        let with_module_listener = Arc::downgrade(&mesh.0);
         drop((mesh, x));
-        assert!(watched.upgrade().is_none());
+        assert!(with_module_listener.upgrade().is_none());
     }
 }

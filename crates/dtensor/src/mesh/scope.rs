@@ -28,7 +28,7 @@ pub fn use_mesh<R>(mesh: &DeviceMesh, body: impl FnOnce() -> R) -> R {
 }
 
 /// Returns the mesh given, or that of the innermost [`use_mesh`] scope, or an error if there is none.
-pub(crate) fn chosen(op: &'static str, given: Option<&DeviceMesh>) -> Result<DeviceMesh> {
+pub(crate) fn mesh_or_active(op: &'static str, given: Option<&DeviceMesh>) -> Result<DeviceMesh> {
     given.cloned().or_else(|| ACTIVE.get()).ok_or_else(|| {
         Error::argument(op, "no device mesh is currently active: pass one, or call this inside `use_mesh`")
     })

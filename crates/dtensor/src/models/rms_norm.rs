@@ -31,7 +31,7 @@ pub struct RMSNormPython {
 impl RMSNormPython {
     /// Over a last dim of this size; 1e-6 is added to the mean square.
     pub fn new(dim: usize) -> Result<Self> {
-        let weight = Parameter::drawn([dim], Tensor::ones_like)?;
+        let weight = Parameter::with_init([dim], Tensor::ones_like)?;
         Ok(RMSNormPython { weight, eps: 1e-6, base: Base::new() })
     }
 

@@ -9,7 +9,7 @@ use super::base::Hooks;
 use super::track::{MODULES, RunningGuard, name_module};
 use super::{Base, Module};
 use crate::{Error, Result};
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 
 /// A call of a module that has hooks or listeners.
 pub struct HookedCall<'m> {
@@ -28,7 +28,7 @@ pub fn begin_call<M: Module>(module: &M) -> Option<HookedCall<'_>> {
     Some(HookedCall {
         module,
         hooks: module.base().and_then(Base::hooks).unwrap_or_default(),
-        at: asked_by(Location::caller()),
+        at: caller_line(Location::caller()),
         _running: RunningGuard::enter(module),
     })
 }
@@ -38,7 +38,7 @@ impl HookedCall<'_> {
     pub fn before(&self, mut inputs: Inputs) -> Result<Inputs> {
         let expected = inputs.len();
         for (_, hook) in &self.hooks.before {
-            inputs = on_behalf_of(self.at, || hook(self.module, inputs))?;
+            inputs = with_caller_line(self.at, || hook(self.module, inputs))?;
             if inputs.len() != expected {
                 let message = format!(
                     "a forward pre-hook returned {} inputs, but forward of `{}` takes {expected}",
@@ -53,7 +53,7 @@ impl HookedCall<'_> {
 
     fn after(&self, inputs: &Inputs, outputs: Outputs) -> Result<Outputs> {
         let run = |outputs, (_, hook): &(u64, super::Hook)| {
-            on_behalf_of(self.at, || hook(self.module, inputs, outputs))
+            with_caller_line(self.at, || hook(self.module, inputs, outputs))
         };
         self.hooks.after.iter().try_fold(outputs, run)
     }

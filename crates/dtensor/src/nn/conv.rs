@@ -25,8 +25,8 @@ fn init_parameters(
     let fan_in = shape[1..].iter().product::<usize>();
     let bound = if fan_in > 0 { 1.0 / (fan_in as f64).sqrt() } else { 0.0 };
     let uniform = move |like: &Tensor| like.uniform_like(-bound, bound);
-    let weight = Parameter::drawn(shape, uniform)?;
-    Ok((weight, if bias { Some(Parameter::drawn([outputs], uniform)?) } else { None }))
+    let weight = Parameter::with_init(shape, uniform)?;
+    Ok((weight, if bias { Some(Parameter::with_init([outputs], uniform)?) } else { None }))
 }
 
 /// A 1-d [convolution](Tensor::conv1d) of `[batch, inputs, length]`.

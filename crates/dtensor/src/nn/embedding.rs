@@ -29,7 +29,7 @@ impl Embedding {
     /// Creates a table of `rows` rows of `size` elements, drawn from the standard normal distribution with this
     /// thread's generator.
     pub fn new(rows: usize, size: usize) -> Result<Self> {
-        let weight = Parameter::drawn([rows, size], Tensor::randn_like)?;
+        let weight = Parameter::with_init([rows, size], Tensor::randn_like)?;
         Ok(Embedding { weight, padding: None, base: Base::new() })
     }
 
@@ -48,7 +48,7 @@ impl Embedding {
     /// ```
     pub fn padded(rows: usize, size: usize, padding: i64) -> Result<Self> {
         let padding = padding_row("Embedding", rows, padding)?;
-        let weight = Parameter::drawn([rows, size], move |like| {
+        let weight = Parameter::with_init([rows, size], move |like| {
             let is_padding = positions(like.size(0)?, like)?.eq(padding)?.unsqueeze(1)?;
             like.randn_like()?.masked_fill(&is_padding, 0.0)
         })?;

@@ -274,7 +274,7 @@ impl Init {
 
     /// Creates a tensor as [`like`](Init::like) does, on another device.
     fn create(&self, like: &Tensor, device: Device) -> Result<Tensor> {
-        let draw = |name, distribution| like.drawn_like(name, distribution, device);
+        let draw = |name, distribution| like.random_like(name, distribution, device);
         match self.0 {
             InitRule::Constant(value) => like.full_like_on(device, value),
             InitRule::Eye if like.ndim() != 2 => {
@@ -284,7 +284,7 @@ impl Init {
                 );
                 Err(Error::argument("eye", message))
             }
-            InitRule::Eye => like.parts_like(device, |window| Tensor::eye_window(like.dtype(), window)),
+            InitRule::Eye => like.windows_like(device, |window| Tensor::eye_window(like.dtype(), window)),
             InitRule::Random(name, distribution) => draw(name, distribution),
             InitRule::VarianceScaled(scaled) => {
                 let std = scaled.std(like.dims())?;

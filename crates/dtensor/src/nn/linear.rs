@@ -31,8 +31,8 @@ impl Linear {
         let bound = if inputs > 0 { 1.0 / (inputs as f64).sqrt() } else { 0.0 };
         let uniform = move |like: &Tensor| like.uniform_like(-bound, bound);
         Ok(Linear {
-            weight: Parameter::drawn([outputs, inputs], uniform)?,
-            bias: if bias { Some(Parameter::drawn([outputs], uniform)?) } else { None },
+            weight: Parameter::with_init([outputs, inputs], uniform)?,
+            bias: if bias { Some(Parameter::with_init([outputs], uniform)?) } else { None },
             heads: None,
             base: Base::new(),
         })

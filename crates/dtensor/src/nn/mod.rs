@@ -160,7 +160,7 @@ pub use parameter::Parameter;
 pub use sequential::Sequential;
 pub use state::{IncompatibleKeys, StateDict};
 pub(crate) use state::{fit_to, mismatch};
-pub(crate) use track::{Entered, watched};
+pub(crate) use track::{ModuleEntered, with_module_listener};
 pub(crate) use undo::all_or_nothing;
 pub use walk::Walk;
 

@@ -138,7 +138,7 @@ pub trait Module {
     fn register_parameter(&self, path: &str, value: &Tensor) -> Result<()> {
         self.get_parameter(path)?
             .replace(value)
-            .map_err(|error| error.about("register_parameter", format!("parameter `{path}`")))
+            .map_err(|error| error.with_context("register_parameter", format!("parameter `{path}`")))
     }
 
     /// Returns every buffer with its dotted path. A shared buffer is listed under its first path only.
@@ -212,7 +212,7 @@ pub trait Module {
         // Computes all values before setting any, so that nothing is changed if a rule fails.
         let mut values = Vec::new();
         for (path, parameter) in &all {
-            let about = |error: Error| error.about("reset_parameters", format!("parameter `{path}`"));
+            let about = |error: Error| error.with_context("reset_parameters", format!("parameter `{path}`"));
             values.push(parameter.initial_value().map_err(about)?);
         }
         for ((_, parameter), value) in all.iter().zip(values) {

@@ -35,8 +35,8 @@ impl LayerNorm {
     pub fn new(shape: impl Into<Shape>) -> Result<Self> {
         let shape = check_normalized_shape("LayerNorm", shape.into())?;
         Ok(LayerNorm {
-            weight: Some(Parameter::drawn(&shape, Tensor::ones_like)?),
-            bias: Some(Parameter::drawn(&shape, Tensor::zeros_like)?),
+            weight: Some(Parameter::with_init(&shape, Tensor::ones_like)?),
+            bias: Some(Parameter::with_init(&shape, Tensor::zeros_like)?),
             shape,
             eps: 1e-5,
             base: Base::new(),
@@ -106,7 +106,7 @@ impl RmsNorm {
     /// epsilon of the precision in which the norm is computed.
     pub fn new(shape: impl Into<Shape>) -> Result<Self> {
         let shape = check_normalized_shape("RmsNorm", shape.into())?;
-        let weight = Parameter::drawn(&shape, Tensor::ones_like)?;
+        let weight = Parameter::with_init(&shape, Tensor::ones_like)?;
         Ok(RmsNorm { weight: Some(weight), shape, eps: None, base: Base::new() })
     }
 

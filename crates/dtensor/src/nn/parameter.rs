@@ -68,7 +68,7 @@ impl Parameter {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn drawn(
+    pub fn with_init(
         shape: impl Into<Shape>,
         rule: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Result<Self> {

@@ -7,7 +7,7 @@ use super::walk::{Node, Walk};
 use super::{Buffer, Module, Parameter};
 use crate::comm::Site;
 use crate::{Error, Result, Tensor, distribute_tensor_from};
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 
 /// The values of a model's parameters and buffers, by dotted path.
 ///
@@ -89,7 +89,7 @@ pub(super) fn load<M: Module + ?Sized>(
     state: &StateDict,
     strict: bool,
 ) -> Result<IncompatibleKeys> {
-    let at = asked_by(Location::caller());
+    let at = caller_line(Location::caller());
     let entries = state_entries(module);
     let paths: HashSet<&String> = entries.iter().map(|(path, _)| path).collect();
     let missing = entries.iter().map(|(path, _)| path).filter(|path| !state.contains_key(*path));
@@ -116,7 +116,7 @@ pub(super) fn load<M: Module + ?Sized>(
         let message = format!("error(s) in loading state_dict for `{}`: {}", module.kind(), wrong.join("; "));
         return Err(Error::argument("load_state_dict", message));
     }
-    let fitted = on_behalf_of(at, || {
+    let fitted = with_caller_line(at, || {
         values
             .into_iter()
             .map(|(place, value, target)| Ok((place, fit_to(value, &target)?)))

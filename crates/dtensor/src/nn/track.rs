@@ -13,23 +13,26 @@ use dtensor_array::{Located, listeners};
 
 use super::Module;
 use super::walk::{Node, Walk};
-use crate::comm::{Running, running_module, set_running_module};
+use crate::comm::{RunningModule, running_module, set_running_module};
 use identity::{Identity, address_key};
 use names::NAMES;
 
 /// The event of a module that starts to run.
-pub(crate) struct Entered<'a> {
+pub(crate) struct ModuleEntered<'a> {
     pub(crate) module: &'a dyn Module,
-    pub(crate) running: &'static Running,
+    pub(crate) running: &'static RunningModule,
 }
 
 listeners! {
     /// Notified of every module that runs on this thread.
-    pub(crate) static MODULES: dyn Fn(&Entered<'_>);
+    pub(crate) static MODULES: dyn Fn(&ModuleEntered<'_>);
 }
 
 /// Runs `body` and notifies the listener of the modules that it runs.
-pub(crate) fn watched<R>(listener: Rc<dyn Fn(&Entered<'_>)>, body: impl FnOnce() -> R) -> R {
+pub(crate) fn with_module_listener<R>(
+    listener: Rc<dyn Fn(&ModuleEntered<'_>)>,
+    body: impl FnOnce() -> R,
+) -> R {
     /// Names start anew for the next listener.
     struct EndWatch;
     impl Drop for EndWatch {
@@ -45,7 +48,7 @@ pub(crate) fn watched<R>(listener: Rc<dyn Fn(&Entered<'_>)>, body: impl FnOnce()
 
 /// Marks a module as running until it is dropped.
 pub(super) struct RunningGuard {
-    parent: Option<&'static Running>,
+    parent: Option<&'static RunningModule>,
 }
 
 impl RunningGuard {
@@ -61,7 +64,7 @@ impl RunningGuard {
         set_running_module(Some(running));
         let guard = RunningGuard { parent };
         // Listeners are called last, because they may run modules themselves.
-        MODULES.each(|listener| listener(&Entered { module, running }));
+        MODULES.each(|listener| listener(&ModuleEntered { module, running }));
         Some(guard)
     }
 }

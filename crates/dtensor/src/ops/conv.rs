@@ -6,7 +6,7 @@
 use super::matmul::Matmul;
 use super::{Arrays, Here, Metas, Op, Precision, SELECTING, grads, one, reshaped};
 use crate::autograd::{Backward, Grads};
-use crate::dispatch::{cast_metas, one_mesh};
+use crate::dispatch::{cast_metas, check_same_mesh};
 use crate::op::apply;
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
@@ -315,7 +315,7 @@ impl Tensor {
         windows: [Windows; 2],
         groups: usize,
     ) -> Result<Tensor> {
-        one_mesh(op, &[Some(self), Some(weight), bias].into_iter().flatten().collect::<Vec<_>>())?;
+        check_same_mesh(op, &[Some(self), Some(weight), bias].into_iter().flatten().collect::<Vec<_>>())?;
         let sizes = [self.dims()[2], self.dims()[3]];
         let (Some((high, oh)), Some((wide, ow))) = (windows[0].along(sizes[0]), windows[1].along(sizes[1]))
         else {

@@ -7,7 +7,7 @@ use crate::autograd::{Backward, Grads, Saves};
 use crate::op::apply;
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
-use dtensor_array::kernels::index::{self as kernel, Stretch};
+use dtensor_array::kernels::index::{self as kernel, DimShard};
 use dtensor_array::shape::Dim;
 use dtensor_array::{DType, Meta};
 use dtensor_layout::PlacementList;
@@ -87,12 +87,12 @@ impl Op for IndexAdd {
         let ids = named(0..ids, |d| format!("i{d}"));
         let slices = |of: &str| around(dim, rank, of);
         let rule = Rule::of(&format!("{ids}, {} -> {}", slices(&ids), slices("v")), x, out)?;
-        rule.contiguous("v")?.wanting("v", dim, &self.onto)?.linear(&[1])
+        rule.contiguous("v")?.preferring("v", dim, &self.onto)?.linear(&[1])
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
         let IndexSelect { dim, padding, .. } = self.forward;
-        let part = Stretch { start: here.out_offset(0, dim), whole: self.size };
+        let part = DimShard { start: here.out_offset(0, dim), whole: self.size };
         let size = here.out()[0].shape[dim];
         Ok(one(kernel::index_add(x[0], x[1], dim, size, padding, part)?))
     }
@@ -117,11 +117,11 @@ impl Op for IndexAdd {
 }
 
 /// Returns the range of a dim that this rank's shard of an input covers.
-fn local_range(here: &Here<'_>, input: usize, dim: usize) -> Stretch {
+fn local_range(here: &Here<'_>, input: usize, dim: usize) -> DimShard {
     match here.whole(input).shape.get(dim) {
-        Some(&whole) => Stretch { start: here.offset(input, dim), whole },
+        Some(&whole) => DimShard { start: here.offset(input, dim), whole },
         // A scalar is indexed as if it had one dim of size 1.
-        None => Stretch { start: 0, whole: 1 },
+        None => DimShard { start: 0, whole: 1 },
     }
 }
 

@@ -6,12 +6,12 @@ use super::{
     statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
-use crate::dispatch::{cast_metas, one_mesh, prepared};
+use crate::dispatch::{cast_input, cast_metas, check_same_mesh};
 use crate::op::{apply, apply_all};
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
-use dtensor_array::kernels::loss::{self as kernel, Goal};
+use dtensor_array::kernels::loss::{self as kernel, ClassTargets};
 use dtensor_array::kernels::softmax as parts;
 use dtensor_array::{DType, Meta, Shape};
 use dtensor_layout::Rule;
@@ -242,10 +242,10 @@ impl ClassLoss {
         weight: Option<&'a Array>,
         logits: usize,
         here: &Here<'_>,
-    ) -> Goal<'a> {
+    ) -> ClassTargets<'a> {
         let whole = &here.whole(logits).shape;
         let dim = class_dim(whole.ndim());
-        Goal {
+        ClassTargets {
             target,
             weight,
             first: here.offset(logits, dim),
@@ -455,9 +455,9 @@ impl Tensor {
                 right: target.shape(),
             });
         }
-        one_mesh("mse_loss", &[self, target])?;
+        check_same_mesh("mse_loss", &[self, target])?;
         // No closure, so that collectives carry the source line of the caller.
-        let (x, target) = (prepared(self, Precision::Single)?, prepared(target, Precision::Single)?);
+        let (x, target) = (cast_input(self, Precision::Single)?, cast_input(target, Precision::Single)?);
         let difference = x.sub(&target)?;
         reduction.apply(&difference.mul(&difference)?)
     }

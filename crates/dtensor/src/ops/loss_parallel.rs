@@ -8,7 +8,7 @@ use dtensor_array::mode::Scope;
 use super::Aside;
 use crate::dispatch::allow_merging;
 use crate::{Error, Result, Tensor};
-use dtensor_layout::{Placement, Replicate, Shard, StridedShard, shown};
+use dtensor_layout::{Placement, Replicate, Shard, StridedShard, format_list};
 
 mode! {
     static LOSS_PARALLEL: Cell<bool> = false;
@@ -88,7 +88,7 @@ pub(super) fn check_logits(op: &'static str, logits: &Tensor) -> Result<()> {
     }
     let message = format!(
         "loss_parallel: the input's placements must be Shard or Replicate, but are {}: redistribute it first",
-        shown(layout.placements())
+        format_list(layout.placements())
     );
     Err(Error::argument(op, message))
 }
@@ -129,7 +129,7 @@ pub(super) fn place_targets(
         let message = format!(
             "loss_parallel: the positions of the input are sharded, so the target requires a distributed tensor with placements \
              {}: use `distribute_tensor` or `Tensor::from_local`",
-            shown(&target_placements)
+            format_list(&target_placements)
         );
         return Err(Error::argument(op, message));
     }

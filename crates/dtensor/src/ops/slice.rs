@@ -149,7 +149,7 @@ fn pad_rule(dim: usize, onto: &[Placement], x: &[Meta], out: &[Meta]) -> Result<
     let rank = x[0].shape.ndim();
     let text = format!("{} -> {}", around(dim, rank, "1"), around(dim, rank, "v"));
     let rule = Rule::of(&text, x, out)?;
-    rule.contiguous("v")?.wanting("v", dim, onto)?.passing(&SELECTING, &[0])
+    rule.contiguous("v")?.preferring("v", dim, onto)?.passing(&SELECTING, &[0])
 }
 
 /// Every `step`-th element of one dim.

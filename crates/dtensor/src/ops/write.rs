@@ -9,7 +9,7 @@ use crate::autograd::{Backward, Grads, Saves};
 use crate::op::apply;
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
-use dtensor_array::kernels::index::Stretch;
+use dtensor_array::kernels::index::DimShard;
 use dtensor_array::kernels::write as kernel;
 use dtensor_array::shape::Dim;
 use dtensor_array::{DType, Meta};
@@ -110,7 +110,7 @@ impl Op for IndexCopy {
     }
 
     fn kernel(&self, x: &[&Array], here: &Here<'_>) -> Result<Arrays> {
-        let part = Stretch { start: here.offset(0, self.dim), whole: here.whole(0).shape[self.dim] };
+        let part = DimShard { start: here.offset(0, self.dim), whole: here.whole(0).shape[self.dim] };
         Ok(one(kernel::index_write(x[0], x[1], x[2], self.dim, part)?))
     }
 

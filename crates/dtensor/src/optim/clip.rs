@@ -10,7 +10,7 @@ use crate::nn::Parameter;
 use crate::{DType, Error, Placement, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::{cast, optim, reduce};
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 
 /// Options of [`clip_grad_norm`].
 ///
@@ -144,7 +144,7 @@ fn with_grads<'a>(op: &'static str, parameters: &'a [Parameter]) -> Result<Vec<&
 /// Changes this rank's shards of the gradients, in place if their memory is not shared.
 fn change_grads(parameters: &[&Parameter], f: impl Fn(&mut Array) -> Result<()>) -> Result<()> {
     for parameter in parameters {
-        parameter.change_grad(|grad| grad.part_mut().map_or(Ok(()), &f))?;
+        parameter.change_grad(|grad| grad.local_array_mut().map_or(Ok(()), &f))?;
     }
     Ok(())
 }
@@ -239,14 +239,14 @@ impl MeshGrads<'_> {
             // Of several ranks with the same shard, only the first one counts.
             let first = |&dim: &usize| is_sharded(&grad.placements()[dim]) || self.coordinate[dim] == 0;
             if sharded.iter().all(first) {
-                total = reduction.combine(total, reduction.contribution(grad.part(op)?)?);
+                total = reduction.combine(total, reduction.contribution(grad.local_array(op)?)?);
             }
         }
         if sharded.is_empty() {
             return Ok(total);
         }
         let group = self.mesh.group_over(&sharded, Site::of(at))?;
-        on_behalf_of(at, || group.all_reduce(&Tensor::scalar(total)?, reduction.op))?.item::<f64>()
+        with_caller_line(at, || group.all_reduce(&Tensor::scalar(total)?, reduction.op))?.item::<f64>()
     }
 }
 
@@ -257,14 +257,14 @@ fn is_sharded(placement: &Placement) -> bool {
 /// Returns the total norm, and the dtype that the result has.
 #[track_caller]
 fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(f64, DType)> {
-    let at = asked_by(Location::caller());
+    let at = caller_line(Location::caller());
     let reduction = NormReduction::new(op, p)?;
     let mut dtype = DType::F32;
     let (mut plain, mut meshes): (Vec<&Tensor>, Vec<MeshGrads<'_>>) = (Vec::new(), Vec::new());
     let grads: Vec<Tensor> = parameters.iter().filter_map(|parameter| parameter.grad()).collect();
     for grad in &grads {
         // A gradient without a value is an error, found before any rank starts to communicate.
-        grad.part(op)?;
+        grad.local_array(op)?;
         if grad.dtype() == DType::F64 {
             dtype = DType::F64;
         }
@@ -273,7 +273,7 @@ fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(f64, DTy
             Some(mesh) => match meshes.iter_mut().find(|known| known.mesh == mesh) {
                 Some(known) => known.grads.push(grad),
                 None => {
-                    let coordinate = mesh.coordinate().ok_or_else(|| mesh.outside(op))?;
+                    let coordinate = mesh.coordinate().ok_or_else(|| mesh.not_in_mesh_error(op))?;
                     meshes.push(MeshGrads { mesh, coordinate, grads: vec![grad] });
                 }
             },
@@ -284,7 +284,7 @@ fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(f64, DTy
     }
     let mut total = reduction.identity();
     for grad in plain {
-        total = reduction.combine(total, reduction.contribution(grad.part(op)?)?);
+        total = reduction.combine(total, reduction.contribution(grad.local_array(op)?)?);
     }
     for on_mesh in &meshes {
         total = reduction.combine(total, on_mesh.total(op, reduction, at)?);

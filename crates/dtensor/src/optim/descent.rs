@@ -162,10 +162,10 @@ impl Member {
             }
             state.count += 1;
             // A value without memory (on the meta device) has only its state created and its steps counted.
-            let Some(value) = value.part_mut() else { return Ok(()) };
+            let Some(value) = value.local_array_mut() else { return Ok(()) };
             let mut slots: SmallVec<[_; 3]> =
-                state.slots[..options.slots()].iter_mut().filter_map(Tensor::part_mut).collect();
-            let grad = grad.part(O::NAME)?;
+                state.slots[..options.slots()].iter_mut().filter_map(Tensor::local_array_mut).collect();
+            let grad = grad.local_array(O::NAME)?;
             options.update(UpdateArgs { lr, count: state.count, fresh, value, grad, state: &mut slots })
         })
     }
@@ -232,7 +232,7 @@ mod tests {
     use crate::optim::{Adam, AdamW, ClipOptions, Sgd, SgdOptions, clip_grad_norm};
 
     fn address(x: &Tensor) -> *const u8 {
-        x.part("address").unwrap().copy_to_host_memory().unwrap().as_ptr()
+        x.local_array("address").unwrap().copy_to_host_memory().unwrap().as_ptr()
     }
 
     /// Returns the addresses of the parameters and of their state tensors.

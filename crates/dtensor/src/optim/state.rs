@@ -11,7 +11,7 @@ use super::descent::{Groups, ParameterState};
 use super::update::Update;
 use crate::nn::{StateDict, fit_to, mismatch};
 use crate::{Error, Result, Tensor};
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 
 const STEP: &str = "step";
 const FACTOR: &str = "factor";
@@ -99,7 +99,7 @@ struct LoadedState<'a> {
 
 #[track_caller]
 pub(super) fn load<O: Update>(groups: &mut Groups<O>, state: &StateDict) -> Result<()> {
-    let at = asked_by(Location::caller());
+    let at = caller_line(Location::caller());
     let fail = |errors: &[String]| {
         let message = format!("error(s) in loading state_dict for `{}`: {}", O::NAME, errors.join("; "));
         Err(Error::argument("load_state_dict", message))
@@ -148,7 +148,7 @@ pub(super) fn load<O: Update>(groups: &mut Groups<O>, state: &StateDict) -> Resu
     }
     options.iter().try_for_each(Update::check)?;
     super::update::expect_not_negative(O::NAME, "factor of the learning rate", factor)?;
-    let states = on_behalf_of(at, || {
+    let states = with_caller_line(at, || {
         let fitted = |found: &LoadedState<'_>| -> Result<ParameterState> {
             let slots = found.slots.iter().map(|slot| fit_to(slot, &found.target)).collect::<Result<_>>()?;
             Ok(ParameterState { count: found.count, slots })

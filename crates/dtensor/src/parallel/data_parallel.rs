@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::comm::{Group, ReduceOp};
 use crate::nn::{Buffer, Module, Parameter};
 use crate::{DType, DeviceMesh, Error, Result, Tensor, no_grad};
-use dtensor_array::origin::{asked_by, on_behalf_of};
-use dtensor_layout::shown;
+use dtensor_array::origin::{caller_line, with_caller_line};
+use dtensor_layout::format_list;
 
 const OP: &str = "DataParallel";
 
@@ -84,11 +84,11 @@ impl DataParallel {
         mesh: &DeviceMesh,
         options: DataParallelOptions,
     ) -> Result<Self> {
-        let at = asked_by(Location::caller());
+        let at = caller_line(Location::caller());
         let group = mesh.group(())?.clone();
         let tensors = ModelTensor::all(model);
         tensors.iter().try_for_each(|tensor| tensor.expect_one_replica(&group))?;
-        on_behalf_of(at, || {
+        with_caller_line(at, || {
             expect_identical(&group, &tensors)?;
             if options.broadcast && group.size() > 1 {
                 no_grad(|| broadcast(&group, &tensors, options.bucket_bytes))?;
@@ -122,8 +122,8 @@ impl DataParallel {
         if self.group.size() == 1 {
             return Ok(());
         }
-        let at = asked_by(Location::caller());
-        no_grad(|| on_behalf_of(at, || self.average()))
+        let at = caller_line(Location::caller());
+        no_grad(|| with_caller_line(at, || self.average()))
     }
 
     fn average(&self) -> Result<()> {
@@ -231,7 +231,7 @@ impl ModelTensor {
         };
         let mut what = format!("{kind} `{}`, {} {}", self.path, value.dtype(), value.shape());
         if let Some(mesh) = value.mesh() {
-            what.push_str(&format!(", {} on a mesh of {:?}", shown(value.placements()), mesh.shape()));
+            what.push_str(&format!(", {} on a mesh of {:?}", format_list(value.placements()), mesh.shape()));
         }
         Description(what)
     }
@@ -289,7 +289,7 @@ fn local_shard(x: &Tensor) -> Result<Tensor> {
 /// Returns a tensor with the layout of `like` and another local tensor.
 fn with_layout_of(like: &Tensor, shard: &Tensor) -> Result<Tensor> {
     let mut tensor = like.detach();
-    if let Some(own) = tensor.part_mut() {
+    if let Some(own) = tensor.local_array_mut() {
         *own = shard.local(OP)?.clone();
     }
     Ok(tensor)

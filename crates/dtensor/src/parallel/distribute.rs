@@ -4,10 +4,10 @@ use std::panic::Location;
 
 use super::DistributeModule;
 use super::hooks::base_of;
-use crate::mesh::chosen;
+use crate::mesh::mesh_or_active;
 use crate::nn::{Module, all_or_nothing};
 use crate::{DeviceMesh, Error, Result, Tensor, distribute_tensor};
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 
 pub(super) const OP: &str = "distribute_module";
 
@@ -74,7 +74,7 @@ pub fn distribute_module<'a, 'p, M: Module>(
     mesh: impl Into<Option<&'a DeviceMesh>>,
     how: impl Into<DistributeModule<'p>>,
 ) -> Result<M> {
-    let mesh = chosen(OP, mesh.into())?;
+    let mesh = mesh_or_active(OP, mesh.into())?;
     let how = how.into();
     for function in &how.deprecated {
         tracing::warn!(
@@ -94,7 +94,9 @@ pub fn distribute_module<'a, 'p, M: Module>(
     if how.input.is_some() || how.output.is_some() {
         base_of(OP, &module)?;
     }
-    on_behalf_of(asked_by(Location::caller()), || all_or_nothing(OP, &module, || how.apply(&module, &mesh)))?;
+    with_caller_line(caller_line(Location::caller()), || {
+        all_or_nothing(OP, &module, || how.apply(&module, &mesh))
+    })?;
     Ok(module)
 }
 

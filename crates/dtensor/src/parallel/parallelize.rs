@@ -4,10 +4,10 @@ use std::panic::Location;
 
 use super::ParallelPlan;
 use super::resolve::{OP, ResolvedPlan};
-use crate::mesh::chosen;
+use crate::mesh::mesh_or_active;
 use crate::nn::{Module, all_or_nothing};
 use crate::{DeviceMesh, Error, Result};
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 
 /// Options of [`parallelize_module_with`].
 ///
@@ -116,7 +116,7 @@ pub fn parallelize_module_with<'a, M: Module>(
     plan: impl Into<ParallelPlan>,
     options: ParallelizeOptions,
 ) -> Result<M> {
-    let mesh = chosen(OP, mesh.into())?;
+    let mesh = mesh_or_active(OP, mesh.into())?;
     let plan = plan.into();
     if mesh.ndim() != 1 {
         let sub_mesh = mesh.names().and_then(<[_]>::last).map_or("tp", |name| name);
@@ -137,7 +137,7 @@ pub fn parallelize_module_with<'a, M: Module>(
         return Ok(module);
     }
     let entries = ResolvedPlan::new(&module, &mesh, &plan, options.lenient)?.entries;
-    on_behalf_of(asked_by(Location::caller()), || {
+    with_caller_line(caller_line(Location::caller()), || {
         all_or_nothing(OP, &module, || {
             entries.iter().try_for_each(|entry| entry.apply(&mesh, options.src_data_rank))
         })

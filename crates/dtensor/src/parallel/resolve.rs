@@ -40,7 +40,7 @@ impl StyledModule<'_> {
         }
         self.style
             .apply(self.module, mesh)
-            .map_err(|error| error.about(OP, describe(&self.path, self.module)))
+            .map_err(|error| error.with_context(OP, describe(&self.path, self.module)))
     }
 }
 
@@ -91,7 +91,8 @@ impl<'p> ResolvedPlan<'p> {
                 continue;
             }
             let place = describe(&path, module);
-            let partition = style.partition(module, self.mesh).map_err(|error| error.about(OP, &place))?;
+            let partition =
+                style.partition(module, self.mesh).map_err(|error| error.with_context(OP, &place))?;
             let parameters = match partition {
                 Some(partition) => {
                     self.expect_unplaced(&place, module, style)?;
@@ -106,7 +107,7 @@ impl<'p> ResolvedPlan<'p> {
 
     /// Returns an error if another style or an earlier call already placed the module's parameters.
     fn expect_unplaced(&mut self, place: &str, module: &dyn Module, style: &dyn ParallelStyle) -> Result<()> {
-        let base = base_of("ParallelStyle", module).map_err(|error| error.about(OP, place))?;
+        let base = base_of("ParallelStyle", module).map_err(|error| error.with_context(OP, place))?;
         let by = base.distributed_by().or_else(|| self.placed_by.get(&base.address()).cloned());
         if let Some(by) = by {
             let message = format!(
@@ -132,11 +133,11 @@ impl<'p> ResolvedPlan<'p> {
         let full = |name: &str| if path.is_empty() { name.to_string() } else { format!("{path}.{name}") };
         for (name, placement) in partition {
             let place = describe(path, module);
-            let parameter = module.get_parameter(&name).map_err(|error| error.about(OP, &place))?;
+            let parameter = module.get_parameter(&name).map_err(|error| error.with_context(OP, &place))?;
             let (name, value) = (full(&name), parameter.get());
             let layout = self
                 .layout(&value, placement)
-                .map_err(|error| error.about(OP, format!("`{name}` in {style:?}")))?;
+                .map_err(|error| error.with_context(OP, format!("`{name}` in {style:?}")))?;
             let message = match (value.layout(), self.placements.get(&parameter.address())) {
                 (Some(own), _) if *own != layout => format!("already has the layout {own} on {}", own.mesh()),
                 (None, Some((other, by))) if *other != layout.placements()[0] => {

@@ -39,7 +39,7 @@ macro_rules! functions {
 
             #[doc = concat!($what, ", with this tensor's shape, dtype, device and mesh, from this thread's generator.")]
             pub fn $like(&self, $($arg: $type),*) -> Result<Tensor> {
-                self.drawn_like(stringify!($like), $distribution, self.device())
+                self.random_like(stringify!($like), $distribution, self.device())
             }
         )*}
     };
@@ -94,14 +94,14 @@ impl Tensor {
     }
 
     /// Creates a random tensor of this tensor's shape, dtype and mesh. A draw is used up on the meta device, too.
-    pub(crate) fn drawn_like(
+    pub(crate) fn random_like(
         &self,
         op: &'static str,
         distribution: Distribution,
         device: Device,
     ) -> Result<Tensor> {
         let draw = |window: &Window| Tensor::drawn(op, distribution, window, self.dtype(), self.mesh());
-        self.parts_like(device, draw)
+        self.windows_like(device, draw)
     }
 }
 

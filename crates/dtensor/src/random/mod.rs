@@ -11,7 +11,7 @@ mod thread;
 
 pub use generator::{Generator, GeneratorState};
 pub(crate) use table::distributions;
-pub(crate) use thread::{drawing_again, lend, next_draw};
+pub(crate) use thread::{lend, next_draw, without_draw_check};
 pub use thread::{manual_seed, rng_state, set_rng_state, synchronize_rng, with_generator};
 
 pub(crate) use dtensor_array::kernels::random::{Distribution, Draw};

@@ -97,7 +97,7 @@ pub(crate) fn lend(generator: &mut Generator) -> GeneratorGuard<'_> {
 }
 
 /// Runs `body` without comparing its draws between ranks, because they repeat draws that were compared before.
-pub(crate) fn drawing_again<R>(body: impl FnOnce() -> R) -> R {
+pub(crate) fn without_draw_check<R>(body: impl FnOnce() -> R) -> R {
     UNCOMPARED.within(true, body)
 }
 

@@ -1,6 +1,6 @@
 //! Constructors: tensors from Rust values, constants, ranges and sequences.
 
-use super::{Part, Tensor, Value};
+use super::{LocalTensor, Tensor, Value};
 use crate::autograd::Link;
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
@@ -134,7 +134,7 @@ impl Tensor {
     pub fn meta_of(shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
         let shape = shape.into();
         shape.checked_numel("meta_of")?;
-        Ok(Tensor::new(Value::plain(Part::of_meta(shape, dtype)), Link::None))
+        Ok(Tensor::new(Value::plain(LocalTensor::of_meta(shape, dtype)), Link::None))
     }
 
     /// Creates a vector of `start`, `start + step`, … up to but not including `end`. Returns an error if `step` is
@@ -296,7 +296,7 @@ impl Tensor {
 
     /// Creates a tensor of this tensor's shape and mesh on `device`: `make` creates the elements that a window
     /// selects. Where this tensor is partial, the new one is replicated.
-    pub(crate) fn parts_like(
+    pub(crate) fn windows_like(
         &self,
         device: Device,
         make: impl FnOnce(&Window) -> Result<Tensor>,
@@ -339,7 +339,7 @@ impl Tensor {
         match self.layout() {
             None => Tensor::full_of(&meta, value),
             // Without partials: filling partial values would give a multiple of `value`.
-            Some(layout) => Tensor::full_laid(&layout.without_partials(), &meta, value),
+            Some(layout) => Tensor::full_on(&layout.without_partials(), &meta, value),
         }
     }
 
@@ -347,14 +347,14 @@ impl Tensor {
     pub(crate) fn zeros_for(meta: &Meta, mesh: Option<&DeviceMesh>) -> Result<Tensor> {
         match mesh {
             None => Tensor::full_of(meta, 0),
-            Some(mesh) => Tensor::full_laid(&Layout::everywhere(mesh, &meta.shape), meta, 0),
+            Some(mesh) => Tensor::full_on(&Layout::replicated_on(mesh, &meta.shape), meta, 0),
         }
     }
 
     /// Creates a distributed tensor whose local tensors are filled with `value`.
-    pub(crate) fn full_laid(layout: &Layout, meta: &Meta, value: impl Into<Scalar>) -> Result<Tensor> {
+    pub(crate) fn full_on(layout: &Layout, meta: &Meta, value: impl Into<Scalar>) -> Result<Tensor> {
         let part = Tensor::full_of(&Meta { shape: layout.local_shape().clone(), ..meta.clone() }, value)?;
-        Ok(Tensor::laid(part.value().part.clone(), layout.clone()))
+        Ok(Tensor::from_shard(part.value().part.clone(), layout.clone()))
     }
 
     /// Creates a tensor filled with `value`, of the given shape, dtype and device.
@@ -372,7 +372,7 @@ impl Tensor {
         let meta = Meta { device, ..self.meta() };
         match self.layout() {
             None => Tensor::full_of(&meta, 0),
-            Some(layout) => Tensor::full_laid(layout, &meta, 0),
+            Some(layout) => Tensor::full_on(layout, &meta, 0),
         }
     }
 }

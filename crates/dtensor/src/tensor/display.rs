@@ -6,7 +6,7 @@ use super::{DType, Shape, Tensor, Value};
 use crate::autograd::Link;
 use dtensor_array::Array;
 use dtensor_array::kernels::{cast, cat};
-use dtensor_layout::shown;
+use dtensor_layout::format_list;
 
 /// Tensors with more elements are abbreviated to their edges.
 const THRESHOLD: usize = 1000;
@@ -41,7 +41,7 @@ impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(layout) = self.layout() {
             write!(f, "DTensor(local_tensor={:?}, device_mesh={}, ", self.local_shard(), layout.mesh())?;
-            write!(f, "placements={}, shape={}", shown(layout.placements()), layout.shape())?;
+            write!(f, "placements={}, shape={}", format_list(layout.placements()), layout.shape())?;
             return f.write_str(if self.requires_grad() { ", requires_grad)" } else { ")" });
         }
         f.write_str("tensor(")?;

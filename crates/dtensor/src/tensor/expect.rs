@@ -1,6 +1,6 @@
 //! Checks that a tensor fits before it is used.
 
-use super::{DType, Part, Tensor};
+use super::{DType, LocalTensor, Tensor};
 use crate::layout::Layout;
 use crate::{Error, Result};
 use dtensor_array::Array;
@@ -8,20 +8,20 @@ use dtensor_array::Array;
 impl Tensor {
     /// Returns the array. Returns an error for distributed and meta tensors.
     pub(crate) fn local(&self, op: &'static str) -> Result<&Array> {
-        self.not_distributed(op)?;
-        self.part(op)
+        self.require_not_distributed(op)?;
+        self.local_array(op)
     }
 
     /// Returns the local array. Returns an error for meta tensors.
-    pub(crate) fn part(&self, op: &'static str) -> Result<&Array> {
+    pub(crate) fn local_array(&self, op: &'static str) -> Result<&Array> {
         match &self.value.part {
-            Part::Array(local) => Ok(local),
-            Part::Meta(_) => Err(Error::NoValue { op }),
+            LocalTensor::Array(local) => Ok(local),
+            LocalTensor::Meta(_) => Err(Error::NoValue { op }),
         }
     }
 
     /// Returns an error if the tensor is distributed.
-    pub(crate) fn not_distributed(&self, op: &'static str) -> Result<()> {
+    pub(crate) fn require_not_distributed(&self, op: &'static str) -> Result<()> {
         match &self.value.layout {
             None => Ok(()),
             Some(layout) => Err(Error::argument(

@@ -51,35 +51,35 @@ pub struct Tensor {
 /// The local tensor of this rank and, if the tensor is distributed, its layout.
 #[derive(Clone)]
 pub(crate) struct Value {
-    pub(crate) part: Part,
+    pub(crate) part: LocalTensor,
     pub(crate) layout: Option<Layout>,
 }
 
 /// The local tensor of this rank: elements, or only shape and dtype on [`Device::Meta`].
 #[derive(Clone)]
-pub(crate) enum Part {
+pub(crate) enum LocalTensor {
     Array(Array),
     Meta(Arc<Meta>),
 }
 
-impl Part {
+impl LocalTensor {
     fn dims(&self) -> &[usize] {
         match self {
-            Part::Array(local) => local.dims(),
-            Part::Meta(meta) => &meta.shape,
+            LocalTensor::Array(local) => local.dims(),
+            LocalTensor::Meta(meta) => &meta.shape,
         }
     }
 
     pub(crate) fn meta(&self) -> Meta {
         match self {
-            Part::Array(local) => local.meta(),
-            Part::Meta(meta) => Meta::clone(meta),
+            LocalTensor::Array(local) => local.meta(),
+            LocalTensor::Meta(meta) => Meta::clone(meta),
         }
     }
 
     /// Creates a meta part: shape and dtype without elements.
-    pub(crate) fn of_meta(shape: Shape, dtype: DType) -> Part {
-        Part::Meta(Arc::new(Meta { shape, dtype, device: Device::Meta }))
+    pub(crate) fn of_meta(shape: Shape, dtype: DType) -> LocalTensor {
+        LocalTensor::Meta(Arc::new(Meta { shape, dtype, device: Device::Meta }))
     }
 }
 
@@ -93,7 +93,7 @@ impl Value {
     }
 
     /// Creates the value of a tensor that is not distributed.
-    pub(crate) fn plain(part: Part) -> Value {
+    pub(crate) fn plain(part: LocalTensor) -> Value {
         Value { part, layout: None }
     }
 }
@@ -105,11 +105,11 @@ impl Tensor {
 
     /// Wraps an array in a tensor that is not distributed and has no autograd history.
     pub(crate) fn of(local: Array) -> Self {
-        Tensor { value: Value::plain(Part::Array(local)), link: Link::None }
+        Tensor { value: Value::plain(LocalTensor::Array(local)), link: Link::None }
     }
 
     /// Wraps a local tensor and its layout in a distributed tensor without autograd history.
-    pub(crate) fn laid(part: Part, layout: Layout) -> Self {
+    pub(crate) fn from_shard(part: LocalTensor, layout: Layout) -> Self {
         Tensor { value: Value { part, layout: Some(layout) }, link: Link::None }
     }
 
@@ -129,18 +129,18 @@ impl Tensor {
     /// Returns true if both share one value in memory; equal values do not suffice.
     pub(crate) fn is_same(&self, other: &Tensor) -> bool {
         match (&self.value.part, &other.value.part) {
-            (Part::Array(a), Part::Array(b)) => a.is_same(b),
-            (Part::Meta(a), Part::Meta(b)) => Arc::ptr_eq(a, b),
+            (LocalTensor::Array(a), LocalTensor::Array(b)) => a.is_same(b),
+            (LocalTensor::Meta(a), LocalTensor::Meta(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
 
     /// Returns the local array for in-place changes, or `None` for a meta tensor. Other holders of the tensor do
     /// not see the changes.
-    pub(crate) fn part_mut(&mut self) -> Option<&mut Array> {
+    pub(crate) fn local_array_mut(&mut self) -> Option<&mut Array> {
         match &mut self.value.part {
-            Part::Array(local) => Some(local),
-            Part::Meta(_) => None,
+            LocalTensor::Array(local) => Some(local),
+            LocalTensor::Meta(_) => None,
         }
     }
 
@@ -218,16 +218,16 @@ impl Tensor {
     /// Returns the dtype.
     pub fn dtype(&self) -> DType {
         match &self.value.part {
-            Part::Array(local) => local.dtype(),
-            Part::Meta(meta) => meta.dtype,
+            LocalTensor::Array(local) => local.dtype(),
+            LocalTensor::Meta(meta) => meta.dtype,
         }
     }
 
     /// Returns the device that stores the elements.
     pub fn device(&self) -> Device {
         match &self.value.part {
-            Part::Array(_) => Device::Cpu,
-            Part::Meta(meta) => meta.device,
+            LocalTensor::Array(_) => Device::Cpu,
+            LocalTensor::Meta(meta) => meta.device,
         }
     }
 
@@ -245,8 +245,8 @@ impl Tensor {
     /// order. Always true for meta tensors.
     pub fn is_contiguous(&self) -> bool {
         match &self.value.part {
-            Part::Array(local) => local.is_contiguous(),
-            Part::Meta(_) => true,
+            LocalTensor::Array(local) => local.is_contiguous(),
+            LocalTensor::Meta(_) => true,
         }
     }
 

@@ -68,7 +68,7 @@ impl Tensor {
         match self.mesh() {
             None => Ok(self.clone()),
             Some(mesh) if mesh.coordinate().is_some() => self.detach().full_tensor(),
-            Some(mesh) => Err(mesh.outside(op)),
+            Some(mesh) => Err(mesh.not_in_mesh_error(op)),
         }
     }
 }

@@ -72,7 +72,7 @@ impl DenseArray {
             Replicate => vec![self.clone(); n],
             Partial(op) => self.partials(op, n, seed),
             Shard(_) | StridedShard { .. } => {
-                let (dim, split) = placement.cut().unwrap_or_default();
+                let (dim, split) = placement.sharded_dim().unwrap_or_default();
                 (0..n).map(|i| self.select(dim, &ranges(self.dims[dim], split, n, i))).collect()
             }
         };
@@ -153,7 +153,7 @@ impl DenseArray {
         let mut along = Vec::new();
         for (i, shards) in shards.chunks(shards.len() / n).enumerate() {
             let mut dims = dims.to_vec();
-            if let Some((dim, split)) = placement.cut() {
+            if let Some((dim, split)) = placement.sharded_dim() {
                 dims[dim] = ranges(dims[dim], split, n, i).iter().map(ExactSizeIterator::len).sum();
             }
             along.push(DenseArray::merge(shards, rest, inner, &dims, tolerance)?);
@@ -185,7 +185,7 @@ impl DenseArray {
                 Ok(DenseArray { data, ..full })
             }
             Shard(_) | StridedShard { .. } => {
-                let (dim, split) = placement.cut().unwrap_or_default();
+                let (dim, split) = placement.sharded_dim().unwrap_or_default();
                 let (outer, len, inner) = full.sizes_around(dim);
                 for (i, shard) in along.iter().enumerate() {
                     let mut from = shard.data.chunks(inner.max(1));

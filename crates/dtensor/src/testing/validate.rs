@@ -20,7 +20,7 @@ use dtensor_array::Array;
 use dtensor_array::Meta;
 use dtensor_array::kernels::{cat, reduce};
 use dtensor_layout::{Candidate, candidates};
-use dtensor_layout::{Partial, Placement, PlacementList, Replicate, Shard, Spec, SpecKey, shown};
+use dtensor_layout::{Partial, Placement, PlacementList, Replicate, Shard, Spec, SpecKey, format_list};
 
 /// The result of [`validate`].
 ///
@@ -170,8 +170,9 @@ fn try_rows(
         Some(mesh) => mesh.rule_of(&AsOperator(op), &metas, &outs, false)?,
         None => op.rule(&metas, &outs)?,
     };
-    let inputs = inputs.iter().map(|x| DenseArray::of(x.part(op.name())?)).collect::<Result<Vec<_>>>()?;
-    let values = outputs.iter().map(|x| DenseArray::of(x.part(op.name())?));
+    let inputs =
+        inputs.iter().map(|x| DenseArray::of(x.local_array(op.name())?)).collect::<Result<Vec<_>>>()?;
+    let values = outputs.iter().map(|x| DenseArray::of(x.local_array(op.name())?));
     let expected = values.collect::<Result<Vec<_>>>()?;
     let all = || inputs.iter().chain(&expected);
     if all().any(DenseArray::is_inexact) {
@@ -227,7 +228,8 @@ impl<'a> Trial<'a> {
 
     /// Describes a row and the reason why it is unsound.
     fn describe(&self, row: &Candidate, why: &str) -> String {
-        let all = |lists: &[PlacementList]| lists.iter().map(|p| shown(p)).collect::<Vec<_>>().join(", ");
+        let all =
+            |lists: &[PlacementList]| lists.iter().map(|p| format_list(p)).collect::<Vec<_>>().join(", ");
         let shapes: Vec<String> = self.metas.iter().map(|meta| meta.shape.to_string()).collect();
         format!(
             "{:?} of {} on {:?}: {} -> {}: {why}",

@@ -113,17 +113,17 @@ fn what_cannot_be_drawn_is_named_and_nothing_is_changed() -> Result<()> {
         },
     ];
     for rule in rules {
-        let scale = Parameter::drawn([2], rule)?;
+        let scale = Parameter::with_init([2], rule)?;
         let model = Mixed { first: Linear::new(2, 2, true)?, scale, table: vec![] };
         let before = bits(&model);
         assert!(model.reset_parameters().is_err());
         assert_eq!(bits(&model), before);
     }
-    assert!(Parameter::drawn([2], |like| like.narrow(0, 0, 1)).is_err());
+    assert!(Parameter::with_init([2], |like| like.narrow(0, 0, 1)).is_err());
     // A rule records nothing.
     let source = Tensor::ones([2], DType::F32)?.requires_grad_(true)?;
     let kept = source.clone();
-    let drawn = Parameter::drawn([2], move |_| kept.mul(2.0))?;
+    let drawn = Parameter::with_init([2], move |_| kept.mul(2.0))?;
     drawn.get().sum_all()?.backward()?;
     assert!(source.grad().is_none() && drawn.grad().is_some());
     Ok(())

@@ -60,7 +60,7 @@ fn select_and_its_adjoint() {
                 }
             }
             for (x, id) in [(x.clone(), id.clone()), (strided(&x), strided(&id))] {
-                let got = index_select("index_select", &x, dim, &id, Stretch::whole(size)).unwrap();
+                let got = index_select("index_select", &x, dim, &id, DimShard::whole(size)).unwrap();
                 assert_eq!(got.dims(), &out_shape[..]);
                 assert_eq!(values(&got), want);
             }
@@ -77,7 +77,7 @@ fn select_and_its_adjoint() {
                 }
                 let want = local(dtype, &want, &shape);
                 for dy in [dy.clone(), strided(&dy)] {
-                    let got = index_add(&id, &dy, dim, size, padding, Stretch::whole(size)).unwrap();
+                    let got = index_add(&id, &dy, dim, size, padding, DimShard::whole(size)).unwrap();
                     assert_eq!(got.dims(), &shape[..]);
                     assert_eq!(values(&got), values(&want));
                 }
@@ -90,7 +90,7 @@ fn select_and_its_adjoint() {
 fn rows_of_a_narrowed_array_are_selected() {
     let x = local(DType::F32, &integers(40, 1), &[8, 5]);
     let view = x.narrow(0, 2, 4).and_then(|t| t.narrow(1, 1, 3)).unwrap();
-    let got = index_select("index_select", &view, 0, &ids(&[3, 0], &[2]), Stretch::whole(4)).unwrap();
+    let got = index_select("index_select", &view, 0, &ids(&[3, 0], &[2]), DimShard::whole(4)).unwrap();
     let all = integers(40, 1);
     assert_eq!(values(&got), [&all[26..29], &all[11..14]].concat());
 }
@@ -101,10 +101,10 @@ fn half_precision_is_summed_in_single() {
     for dtype in FLOATS {
         let dy = local(dtype, &[1.0; 2048], &[2048, 1]);
         let id = ids(&[0; 1], &[1]).expand(&[2048]).unwrap();
-        assert_eq!(values(&index_add(&id, &dy, 0, 1, None, Stretch::whole(1)).unwrap()), [2048.0]);
+        assert_eq!(values(&index_add(&id, &dy, 0, 1, None, DimShard::whole(1)).unwrap()), [2048.0]);
         let x = local(dtype, &[0.0], &[1]);
         let src = dy.reshape(&[2048]).unwrap();
-        assert_eq!(values(&scatter_add(&x, 0, &id, &src, Stretch::whole(1)).unwrap()), [2048.0]);
+        assert_eq!(values(&scatter_add(&x, 0, &id, &src, DimShard::whole(1)).unwrap()), [2048.0]);
     }
 }
 
@@ -135,7 +135,7 @@ fn gather_and_scatter() {
             let (x, id) = (local(dtype, &xs, &shape), ids(&at, &ids_shape));
             let want: Vec<f64> = places.iter().map(|&p| xs[p]).collect();
             for (x, id) in [(x.clone(), id.clone()), (strided(&x), strided(&id))] {
-                let got = gather(&x, dim, &id, Stretch::whole(shape[dim])).unwrap();
+                let got = gather(&x, dim, &id, DimShard::whole(shape[dim])).unwrap();
                 assert_eq!((values(&got), got.dims()), (want.clone(), &ids_shape[..]));
             }
 
@@ -149,14 +149,14 @@ fn gather_and_scatter() {
                 want[place] += srcs[flat(at, &src_shape)];
             }
             for (x, src) in [(x.clone(), src.clone()), (strided(&x), strided(&src))] {
-                let got = scatter_add(&x, dim, &id, &src, Stretch::whole(shape[dim])).unwrap();
+                let got = scatter_add(&x, dim, &id, &src, DimShard::whole(shape[dim])).unwrap();
                 assert_close(&got, &want, if dtype.is_float() { tolerance(dtype) } else { 0.0 });
                 assert_eq!(got.dims(), &shape[..]);
             }
         }
     }
     let scalar = local(DType::F32, &[3.0], &[]);
-    let one = Stretch::whole(1);
+    let one = DimShard::whole(1);
     assert_eq!(values(&gather(&scalar, 0, &ids(&[0], &[]), one).unwrap()), [3.0]);
     assert_eq!(values(&scatter_add(&scalar, 0, &ids(&[0], &[]), &scalar, one).unwrap()), [6.0]);
     assert_eq!(values(&index_select("index_select", &scalar, 0, &ids(&[0], &[]), one).unwrap()), [3.0]);
@@ -167,7 +167,7 @@ fn bad_indices_are_errors() {
     let x = local(DType::F32, &integers(6, 1), &[2, 3]);
     // A shard, even an empty one, checks indices against the full dim.
     for (start, len) in [(0, 3), (1, 2), (2, 1), (3, 0), (0, 0)] {
-        let part = Stretch { start, whole: 3 };
+        let part = DimShard { start, whole: 3 };
         let shard = x.narrow(1, start, len).unwrap();
         for bad in [-1, 3, i64::MAX, i64::MIN] {
             let id = ids(&[0, bad], &[2]);
@@ -180,7 +180,7 @@ fn bad_indices_are_errors() {
         }
     }
     out_of_bounds(
-        index_select("index_select", &local(DType::F32, &[], &[0]), 0, &ids(&[0], &[1]), Stretch::whole(0)),
+        index_select("index_select", &local(DType::F32, &[], &[0]), 0, &ids(&[0], &[1]), DimShard::whole(0)),
         0,
     );
 }
@@ -232,14 +232,14 @@ fn shards_of_the_indexed_dim_give_the_full_result() {
             let id = ids(&some_ids(rows.iter().product(), size, 2), &rows);
             let pick = ids(&some_ids(picks.iter().product(), size, 3), &picks);
             let src = local(dtype, &integers(picks.iter().product(), 4), &picks);
-            let all = Stretch::whole(size);
+            let all = DimShard::whole(size);
             let selected = index_select("index_select", &x, dim, &id, all).unwrap();
             let gathered = gather(&x, dim, &pick, all).unwrap();
             for (split, x) in splits(size).iter().flat_map(|split| [(split, x.clone()), (split, strided(&x))])
             {
-                let each = |f: &dyn Fn(&Array, usize, Stretch) -> Result<Array>| -> Vec<Array> {
+                let each = |f: &dyn Fn(&Array, usize, DimShard) -> Result<Array>| -> Vec<Array> {
                     let part = |&(start, len)| {
-                        f(&narrow(&x, dim, start, len), len, Stretch { start, whole: size }).unwrap()
+                        f(&narrow(&x, dim, start, len), len, DimShard { start, whole: size }).unwrap()
                     };
                     split.iter().map(part).collect()
                 };

@@ -4,14 +4,14 @@ use super::*;
 
 /// Computes the other terms of a cross-entropy over sharded classes, for one shard. The terms of all shards must be
 /// summed for [`cross_entropy_losses`].
-pub(crate) fn cross_entropy_picked(logits: &Array, maxima: &Array, goal: &Goal<'_>) -> Result<Array> {
+pub(crate) fn cross_entropy_picked(logits: &Array, maxima: &Array, goal: &ClassTargets<'_>) -> Result<Array> {
     with_float!("cross_entropy", logits.dtype(), T => picked::<T>(logits, maxima, goal))
 }
 
 fn picked<T: Float<Acc: Element> + Element>(
     logits: &Array,
     maxima: &Array,
-    goal: &Goal<'_>,
+    goal: &ClassTargets<'_>,
 ) -> Result<Array> {
     let (outer, classes, inner) = sizes(logits.dims());
     let targets = goal.classes("cross_entropy")?;
@@ -89,7 +89,7 @@ fn sum_weighted<T: Float>(
 pub(crate) fn cross_entropy_losses(
     like: &Array,
     [maxima, totals, picked]: [&Array; 3],
-    goal: &Goal<'_>,
+    goal: &ClassTargets<'_>,
 ) -> Result<[Array; 4]> {
     with_float!("cross_entropy", like.dtype(), T => losses::<T>(maxima, totals, picked, goal))
 }
@@ -98,7 +98,7 @@ fn losses<T: Float<Acc: Element> + Element>(
     maxima: &Array,
     totals: &Array,
     picked: &Array,
-    goal: &Goal<'_>,
+    goal: &ClassTargets<'_>,
 ) -> Result<[Array; 4]> {
     let targets = goal.classes("cross_entropy")?;
     let n = targets.len();

@@ -7,8 +7,13 @@ use crate::DType;
 const IGNORE: i64 = -100;
 
 /// Creates the targets of a loss whose array holds all classes.
-fn goal<'a>(target: &'a Array, weight: Option<&'a Array>, classes: usize, label_smoothing: f64) -> Goal<'a> {
-    Goal { target, weight, first: 0, classes, ignore_index: IGNORE, label_smoothing }
+fn goal<'a>(
+    target: &'a Array,
+    weight: Option<&'a Array>,
+    classes: usize,
+    label_smoothing: f64,
+) -> ClassTargets<'a> {
+    ClassTargets { target, weight, first: 0, classes, ignore_index: IGNORE, label_smoothing }
 }
 
 /// Returns targets for `n` positions. Every fifth one is ignored.
@@ -107,12 +112,12 @@ fn fused_loss_agrees_with_the_formula() {
 }
 
 /// Computes loss and gradient with two shards of the classes: those before `split`, and the rest.
-fn sharded(x: &Array, split: usize, scale: &Array, goal: &Goal<'_>) -> ([Array; 4], Array) {
+fn sharded(x: &Array, split: usize, scale: &Array, goal: &ClassTargets<'_>) -> ([Array; 4], Array) {
     use super::super::reduce::{Reduce, reduce};
     use super::super::{cat::cat, softmax};
     let shards = [(0, split), (split, goal.classes - split)]
-        .map(|(first, n)| (x.narrow(1, first, n).unwrap(), Goal { first, ..*goal }));
-    let all = |f: Reduce, of: &dyn Fn(&Array, &Goal<'_>) -> Result<Array>| {
+        .map(|(first, n)| (x.narrow(1, first, n).unwrap(), ClassTargets { first, ..*goal }));
+    let all = |f: Reduce, of: &dyn Fn(&Array, &ClassTargets<'_>) -> Result<Array>| {
         let each = shards
             .each_ref()
             .map(|(x, goal)| of(x, goal).and_then(|y| y.contiguous()?.unsqueeze(0)).unwrap());
@@ -122,7 +127,7 @@ fn sharded(x: &Array, split: usize, scale: &Array, goal: &Goal<'_>) -> ([Array; 
     let sum = all(Reduce::Sum, &|x, _| softmax::exp_sums(x, &max, 1));
     let picked = all(Reduce::Sum, &|x, goal| cross_entropy_picked(x, &max, goal));
     let losses = cross_entropy_losses(x, [&max, &sum, &picked], goal).unwrap();
-    let back = |(x, goal): &(Array, Goal<'_>)| {
+    let back = |(x, goal): &(Array, ClassTargets<'_>)| {
         cross_entropy_backward(x, [&losses[2], &losses[3]], scale, goal).unwrap()
     };
     let back = shards.each_ref().map(back);
@@ -186,7 +191,7 @@ fn bad_targets_are_errors() {
     }
     // `ignore_index` may also be a valid class.
     let target = ids(&[1, 1], &[2, 1]);
-    let goal = Goal { ignore_index: 1, ..goal(&target, None, 3, 0.0) };
+    let goal = ClassTargets { ignore_index: 1, ..goal(&target, None, 3, 0.0) };
     assert_eq!(values(&nll_forward(&x, &goal).unwrap().0), [0.0, 0.0]);
 }
 

@@ -28,7 +28,7 @@ pub use trace::ModuleInfo;
 use super::Phase;
 use crate::comm::{CALLS, Call};
 use crate::dispatch::{OPERATORS, OperatorEvent};
-use crate::nn::watched;
+use crate::nn::with_module_listener;
 use crate::{Placement, Result, Tensor};
 use trace::Trace;
 
@@ -160,7 +160,7 @@ impl CommDebugMode {
         }
         let _stop = Stop(&self.recorder.running);
         let [modules, calls, operators] = [0; 3].map(|_| self.recorder.clone());
-        watched(Rc::new(move |entered| modules.trace.borrow_mut().enter(entered)), || {
+        with_module_listener(Rc::new(move |entered| modules.trace.borrow_mut().enter(entered)), || {
             CALLS.listen(Rc::new(move |call: &Call| calls.trace.borrow_mut().call(call)), || {
                 OPERATORS.listen(
                     Rc::new(move |event: &OperatorEvent<'_>| operators.trace.borrow_mut().operator(event)),

@@ -7,7 +7,7 @@ use super::counts::ModuleCounts;
 use super::level::Level;
 use super::record::{CollectiveRecord, OperationRecord};
 use super::trace::{GLOBAL, ModuleInfo, Trace};
-use crate::comm::Running;
+use crate::comm::RunningModule;
 
 /// A module at one place of the tree. A module that was called from several modules has a node below each, with the calls made there:
 /// the counts of a node are those of the module itself and of its children.
@@ -24,8 +24,8 @@ pub(super) struct ModuleNode<'t> {
 }
 
 /// Returns the key of a node: one per module and caller, and 0 for `Global`.
-fn node_key(running: Option<&'static Running>) -> usize {
-    running.map_or(0, Running::address)
+fn node_key(running: Option<&'static RunningModule>) -> usize {
+    running.map_or(0, RunningModule::address)
 }
 
 impl<'t> ModuleNode<'t> {
@@ -38,7 +38,9 @@ impl<'t> ModuleNode<'t> {
         }
         for (call, running) in trace.calls() {
             nodes[&node_key(running)].calls.push(call);
-            for node in running.into_iter().flat_map(Running::chain).map(Running::address).chain([0]) {
+            for node in
+                running.into_iter().flat_map(RunningModule::chain).map(RunningModule::address).chain([0])
+            {
                 nodes[&node].counts.add(&call.name, call.phase);
             }
         }

@@ -10,7 +10,7 @@ use super::trace::REDISTRIBUTE;
 use crate::{Placement, Tensor};
 use dtensor_array::ReduceOp;
 use dtensor_array::{DType, Shape};
-use dtensor_layout::joined;
+use dtensor_layout::format_short;
 
 /// A recorded collective.
 ///
@@ -219,10 +219,10 @@ impl fmt::Display for TensorRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.dtype, self.shape)?;
         if let Some(placements) = &self.placements {
-            write!(f, " {}", joined(placements))?;
+            write!(f, " {}", format_short(placements))?;
         }
         match &self.moved_to {
-            Some(placements) => write!(f, " => {}", joined(placements)),
+            Some(placements) => write!(f, " => {}", format_short(placements)),
             None => Ok(()),
         }
     }

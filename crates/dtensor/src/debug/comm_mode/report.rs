@@ -9,7 +9,7 @@ use super::level::Level;
 use super::node::ModuleNode;
 use super::table::{Table, columns};
 use crate::{Error, Result};
-use dtensor_layout::joined;
+use dtensor_layout::format_short;
 
 /// # Tables and files
 ///
@@ -148,7 +148,7 @@ impl CommDebugMode {
         for (path, parameters) in self.get_parameter_info() {
             for (name, value) in &parameters {
                 let placements =
-                    value.layout().map_or_else(|| "local".into(), |layout| joined(layout.placements()));
+                    value.layout().map_or_else(|| "local".into(), |layout| format_short(layout.placements()));
                 rows.push(vec![
                     path.to_string(),
                     name.clone(),
@@ -170,7 +170,7 @@ impl CommDebugMode {
     pub fn sharding_info_table(&self) -> String {
         let sharding = self.get_sharding_info();
         let rows: Vec<_> =
-            sharding.into_iter().map(|(name, placements)| vec![name, joined(&placements)]).collect();
+            sharding.into_iter().map(|(name, placements)| vec![name, format_short(&placements)]).collect();
         columns(&["parameter", "placements"], &rows)
     }
 

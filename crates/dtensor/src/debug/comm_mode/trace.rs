@@ -9,9 +9,9 @@ use indexmap::map::Entry;
 use super::counts::ModuleCounts;
 use super::record::{CollectiveRecord, OperationRecord, TensorRecord};
 use crate::autograd::phase;
-use crate::comm::{Call, Collective, Running, running_module};
+use crate::comm::{Call, Collective, RunningModule, running_module};
 use crate::dispatch::OperatorEvent;
-use crate::nn::{Entered, LIST, Module};
+use crate::nn::{LIST, Module, ModuleEntered};
 use crate::{Layout, Tensor};
 use dtensor_array::Shape;
 
@@ -55,15 +55,15 @@ pub struct ModuleInfo {
 pub(super) struct Trace {
     /// The modules by path, in the order in which they ran.
     pub(super) modules: IndexMap<&'static str, ModuleInfo>,
-    /// The modules, once per caller, in the order in which they ran. The key is the address of the original `Running`; the value
+    /// The modules, once per caller, in the order in which they ran. The key is the address of the original `RunningModule`; the value
     /// has the path that the module has in this record.
-    runs: IndexMap<usize, &'static Running>,
+    runs: IndexMap<usize, &'static RunningModule>,
     /// The names of root modules in this record, by their ids, or by their original names if they have no id.
     roots: HashMap<(Option<u64>, &'static str), &'static str>,
     /// All names of roots in use.
     root_names: HashSet<&'static str>,
     /// The collectives, each with the module that was running.
-    calls: Vec<(CollectiveRecord, Option<&'static Running>)>,
+    calls: Vec<(CollectiveRecord, Option<&'static RunningModule>)>,
     operations: Vec<RecordedOperation>,
 }
 
@@ -71,7 +71,7 @@ pub(super) struct Trace {
 #[derive(Debug)]
 pub(super) struct RecordedOperation {
     pub(super) record: OperationRecord,
-    running: Option<&'static Running>,
+    running: Option<&'static RunningModule>,
     /// The number of collectives recorded when the operator had finished.
     pub(super) calls: usize,
     /// The inputs that were redistributed, with their placements on the way. For an explicit redistribution: its one input.
@@ -84,7 +84,7 @@ impl RecordedOperation {
     fn new(
         event: &OperatorEvent<'_>,
         record: OperationRecord,
-        running: Option<&'static Running>,
+        running: Option<&'static RunningModule>,
         calls: usize,
     ) -> Self {
         let trace = |x: &Tensor, to: &Layout| match x.layout().map(|from| from.plan_to(to, x.dtype())) {
@@ -123,7 +123,7 @@ impl Default for Trace {
 
 impl Trace {
     /// Records a module after its callers, if it is new, and returns it with the path that it has in this record.
-    fn record_module(&mut self, running: &'static Running) -> &'static Running {
+    fn record_module(&mut self, running: &'static RunningModule) -> &'static RunningModule {
         if let Some(known) = self.runs.get(&running.address()) {
             return known;
         }
@@ -147,7 +147,11 @@ impl Trace {
     ///
     /// Backward may run modules whose forward ran in an earlier record, in which another module had the same root name. The first
     /// module recorded gets the name; later ones get a number.
-    fn rename(&mut self, running: &'static Running, parent: Option<&'static Running>) -> &'static Running {
+    fn rename(
+        &mut self,
+        running: &'static RunningModule,
+        parent: Option<&'static RunningModule>,
+    ) -> &'static RunningModule {
         let root = running.root;
         let key = (root.id, if root.id.is_none() { root.name } else { "" });
         if let Some(name) = self.roots.get(&key) {
@@ -164,12 +168,12 @@ impl Trace {
     }
 
     /// Returns the running module and its path.
-    fn current_module(&mut self) -> (&'static str, Option<&'static Running>) {
+    fn current_module(&mut self) -> (&'static str, Option<&'static RunningModule>) {
         let running = running_module().map(|running| self.record_module(running));
         (running.map_or(GLOBAL, |running| running.path), running)
     }
 
-    pub(super) fn enter(&mut self, entered: &Entered<'_>) {
+    pub(super) fn enter(&mut self, entered: &ModuleEntered<'_>) {
         let path = self.record_module(entered.running).path;
         let info = &mut self.modules[path];
         for (name, value) in own_parameters(entered.module) {
@@ -231,19 +235,19 @@ impl Trace {
     }
 
     /// Iterates over the modules that ran, once per caller, each after its caller.
-    pub(super) fn runs(&self) -> impl Iterator<Item = &'static Running> {
+    pub(super) fn runs(&self) -> impl Iterator<Item = &'static RunningModule> {
         self.runs.values().copied()
     }
 
     /// Iterates over the collectives, each with the module that was running.
-    pub(super) fn calls(&self) -> impl Iterator<Item = (&CollectiveRecord, Option<&'static Running>)> {
+    pub(super) fn calls(&self) -> impl Iterator<Item = (&CollectiveRecord, Option<&'static RunningModule>)> {
         self.calls.iter().map(|(record, running)| (record, *running))
     }
 
     /// Iterates over the operators, each with the module that was running.
     pub(super) fn operations_with_modules(
         &self,
-    ) -> impl Iterator<Item = (&OperationRecord, Option<&'static Running>)> {
+    ) -> impl Iterator<Item = (&OperationRecord, Option<&'static RunningModule>)> {
         self.operations.iter().map(|operation| (&operation.record, operation.running))
     }
 

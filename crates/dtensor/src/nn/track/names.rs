@@ -17,7 +17,7 @@ use std::rc::Rc;
 
 use super::identity::{AddressKey, CellRefs, Identity, Key, address_key};
 use crate::autograd::{Phase, phase};
-use crate::comm::{Running, running_module};
+use crate::comm::{RunningModule, running_module};
 use crate::nn::Module;
 
 thread_local! {
@@ -40,8 +40,12 @@ pub(super) struct Name {
 }
 
 impl Name {
-    pub(super) fn running(&self, kind: &'static str, parent: Option<&'static Running>) -> &'static Running {
-        Running::below(self.root, &self.root_name, &self.below, kind, parent)
+    pub(super) fn running(
+        &self,
+        kind: &'static str,
+        parent: Option<&'static RunningModule>,
+    ) -> &'static RunningModule {
+        RunningModule::below(self.root, &self.root_name, &self.below, kind, parent)
     }
 
     /// Returns the name of a module further down.

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use super::names::NAMES;
-use super::watched;
+use super::with_module_listener;
 use crate::comm::running_module;
 use crate::nn::{Linear, Module, forward};
 use crate::{DType, Result, Tensor};
@@ -29,12 +29,12 @@ fn wrapped(layer: &Linear) -> Result<Wrapped> {
 fn paths(body: impl FnOnce() -> Result<()>) -> Result<(Vec<&'static str>, usize)> {
     let seen = Rc::new(std::cell::RefCell::new((Vec::new(), 0)));
     let recorded = seen.clone();
-    let note = move |_: &super::Entered<'_>| {
+    let note = move |_: &super::ModuleEntered<'_>| {
         let (paths, most) = &mut *recorded.borrow_mut();
         paths.extend(running_module().map(|running| running.path));
         *most = NAMES.with_borrow(|names| names.len().max(*most));
     };
-    watched(Rc::new(note), body)?;
+    with_module_listener(Rc::new(note), body)?;
     Ok(seen.take())
 }
 
@@ -66,9 +66,10 @@ fn root_ids_are_reused_only_after_many_others() -> Result<()> {
     let run = || -> Result<u64> {
         let id = Rc::new(std::cell::Cell::new(0));
         let recorded = id.clone();
-        let note =
-            move |entered: &super::Entered<'_>| recorded.set(entered.running.root.id.expect("it has one"));
-        watched(Rc::new(note), || Linear::new(1, 1, false)?.forward(&x))?;
+        let note = move |entered: &super::ModuleEntered<'_>| {
+            recorded.set(entered.running.root.id.expect("it has one"))
+        };
+        with_module_listener(Rc::new(note), || Linear::new(1, 1, false)?.forward(&x))?;
         Ok(id.get())
     };
     let ids = (0..600).map(|_| run()).collect::<Result<Vec<_>>>()?;

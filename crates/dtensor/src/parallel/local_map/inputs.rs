@@ -27,17 +27,17 @@ pub(super) fn prepare(settings: &Settings, leaves: &Leaves) -> Result<Option<Pre
     {
         check_entries(list, entries, leaves)?;
     }
-    let mut prepared: Option<Prepared> = None;
+    let mut cast_input: Option<Prepared> = None;
     let mut at = 0;
     for (i, (_, tensor)) in leaves.iter().enumerate() {
         let Some(x) = tensor else { continue };
         if let Some(layout) = x.layout() {
-            let prepared = prepared.get_or_insert_with(|| Prepared {
+            let cast_input = cast_input.get_or_insert_with(|| Prepared {
                 mesh: settings.device_mesh.as_ref().unwrap_or(layout.mesh()).clone(),
                 conversions: Vec::new(),
             });
-            let to = check_input(settings, &prepared.mesh, i, layout)?;
-            prepared.conversions.push(ArgumentConversion {
+            let to = check_input(settings, &cast_input.mesh, i, layout)?;
+            cast_input.conversions.push(ArgumentConversion {
                 at,
                 to,
                 grad: settings.in_grad_placements.get(i).cloned(),
@@ -45,7 +45,7 @@ pub(super) fn prepare(settings: &Settings, leaves: &Leaves) -> Result<Option<Pre
         }
         at += 1;
     }
-    if let Some(Prepared { mesh, .. }) = &prepared
+    if let Some(Prepared { mesh, .. }) = &cast_input
         && mesh.coordinate().is_none()
     {
         let message = format!(
@@ -55,7 +55,7 @@ pub(super) fn prepare(settings: &Settings, leaves: &Leaves) -> Result<Option<Pre
         );
         return Err(Error::argument(OP, message));
     }
-    Ok(prepared)
+    Ok(cast_input)
 }
 
 /// Returns an error unless a setting has one entry for each leaf, and `None` for values that are not tensors.
@@ -94,7 +94,8 @@ fn check_input(settings: &Settings, mesh: &DeviceMesh, i: usize, layout: &Layout
         let message = format!("distributed input {i}, {layout}, expects {what} but received None");
         Error::argument(OP, message)
     };
-    let of_input = |list: &'static str| move |error: Error| error.about(OP, format!("{list} of input {i}"));
+    let of_input =
+        |list: &'static str| move |error: Error| error.with_context(OP, format!("{list} of input {i}"));
     let mut target = layout.clone();
     if !settings.in_placements.is_empty() {
         let placements = settings.in_placements.get(i).ok_or_else(|| missing("placements"))?;
@@ -112,7 +113,7 @@ fn check_input(settings: &Settings, mesh: &DeviceMesh, i: usize, layout: &Layout
     }
     if !settings.in_grad_placements.is_empty() {
         let placements = settings.in_grad_placements.get(i).ok_or_else(|| missing("in grad placements"))?;
-        target.of_gradient(OP, placements.clone()).map_err(of_input("in_grad_placements"))?;
+        target.for_gradient(OP, placements.clone()).map_err(of_input("in_grad_placements"))?;
     }
     Ok((target != *layout).then_some(target))
 }

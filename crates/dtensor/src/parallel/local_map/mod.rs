@@ -18,7 +18,7 @@ pub use per_tensor::PerTensor;
 pub use value::{Leaf, Leaves, MapValue, PassThrough, Plain, Tensors};
 
 use crate::{DeviceMesh, Placements, Result, Shape};
-use dtensor_array::origin::{asked_by, on_behalf_of};
+use dtensor_array::origin::{caller_line, with_caller_line};
 
 const OP: &str = "local_map";
 
@@ -280,24 +280,24 @@ impl<F> LocalMap<F> {
     where
         F: MapFunction<A>,
     {
-        let at = asked_by(Location::caller());
+        let at = caller_line(Location::caller());
         let mut leaves = Leaves::default();
         let rest = arguments.give(&mut leaves);
-        let prepared = inputs::prepare(&self.settings, &leaves)?;
-        if let Some(prepared) = &prepared {
+        let cast_input = inputs::prepare(&self.settings, &leaves)?;
+        if let Some(cast_input) = &cast_input {
             let mut known = Vec::new();
             if F::Returned::known(&mut known) {
-                outputs::check(&self.settings, &prepared.mesh, &known)?;
+                outputs::check(&self.settings, &cast_input.mesh, &known)?;
             }
-            on_behalf_of(at, || prepared.localize(&mut leaves.tensors))?;
+            with_caller_line(at, || cast_input.localize(&mut leaves.tensors))?;
         }
-        // The function's own collectives keep the source lines of the function, so `on_behalf_of` does not cover this
+        // The function's own collectives keep the source lines of the function, so `with_caller_line` does not cover this
         // call.
         let returned = self.function.run(Tensors::from(&leaves.tensors[..]).take_all::<A>(rest)?)?;
         let mut leaves = Leaves::default();
         let rest = returned.give(&mut leaves);
-        if let Some(prepared) = &prepared {
-            on_behalf_of(at, || outputs::wrap(&self.settings, &prepared.mesh, &mut leaves))?;
+        if let Some(cast_input) = &cast_input {
+            with_caller_line(at, || outputs::wrap(&self.settings, &cast_input.mesh, &mut leaves))?;
         }
         Tensors::from(&leaves.tensors[..]).take_all::<F::Returned>(rest)
     }

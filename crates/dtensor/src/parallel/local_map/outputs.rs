@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{Leaf, Leaves, OP, PerTensor, Settings, format_leaves};
-use crate::distributed::{Told, tell};
+use crate::distributed::{ShardInfo, tell};
 use crate::{DeviceMesh, Error, FromLocal, Layout, Result, Tensor};
 
 /// Checks that the settings fit the outputs. It needs only their types, so that errors are found before the function
@@ -18,7 +18,7 @@ pub(super) fn check(settings: &Settings, mesh: &DeviceMesh, leaves: &[Leaf]) -> 
     check_count("out_shapes", "shape", shapes, leaves)?;
     for (i, leaf) in leaves.iter().enumerate() {
         let of_output =
-            |list: &'static str| move |error: Error| error.about(OP, format!("{list} of output {i}"));
+            |list: &'static str| move |error: Error| error.with_context(OP, format!("{list} of output {i}"));
         match (leaf, placements.get(i)) {
             (Leaf::Plain(kind), given) => {
                 let given = given.or(grads.get(i)).map(ToString::to_string);
@@ -38,13 +38,13 @@ pub(super) fn check(settings: &Settings, mesh: &DeviceMesh, leaves: &[Leaf]) -> 
             (_, Some(placements)) => {
                 let layout = match shapes.get(i) {
                     Some(shape) => Layout::checked(OP, mesh, placements.clone(), shape.clone()).map(Some),
-                    None => placements.counted(OP, mesh.ndim()).map(|()| None),
+                    None => placements.check_len(OP, mesh.ndim()).map(|()| None),
                 };
                 let layout = layout.map_err(of_output("out_placements"))?;
                 let fits = match (&layout, grads.get(i)) {
                     (_, None) => Ok(()),
-                    (Some(layout), Some(grad)) => layout.of_gradient(OP, grad.clone()).map(drop),
-                    (None, Some(grad)) => grad.counted(OP, mesh.ndim()),
+                    (Some(layout), Some(grad)) => layout.for_gradient(OP, grad.clone()).map(drop),
+                    (None, Some(grad)) => grad.check_len(OP, mesh.ndim()),
                 };
                 fits.map_err(of_output("out_grad_placements"))?;
             }
@@ -84,10 +84,10 @@ pub(super) fn wrap(settings: &Settings, mesh: &DeviceMesh, leaves: &mut Leaves) 
     let mut wrapped = Vec::with_capacity(leaves.tensors.len());
     for (i, (_, tensor)) in leaves.iter().enumerate() {
         let Some(part) = tensor else { continue };
-        let told: Vec<Told> = reports.iter().filter_map(|report| report[i].shard.clone()).collect();
+        let told: Vec<ShardInfo> = reports.iter().filter_map(|report| report[i].shard.clone()).collect();
         wrapped.push(
             wrap_one(settings, mesh, i, part, &told)
-                .map_err(|error| error.about(OP, format!("output {i}")))?,
+                .map_err(|error| error.with_context(OP, format!("output {i}")))?,
         );
     }
     leaves.tensors = wrapped;
@@ -100,7 +100,7 @@ struct OutputReport {
     /// True if there is a tensor.
     present: bool,
     /// The shape and dtype of its shard, if the global shape has to be derived from the shards.
-    shard: Option<Told>,
+    shard: Option<ShardInfo>,
 }
 
 /// Returns true if the ranks have to exchange the shapes of an output's shards.
@@ -127,7 +127,8 @@ fn exchange_reports(
         .enumerate()
         .map(|(i, (_, tensor))| {
             let placements = settings.out_placements.get(i).filter(|_| needs_shapes(settings, i));
-            let shard = tensor.zip(placements).map(|(shard, placements)| Told::of(shard, placements, None));
+            let shard =
+                tensor.zip(placements).map(|(shard, placements)| ShardInfo::of(shard, placements, None));
             OutputReport { present: tensor.is_some(), shard }
         })
         .collect();
@@ -162,7 +163,7 @@ fn wrap_one(
     mesh: &DeviceMesh,
     i: usize,
     part: &Tensor,
-    told: &[Told],
+    told: &[ShardInfo],
 ) -> Result<Tensor> {
     // `check` has found placements for every tensor that needs them.
     let Some(placements) = settings.out_placements.get(i) else { return Ok(part.clone()) };
@@ -172,5 +173,5 @@ fn wrap_one(
         grad_placements: settings.out_grad_placements.get(i).cloned(),
         ..FromLocal::default()
     };
-    Tensor::joined(part, mesh.clone(), placements.clone(), options, told)
+    Tensor::from_shards(part, mesh.clone(), placements.clone(), options, told)
 }

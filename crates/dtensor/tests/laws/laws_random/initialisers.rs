@@ -116,7 +116,7 @@ fn nothing_changes_but_the_value() -> Result<()> {
     assert_eq!(layer.weight.grad().unwrap().to_vec::<f32>()?, [2.; 6]);
     // A rule that draws is the rule by which a module is reset.
     let rule = init::normal(0.0, 0.02);
-    let weight = Parameter::drawn([4, 4], move |like| rule.like(like))?;
+    let weight = Parameter::with_init([4, 4], move |like| rule.like(like))?;
     manual_seed(5);
     weight.reset_parameters()?;
     manual_seed(5);

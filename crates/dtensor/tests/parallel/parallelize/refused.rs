@@ -4,18 +4,18 @@ use super::*;
 
 /// A style that does what it is told.
 #[derive(Debug)]
-struct Told {
+struct ShardInfo {
     partition: fn(&dyn Module) -> Result<Option<Partition>>,
     apply: fn(&dyn Module) -> Result<()>,
 }
 
-impl Default for Told {
+impl Default for ShardInfo {
     fn default() -> Self {
-        Told { partition: |_| Ok(None), apply: |_| Ok(()) }
+        ShardInfo { partition: |_| Ok(None), apply: |_| Ok(()) }
     }
 }
 
-impl ParallelStyle for Told {
+impl ParallelStyle for ShardInfo {
     fn partition(&self, module: &dyn Module, _: &DeviceMesh) -> Result<Option<Partition>> {
         (self.partition)(module)
     }
@@ -132,7 +132,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
             Box::new(SequenceParallel::new()) as Box<dyn ParallelStyle>,
             Box::new(PrepareModuleInput::new(Shard(0), Replicate)?),
             Box::new(PrepareModuleOutput::new(Shard(0), Replicate)?),
-            Box::new(Told { partition: |_| Ok(Some(Partition::new())), ..Told::default() }),
+            Box::new(ShardInfo { partition: |_| Ok(Some(Partition::new())), ..ShardInfo::default() }),
         ] {
             let plan = plan! { "inner" => col(), "" => style };
             refused(
@@ -143,7 +143,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
             );
         }
         // Styles of users: parameters that are not there, dims that are not there, errors of their own.
-        let told = |partition| Told { partition, ..Told::default() };
+        let told = |partition| ShardInfo { partition, ..ShardInfo::default() };
         let plan = first().with("layers.1.net2", told(|_| Ok(Some(vec![("wait".into(), Shard(0))]))));
         refused(&model, &mesh, plan, &["`layers.1.net2` (Linear)", "there is no parameter `wait`"]);
         let plan = first().with("layers.1.net2", told(|_| Ok(Some(vec![("bias".into(), Shard(1))]))));
@@ -178,12 +178,12 @@ fn what_fails_half_way_is_undone() {
         let hook = model.net2.base().unwrap().register_forward_hook(|_, _, outputs| Ok(outputs));
         model.forward(&Tensor::ones([1, 10], DType::F32)?)?.sum_all()?.backward()?;
         let before = whole_state(&model);
-        let fails = Told {
+        let fails = ShardInfo {
             apply: |module| {
                 module.base().unwrap().register_forward_hook(|_, _, outputs| Ok(outputs));
                 Err(Error::argument("Told", "too late"))
             },
-            ..Told::default()
+            ..ShardInfo::default()
         };
         raises(
             parallelize_module(&model, &mesh, mlp().with("", fails)),

@@ -174,7 +174,7 @@ fn issue_168375_a_seed_gives_the_numbers_of_one_device() {
             let alone = Linear::new(5, 7, true)?;
             for list in lists(&mesh, &whole_or_cut(2)) {
                 let bound = 1.0 / 5f64.sqrt();
-                let weight = Parameter::drawn([7, 5], move |like| like.uniform_like(-bound, bound))?;
+                let weight = Parameter::with_init([7, 5], move |like| like.uniform_like(-bound, bound))?;
                 weight.replace(&distribute_tensor(&weight.get().detach(), &mesh, list)?)?;
                 manual_seed(11);
                 weight.reset_parameters()?;
