@@ -1,8 +1,8 @@
-//! The program `dtensor`: training of a small language model, and the benchmarks.
+//! The program `dtensor`: trains a small language model, and runs the benchmarks.
 
 mod allocator;
 mod bench;
-mod complaint;
+mod failure;
 mod say;
 mod train;
 
@@ -15,7 +15,7 @@ use clap::{Parser, Subcommand};
 #[command(
     name = "dtensor",
     version,
-    about = "Distributed tensors with automatic gradients: training on a mesh of ranks, and benchmarks",
+    about = "Distributed tensors with automatic gradients: train a model on a mesh of ranks, or run benchmarks",
     arg_required_else_help = true
 )]
 struct Arguments {
@@ -25,13 +25,13 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a small language model on a mesh of ranks and watch the loss fall.
+    /// Train a small language model on a mesh of ranks.
     Train(Box<train::Options>),
-    /// Measure, alone or beside PyTorch.
+    /// Run benchmarks, alone or side by side with PyTorch.
     Bench(Box<bench::Options>),
 }
 
-/// Without arguments, there is help.
+/// clap reports this if there are no arguments; the program then prints its help.
 const HELP: ErrorKind = ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
 
 fn main() -> ExitCode {
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) if !error.use_stderr() || error.kind() == HELP => error.exit(),
-        Err(error) => return complaint::of_arguments(&error),
+        Err(error) => return failure::report_arguments(&error),
     };
     let result = match arguments.command {
         Command::Train(options) => train::run(&options),
@@ -47,6 +47,6 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => complaint::complain(&*error),
+        Err(error) => failure::report(&*error),
     }
 }

@@ -1,10 +1,10 @@
-//! What is said on standard output, which may be closed at any time.
+//! [`say!`]: prints to standard output, which may be closed at any time.
 
 use std::fmt;
 use std::io::{ErrorKind, Write, stdout};
 use std::process::exit;
 
-/// Prints a line. Where nobody reads on, the program ends.
+/// Prints a line like `println!`. If the reader has closed the pipe, the program ends with success.
 macro_rules! say {
     ($($what:tt)*) => {
         crate::say::line(format_args!($($what)*))

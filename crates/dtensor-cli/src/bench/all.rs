@@ -1,4 +1,4 @@
-//! `dtensor bench --all`: every workload that PyTorch has a side of, as one table.
+//! `dtensor bench --all`: all workloads that PyTorch can run too, as one table.
 
 use std::error::Error;
 use std::fmt::Write as _;
@@ -6,29 +6,29 @@ use std::io::Write as _;
 
 use clap::{Args, Parser};
 
-use super::contest::Sides;
+use super::comparison::CommonOptions;
 use super::machine::Machine;
-use super::models::{Case, wanted};
+use super::models::{TrainingCase, select};
 use super::row::{Row, print};
-use super::{Workload, measure, some};
+use super::{Workload, check_not_empty, measure};
 
-/// Among whom, how often, beside whom, and how to say it.
+/// The flags of `dtensor bench --all`.
 #[derive(Args)]
 pub(crate) struct All {
     /// Measure every workload that is compared with PyTorch, and print one table
     ///
-    /// Some things are fixed: dispatch is timed in the worlds simulated and threads, on the largest of --ranks; memory is
-    /// measured in one round; and kernels, which have no ranks, take as many rounds as the others, not their own number.
+    /// Dispatch is always timed in the worlds simulated and threads, on the largest of --ranks. Memory is always measured in one
+    /// round. Kernels run --rounds rounds like the others, instead of their own default.
     #[arg(long)]
     pub(crate) all: bool,
     #[command(flatten)]
-    sides: Sides,
-    /// Print lines of JSON instead of a table
+    common: CommonOptions,
+    /// Print JSON lines instead of a table
     #[arg(long)]
     json: bool,
 }
 
-/// A workload as on the command line.
+/// The command line of one workload.
 #[derive(Parser)]
 #[command(no_binary_name = true)]
 struct Line {
@@ -36,33 +36,33 @@ struct Line {
     workload: Workload,
 }
 
-/// What is measured.
+/// The workloads that are measured.
 const WORKLOADS: [&str; 7] =
     ["kernels", "dispatch", "redistribute", "mlp", "transformer", "startup", "memory"];
 
 pub(crate) fn run(options: &All) -> Result<(), Box<dyn Error>> {
-    options.sides.world.iter().try_for_each(|world| world.check())?;
-    wanted(Case::all(), &options.sides.only, &options.sides.ranks)?;
-    let machine = Machine::look(&options.sides);
+    options.common.world.iter().try_for_each(|world| world.check())?;
+    select(TrainingCase::all(), &options.common.only, &options.common.ranks)?;
+    let machine = Machine::detect(&options.common);
     if options.json {
         print(&machine)?;
     }
     let mut rows = Vec::new();
-    let result = each(options, &mut rows);
-    // What has been measured before something went wrong is shown too.
+    let result = measure_all(options, &mut rows);
+    // After an error, show the rows measured before it.
     if !rows.is_empty() {
-        let table = table(&rows, options.sides.peer.is_some())?;
+        let table = table(&rows, options.common.peer.is_some())?;
         write!(std::io::stdout(), "{machine}\n{table}")?;
     }
-    some(result?, &options.sides.only)
+    check_not_empty(result?, &options.common.only)
 }
 
-/// Measures all workloads, and counts their rows. They are printed, or kept in `rows` for a table.
-fn each(options: &All, rows: &mut Vec<Row>) -> Result<usize, Box<dyn Error>> {
+/// Measures all workloads and returns the number of rows, which it prints as JSON or appends to `rows`.
+fn measure_all(options: &All, rows: &mut Vec<Row>) -> Result<usize, Box<dyn Error>> {
     let mut count = 0;
     for workload in WORKLOADS {
         eprintln!("{workload} …");
-        let line = Line::try_parse_from(arguments(workload, &options.sides))?;
+        let line = Line::try_parse_from(arguments(workload, &options.common))?;
         count += measure(&line.workload, &mut |row| {
             if options.json {
                 return print(row);
@@ -74,24 +74,24 @@ fn each(options: &All, rows: &mut Vec<Row>) -> Result<usize, Box<dyn Error>> {
     Ok(count)
 }
 
-/// The command line of a workload.
-fn arguments(workload: &str, sides: &Sides) -> Vec<String> {
-    let ranks: Vec<String> = sides.ranks.iter().map(u16::to_string).collect();
-    let worlds: Vec<&str> = sides.world.iter().map(|world| world.name()).collect();
-    // Memory is the same each time, and new processes are started for each.
-    let rounds = if workload == "memory" { 1 } else { sides.rounds };
-    // Kernels need no ranks, and dispatch is timed on one number of them.
-    let mut line = vec![workload.to_owned(), format!("--rounds={rounds}"), format!("--only={}", sides.only)];
+/// Returns the arguments of a workload.
+fn arguments(workload: &str, common: &CommonOptions) -> Vec<String> {
+    let ranks: Vec<String> = common.ranks.iter().map(u16::to_string).collect();
+    let worlds: Vec<&str> = common.world.iter().map(|world| world.name()).collect();
+    // Peak memory hardly varies, and each round of it starts new processes.
+    let rounds = if workload == "memory" { 1 } else { common.rounds };
+    // Kernels have no ranks, and dispatch takes a single number of ranks.
+    let mut line = vec![workload.to_owned(), format!("--rounds={rounds}"), format!("--only={}", common.only)];
     match workload {
         "kernels" => {}
-        "dispatch" => line.extend(sides.ranks.iter().max().map(|most| format!("--ranks={most}"))),
+        "dispatch" => line.extend(common.ranks.iter().max().map(|most| format!("--ranks={most}"))),
         _ => line.extend([format!("--ranks={}", ranks.join(",")), format!("--world={}", worlds.join(","))]),
     }
-    line.extend(sides.peer.iter().map(|python| format!("--peer={python}")));
+    line.extend(common.peer.iter().map(|python| format!("--peer={python}")));
     line
 }
 
-/// All rows in Markdown.
+/// Formats the rows as a Markdown table.
 fn table(rows: &[Row], peer: bool) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let (names, line) = if peer { (" PyTorch | dtensor / PyTorch |", "---:|---:|") } else { ("", "") };
@@ -114,7 +114,7 @@ fn table(rows: &[Row], peer: bool) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
-/// A time in the unit that suits it.
+/// Formats a time in ns, µs, ms or s.
 fn time(seconds: f64) -> String {
     let (scale, unit) = match seconds {
         s if s < 1e-6 => (1e9, "ns"),
@@ -129,7 +129,7 @@ fn size(bytes: u64) -> String {
     format!("{} MiB", three_digits(bytes as f64 / f64::from(1 << 20)))
 }
 
-/// A number with about three digits that count.
+/// Formats a number with three significant digits.
 fn three_digits(x: f64) -> String {
     let before_the_point = if x > 0.0 { x.log10().floor() as i32 + 1 } else { 1 };
     let decimals = (3 - before_the_point).clamp(0, 6) as usize;
@@ -141,7 +141,7 @@ mod tests {
     use super::{size, three_digits, time};
 
     #[test]
-    fn numbers_have_three_digits_and_a_unit() {
+    fn numbers_have_three_significant_digits_and_a_unit() {
         let cases =
             [(0.0, "0.00"), (0.012345, "0.0123"), (1.2345, "1.23"), (45.67, "45.7"), (1234.5, "1234")];
         for (x, text) in cases {

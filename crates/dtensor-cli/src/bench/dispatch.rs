@@ -1,17 +1,16 @@
-//! `dtensor bench dispatch`: what an operator costs besides its arithmetic, the same cases as `dispatch_peer.py`.
+//! `dtensor bench dispatch`: the cost of an operator besides its kernel, in the same cases as `dispatch_peer.py`.
 //!
-//! Tensors so small that the kernel takes next to nothing, in layouts that need no communication. One timing is 1,000 operators,
-//! each result dropped before the next, and of nine timings the median counts.
+//! The tensors are so small that the kernel takes almost no time, and their layouts need no communication. One timing runs 1,000
+//! operators and drops each result before the next. The median of nine timings counts.
 //!
-//! It is timed among ranks that do it in two ways, because neither says everything:
-//! - `simulated`: one rank of the world has a core to itself. Its peer is one process of as many, while the others sleep. This is
-//!   the cost of dispatch.
-//! - `threads`: all ranks run at once, and so do the peer's. This shows whether ranks get in each other's way. The time is
-//!   from the first rank that starts to the last that is done: where there are fewer cores than ranks, a rank that is done
-//!   within its time slice would else be timed as if the others were not there, and one that is slower would not.
+//! There are two kinds of ranks, because neither alone shows everything:
+//! - `simulated`: one rank runs and has a core to itself. In PyTorch, one process runs while the others sleep. This is the cost of
+//!   dispatch.
+//! - `threads`: all ranks run at once, in PyTorch too. This shows whether ranks slow each other down. The time is from the first
+//!   rank that starts to the last rank that finishes. Otherwise, with fewer cores than ranks, a rank that finishes within its time
+//!   slice would be timed as if it were alone, and a slower rank would not.
 //!
-//! On a machine that does other work at the same time the comparison is not fair: our timings are so short that they are
-//! seldom interrupted, the peer's are not.
+//! On a busy machine the comparison is unfair: our timings are so short that they are seldom interrupted, PyTorch's are longer.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -23,107 +22,107 @@ use dtensor::comm::{World, run as run_ranks};
 use dtensor::prelude::*;
 use dtensor::set_num_threads;
 
-use super::contest;
+use super::comparison;
 use super::peer::Peer;
 use super::row::{Row, Sink};
-use super::timing::{faster, median};
+use super::timing::{describe_speedups, median};
 
-/// Operators in a timing.
+/// Operators per timing.
 const OPERATORS: usize = 1000;
-/// Timings in a turn.
+/// Timings per round.
 const TIMINGS: usize = 9;
-/// Timings before the ones that count.
+/// Timings before those that count.
 const WARM_UP: usize = 3;
 
-/// Which cases, among whom, how often, and beside whom.
+/// The flags of `dtensor bench dispatch`.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Number of ranks
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
     ranks: u16,
-    /// What the ranks are
+    /// Kinds of ranks
     #[arg(long, value_delimiter = ',', default_value = "simulated,threads")]
-    world: Vec<Ranks>,
-    /// A Python that has torch: each case is timed there too, interleaved with ours
+    world: Vec<RankKind>,
+    /// Python interpreter with torch; each case is timed there too, in turns with ours
     #[arg(long, value_name = "PYTHON")]
     peer: Option<String>,
-    /// Only the cases whose name contains this
+    /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) only: String,
-    /// How often all take turns; the median counts
+    /// Number of measurements of each case, in turns; the median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 }
 
-/// What ranks are.
+/// The kind of the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-enum Ranks {
-    /// One of them, alone
+enum RankKind {
+    /// One rank of a simulated world, alone
     Simulated,
     /// Threads of one process, all at once
     Threads,
 }
 
-impl Ranks {
-    /// As rows have it.
-    fn world(self) -> contest::World {
+impl RankKind {
+    /// Returns the world that rows name.
+    fn world(self) -> comparison::World {
         match self {
-            Ranks::Simulated => contest::World::Simulated,
-            Ranks::Threads => contest::World::Threads,
+            RankKind::Simulated => comparison::World::Simulated,
+            RankKind::Threads => comparison::World::Threads,
         }
     }
 
-    /// The ranks that are there.
+    /// Creates the ranks that run.
     fn worlds(self, ranks: usize) -> Result<Vec<World>> {
         match self {
-            Ranks::Simulated => Ok(vec![World::simulated(ranks, 0)?]),
-            Ranks::Threads => World::threads(ranks),
+            RankKind::Simulated => Ok(vec![World::simulated(ranks, 0)?]),
+            RankKind::Threads => World::threads(ranks),
         }
     }
 }
 
-/// The operator of a case, and how its inputs lie.
+/// The operator of a case, and the placements of its inputs.
 #[derive(Clone, Copy)]
-enum Kind {
-    /// On no mesh at all.
+enum Operator {
+    /// Local inputs.
     LocalAdd,
     AddReplicate,
     AddShard,
-    /// Rows of the left input on each rank, all of the right one.
+    /// `Shard(0)` on the left, `Replicate` on the right.
     MatmulShard,
 }
 
 #[derive(Clone, Copy)]
 struct Case {
     name: &'static str,
-    kind: Kind,
-    /// Whether the operator leaves a node in the graph.
+    operator: Operator,
+    /// True if the operator records a node.
     grad: bool,
 }
 
 const CASES: [Case; 7] = [
-    Case { name: "local_add", kind: Kind::LocalAdd, grad: false },
-    Case { name: "add_replicate", kind: Kind::AddReplicate, grad: false },
-    Case { name: "add_shard", kind: Kind::AddShard, grad: false },
-    Case { name: "local_add_grad", kind: Kind::LocalAdd, grad: true },
-    Case { name: "add_replicate_grad", kind: Kind::AddReplicate, grad: true },
-    Case { name: "add_shard_grad", kind: Kind::AddShard, grad: true },
-    Case { name: "matmul_shard", kind: Kind::MatmulShard, grad: false },
+    Case { name: "local_add", operator: Operator::LocalAdd, grad: false },
+    Case { name: "add_replicate", operator: Operator::AddReplicate, grad: false },
+    Case { name: "add_shard", operator: Operator::AddShard, grad: false },
+    Case { name: "local_add_grad", operator: Operator::LocalAdd, grad: true },
+    Case { name: "add_replicate_grad", operator: Operator::AddReplicate, grad: true },
+    Case { name: "add_shard_grad", operator: Operator::AddShard, grad: true },
+    Case { name: "matmul_shard", operator: Operator::MatmulShard, grad: false },
 ];
 
 impl Case {
-    /// The median time of an operator, from the first rank that starts to the last that is done.
-    fn seconds(self, ranks: Ranks, size: usize) -> Result<f64> {
+    /// Returns the median time of an operator, from the first rank that starts to the last rank that finishes.
+    fn seconds(self, ranks: RankKind, size: usize) -> Result<f64> {
         let spans = run_ranks(ranks.worlds(size)?, |world| {
             set_num_threads(1);
             let mesh = DeviceMesh::new(&world, [size], "ranks")?;
             let ones = |rows, columns| Tensor::ones([rows, columns], DType::F32)?.requires_grad_(self.grad);
             let add = |x: Tensor| spans(&world, || x.add(&x));
-            match self.kind {
-                Kind::LocalAdd => add(ones(4, 4)?),
-                Kind::AddReplicate => add(distribute_tensor(&ones(4, 4)?, &mesh, Replicate)?),
-                Kind::AddShard => add(distribute_tensor(&ones(4 * size, 4)?, &mesh, Shard(0))?),
-                Kind::MatmulShard => {
+            match self.operator {
+                Operator::LocalAdd => add(ones(4, 4)?),
+                Operator::AddReplicate => add(distribute_tensor(&ones(4, 4)?, &mesh, Replicate)?),
+                Operator::AddShard => add(distribute_tensor(&ones(4 * size, 4)?, &mesh, Shard(0))?),
+                Operator::MatmulShard => {
                     let a = distribute_tensor(&ones(4 * size, 8)?, &mesh, Shard(0))?;
                     let b = distribute_tensor(&ones(8, 8)?, &mesh, Replicate)?;
                     spans(&world, || a.matmul(&b))
@@ -140,21 +139,21 @@ impl Case {
     }
 }
 
-/// The median time of the case `add_shard` on one rank of a simulated mesh.
+/// Returns the median time of the case `add_shard` on one rank of a simulated mesh.
 pub(crate) fn add_shard(ranks: usize) -> Result<f64> {
-    Case { name: "add_shard", kind: Kind::AddShard, grad: false }.seconds(Ranks::Simulated, ranks)
+    Case { name: "add_shard", operator: Operator::AddShard, grad: false }.seconds(RankKind::Simulated, ranks)
 }
 
-/// When each timing of this rank began and ended. Ranks begin together.
+/// Runs all timings, and returns the start and the end of each on this rank. A barrier lets ranks start together.
 fn spans(world: &World, body: impl Fn() -> Result<Tensor>) -> Result<Vec<(Instant, Instant)>> {
     let mut spans = Vec::with_capacity(WARM_UP + TIMINGS);
     for _ in 0..WARM_UP + TIMINGS {
         world.group().barrier()?;
-        let began = Instant::now();
+        let start = Instant::now();
         for _ in 0..OPERATORS {
             drop(black_box(body()?));
         }
-        spans.push((began, Instant::now()));
+        spans.push((start, Instant::now()));
     }
     Ok(spans)
 }
@@ -164,9 +163,9 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), 
     if cases.is_empty() {
         return Ok(());
     }
-    let start = |path| contest::peer(path, include_str!("dispatch_peer.py"), options.ranks.into());
+    let start = |path| comparison::peer(path, include_str!("dispatch_peer.py"), options.ranks.into());
     let mut peer = options.peer.as_deref().map(start).transpose()?;
-    let mut speedups: BTreeMap<Ranks, Vec<f64>> = BTreeMap::new();
+    let mut speedups: BTreeMap<RankKind, Vec<f64>> = BTreeMap::new();
     for &world in &options.world {
         for &case in &cases {
             let row = row(options, world, case, &mut peer)?;
@@ -177,28 +176,28 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), 
         }
     }
     for (world, speedups) in speedups {
-        eprintln!("{}: {}", world.world().name(), faster(&speedups));
+        eprintln!("{}: {}", world.world().name(), describe_speedups(&speedups));
     }
     Ok(())
 }
 
-/// One case, ours and the peer's in turns.
+/// Measures one case, ours and PyTorch's in turns.
 fn row(
     options: &Options,
-    world: Ranks,
+    world: RankKind,
     case: Case,
     peer: &mut Option<Peer>,
 ) -> std::result::Result<Row, Box<dyn Error>> {
-    let (ranks, question) = (options.ranks.into(), format!("{}:{}", world.world().name(), case.name));
+    let (ranks, request) = (options.ranks.into(), format!("{}:{}", world.world().name(), case.name));
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     if let Some(peer) = peer {
-        // Nobody is timed while it is still starting.
-        peer.seconds(&question, 1, 1)?;
+        // Wait until the peer has started.
+        peer.seconds(&request, 1, 1)?;
     }
     for _ in 0..options.rounds {
         ours.push(case.seconds(world, ranks)?);
         if let Some(peer) = peer {
-            theirs.push(peer.seconds(&question, TIMINGS, OPERATORS)?);
+            theirs.push(peer.seconds(&request, TIMINGS, OPERATORS)?);
         }
     }
     let seconds = median(ours);

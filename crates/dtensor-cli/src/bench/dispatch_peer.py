@@ -1,7 +1,7 @@
-"""The cases of `dtensor bench dispatch` in PyTorch. `ranks_peer.py` comes before it.
+"""The cases of `dtensor bench dispatch` in PyTorch. Appended to `ranks_peer.py`.
 
-A case is `world:name`. In the world `simulated` rank 0 runs alone, and the others wait for it; in any other all run at
-once, and the time is from the first that starts to the last that is done.
+A case is `world:name`. In the world `simulated` rank 0 runs alone while the others wait. In any other world all ranks run at
+once, and the time is from the first rank that starts to the last rank that finishes.
 """
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -46,7 +46,7 @@ def seconds(case, samples, inner, mesh):
         if rank == 0 or not alone:
             calls(inner)
         spans.append((start, time.perf_counter()))
-    # The clock is the machine's, the same for all processes.
+    # All processes of the machine share this clock.
     everybody = [None] * ranks
     dist.all_gather_object(everybody, spans)
     timings = zip(*everybody[:1] if alone else everybody)

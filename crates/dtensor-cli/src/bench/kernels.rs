@@ -1,4 +1,4 @@
-//! `dtensor bench kernels`: each local operator on one thread, the same cases as `kernels_peer.py`.
+//! `dtensor bench kernels`: local operators on one thread, in the same cases as `kernels_peer.py`.
 
 use std::error::Error;
 
@@ -10,23 +10,23 @@ use super::peer::{Peer, python};
 use super::row::{Row, Sink};
 use super::timing::{median, seconds};
 
-/// Which cases, how often, and beside whom.
+/// The flags of `dtensor bench kernels`.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// A Python that has torch: each case is timed there too, interleaved with ours
+    /// Python interpreter with torch; each case is timed there too, in turns with ours
     #[arg(long, value_name = "PYTHON")]
     peer: Option<String>,
-    /// Only the cases whose name contains this
+    /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) only: String,
-    /// How often ours and the peer take turns; the median counts
+    /// Number of measurements of each case, in turns; the median counts
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 }
 
 struct Case {
     name: &'static str,
-    /// Calls per timing: many for what is too short to time alone.
+    /// Calls per timing: many if one call is too short to time.
     inner: usize,
     samples: usize,
     body: Box<dyn Fn() -> Result<Tensor>>,
@@ -49,7 +49,7 @@ fn cases() -> Result<Vec<Case>> {
     let (row, column, bias) = (normal([2048])?, normal([1024, 1])?, normal([2048])?);
     let table = normal([1024, 2048])?;
     let ids = Tensor::randint(0, 1024, [1024])?;
-    // One binary closure per case, each with handles of its own.
+    // Makes the closure of a case, with its own handles of two tensors.
     let on = |f: fn(&Tensor, &Tensor) -> Result<Tensor>, a: &Tensor, b: &Tensor| {
         let (a, b) = (a.clone(), b.clone());
         move || f(&a, &b)
@@ -76,12 +76,12 @@ fn cases() -> Result<Vec<Case>> {
         case("embedding", on(|ids, table| ids.embedding(table, None), &ids, &table)),
         case("embedding_backward", {
             let table = table.requires_grad_(true)?;
-            let looked_up = ids.embedding(&table, None)?;
+            let embedded = ids.embedding(&table, None)?;
             let dy = x.clone();
             move || {
                 let options =
                     BackwardOptions { gradient: Some(dy.clone()), retain_graph: true, create_graph: false };
-                Ok(grad(&looked_up, &[&table], options)?.remove(0).expect("the table was looked up in"))
+                Ok(grad(&embedded, &[&table], options)?.remove(0).expect("the output depends on the table"))
             }
         }),
     ];

@@ -1,14 +1,14 @@
-//! Where and of what something was measured.
+//! [`Machine`]: the machine and the versions that a table was measured with.
 
 use std::fmt;
 use std::process::{Command, Stdio};
 
 use serde::Serialize;
 
-use super::contest::{Sides, World};
+use super::comparison::{CommonOptions, World};
 use super::peer::python;
 
-/// The machine and the versions of all that takes part. What nobody knows is `unknown`.
+/// The machine, and the versions of all programs. A value that cannot be found is `unknown`.
 #[derive(Serialize)]
 pub(crate) struct Machine {
     workload: &'static str,
@@ -16,20 +16,20 @@ pub(crate) struct Machine {
     cores: usize,
     dtensor: &'static str,
     rustc: &'static str,
-    /// Of the MPI library, where it takes part.
+    /// The version of the MPI library, if the world `mpi` is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     mpi: Option<String>,
-    /// Where it takes part.
+    /// The version of PyTorch, if it is measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pytorch: Option<String>,
-    /// That this program was built from.
+    /// The commit that this program was built from.
     commit: &'static str,
     date: String,
 }
 
 impl Machine {
-    /// Looks around, for those who take part.
-    pub(crate) fn look(sides: &Sides) -> Machine {
+    /// Detects the machine and the versions of the programs that are measured.
+    pub(crate) fn detect(common: &CommonOptions) -> Machine {
         let unknown = |found: Option<String>| found.unwrap_or_else(|| "unknown".to_owned());
         let version = |path| first_line(&mut python(path, "import torch; print(torch.__version__)"));
         let mpi = || first_line(Command::new("mpirun").arg("--version"));
@@ -39,8 +39,8 @@ impl Machine {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             dtensor: env!("CARGO_PKG_VERSION"),
             rustc: option_env!("DTENSOR_RUSTC").unwrap_or("unknown"),
-            mpi: sides.world.contains(&World::Mpi).then(|| unknown(mpi())),
-            pytorch: sides.peer.as_deref().map(|path| unknown(version(path))),
+            mpi: common.world.contains(&World::Mpi).then(|| unknown(mpi())),
+            pytorch: common.peer.as_deref().map(|path| unknown(version(path))),
             commit: env!("DTENSOR_COMMIT"),
             date: unknown(first_line(Command::new("date").args(["-u", "+%Y-%m-%d"]))),
         }
@@ -48,7 +48,7 @@ impl Machine {
 }
 
 impl fmt::Display for Machine {
-    /// As a list in Markdown.
+    /// Formats the machine as a Markdown list.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "- machine: {}, {} cores", self.cpu, self.cores)?;
         write!(f, "- versions: dtensor {}, {}", self.dtensor, self.rustc)?;
@@ -69,7 +69,7 @@ fn cpu() -> Option<String> {
     Some(name.trim().to_owned())
 }
 
-/// The first line that a command prints, if it succeeds.
+/// Returns the first line that a command prints, if it succeeds.
 fn first_line(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;

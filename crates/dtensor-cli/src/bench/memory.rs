@@ -1,51 +1,51 @@
-//! `dtensor bench memory`: the most memory that a world has had while it trained, in the cases of `mlp` and `transformer`.
+//! `dtensor bench memory`: peak memory during training, in the cases of `mlp` and `transformer`.
 //!
-//! Each number is that of new processes that run nothing else. It is what the system calls their resident set: one process's for
-//! threads, for ranks that are processes the sum over them. Pages that processes share, such as those of libraries, are counted in each.
+//! Each measurement starts new processes, which run nothing else. Peak memory is the largest resident set: of the one process for
+//! threads, summed over processes otherwise. Pages that processes share, such as those of libraries, count in each process.
 
 use std::error::Error;
 
 use clap::Args;
 
-use super::contest::{Answers, Sides, peer};
-use super::models::{Case, wanted};
-use super::peer::Answer;
+use super::comparison::{CommonOptions, Measurements, peer};
+use super::models::{TrainingCase, select};
+use super::peer::Measurement;
 use super::row::{Row, Sink};
 use super::timing::median;
 use super::train;
 
-/// Steps after the first few: memory does not grow any more.
+/// The number of steps after the warm-up. More steps would not raise the peak.
 const STEPS: usize = 5;
 
-/// Which cases, among whom, how often, and beside whom.
+/// The flags of `dtensor bench memory`.
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    pub(crate) sides: Sides,
+    pub(crate) common: CommonOptions,
 }
 
 pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
-    let sides = &options.sides;
-    let cases = wanted(Case::all(), &sides.only, &sides.ranks)?;
-    for &ranks in &sides.ranks {
+    let common = &options.common;
+    let cases = select(TrainingCase::all(), &common.only, &common.ranks)?;
+    for &ranks in &common.ranks {
         let ranks = ranks.into();
         for case in &cases {
             let name = case.to_string();
-            let mut answers = Answers::of(sides.world.iter().copied());
-            for _ in 0..sides.rounds {
-                for (world, said) in &mut answers.ours {
-                    said.push(world.serve(case.workload(), ranks)?.ask(&name, STEPS, 1)?);
+            let mut all = Measurements::empty(common.world.iter().copied());
+            for _ in 0..common.rounds {
+                for (world, measured) in &mut all.ours {
+                    measured.push(world.serve(case.workload(), ranks)?.measure(&name, STEPS, 1)?);
                 }
-                if let Some(path) = &sides.peer {
-                    answers.theirs.push(peer(path, train::SCRIPT, ranks)?.ask(&name, STEPS, 1)?);
+                if let Some(path) = &common.peer {
+                    all.theirs.push(peer(path, train::SCRIPT, ranks)?.measure(&name, STEPS, 1)?);
                 }
             }
-            let theirs = match answers.theirs.is_empty() {
+            let theirs = match all.theirs.is_empty() {
                 true => None,
-                false => Some(middle(&answers.theirs)?),
+                false => Some(median_bytes(&all.theirs)?),
             };
-            for (world, said) in &answers.ours {
-                let ours = middle(said)?;
+            for (world, measured) in &all.ours {
+                let ours = median_bytes(measured)?;
                 sink(Row {
                     workload: "memory",
                     case: name.clone(),
@@ -62,9 +62,9 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error
     Ok(())
 }
 
-/// The median number of bytes.
-fn middle(said: &[Answer]) -> Result<u64, Box<dyn Error>> {
+/// Returns the median of the peak memory.
+fn median_bytes(measured: &[Measurement]) -> Result<u64, Box<dyn Error>> {
     let bytes: Option<Vec<f64>> =
-        said.iter().map(|answer| answer.peak_bytes.map(|bytes| bytes as f64)).collect();
-    Ok(median(bytes.ok_or("this system does not say how much memory a process has had")?) as u64)
+        measured.iter().map(|one| one.peak_bytes.map(|bytes| bytes as f64)).collect();
+    Ok(median(bytes.ok_or("this system does not report the peak memory of a process")?) as u64)
 }

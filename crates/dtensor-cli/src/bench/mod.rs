@@ -1,9 +1,9 @@
-//! `dtensor bench`: workloads timed here and, on request, in PyTorch in the same run.
+//! `dtensor bench`: benchmarks, optionally side by side with PyTorch in the same run.
 
 mod all;
 mod collective;
-mod contest;
-mod copy;
+mod comparison;
+mod copy_rate;
 mod dispatch;
 mod kernels;
 mod machine;
@@ -23,7 +23,7 @@ use std::error::Error;
 
 use clap::{Args, Subcommand};
 
-/// One workload, or all that are compared with PyTorch.
+/// One workload, or all workloads that PyTorch can run too.
 #[derive(Args)]
 #[command(
     arg_required_else_help = true,
@@ -37,50 +37,48 @@ pub(crate) struct Options {
     workload: Option<Workload>,
 }
 
-/// What to measure.
+/// The workload to measure.
 #[derive(Subcommand)]
 pub(crate) enum Workload {
-    /// Each local operator on one thread.
+    /// Local operators on one thread.
     Kernels(kernels::Options),
-    /// Each collective that changes how a tensor lies on several ranks.
+    /// Redistributions of a tensor over several ranks: all-gather, all-reduce, reduce-scatter, all-to-all.
     ///
-    /// A row is the median time from the first rank that starts to the last that is done.
+    /// A row is the median time from the first rank that starts to the last rank that finishes.
     ///
-    /// Rows of threads have a `bound_fraction`: the time that their bytes would take at the rate at which this machine
-    /// copies memory, measured in the same run, over the time measured. The bytes are those that all ranks together read
-    /// and write if each makes a result of its own: with S bytes and n ranks 2nS for all_gather and all_reduce, (n + 1)S
-    /// for reduce_scatter and 2S for all_to_all. 1 is as fast as a copy; more is possible, because threads can share a
-    /// result.
+    /// Rows of threads have a `bound_fraction`: the time to copy the bytes of the case, at the memory copy rate measured in the
+    /// same run, divided by the measured time. The bytes are those that all ranks read and write if each rank makes its own
+    /// result: with S bytes and n ranks 2nS for all_gather and all_reduce, (n + 1)S for reduce_scatter and 2S for all_to_all.
+    /// 1 is as fast as a copy. More than 1 is possible, because threads can share a result.
     Redistribute(redistribute::Options),
     /// The fixed cost of an operator: tiny tensors, no communication.
     ///
-    /// A row is one operator, the mean of 1,000, with its result dropped. `local_add` is on a tensor that lies on no mesh:
-    /// what another add takes beyond it is the cost of dispatch. In the world `simulated` one rank runs while the
-    /// others do nothing, the peer's too. In the world `threads` all ranks run at once, and the time is from the first that
-    /// starts to the last that is done.
+    /// A row is the mean time of one of 1,000 operators, including dropping the result. `local_add` adds local tensors; the
+    /// difference of the other adds from it is the cost of dispatch. In the world `simulated` one rank runs while the other
+    /// ranks are idle, also in PyTorch. In the world `threads` all ranks run at once, and the time is from the first rank that
+    /// starts to the last rank that finishes.
     Dispatch(dispatch::Options),
-    /// A step of training an MLP that is cut into columns and rows.
+    /// A training step of a tensor-parallel MLP: column-wise linear, relu, row-wise linear.
     ///
-    /// Relu between them, SGD, the sum as the loss. A row is the median step, from the first rank that starts to the last
-    /// that is done; `loss` is that of the third step, and the peer must come to the same.
+    /// SGD; the loss is the sum of the outputs. A row is the median time of a step, from the first rank that starts to the last
+    /// rank that finishes. `loss` is that of the third step; PyTorch must have the same.
     Mlp(train::Options),
-    /// A step of training a transformer, sequence- and tensor-parallel.
+    /// A training step of a sequence- and tensor-parallel transformer.
     ///
-    /// Cross-entropy and AdamW. Rows are as those of `mlp`.
+    /// Cross-entropy and AdamW. Rows are like those of `mlp`.
     Transformer(train::Options),
-    /// The time until ranks can work together.
+    /// The time until ranks are ready: from the start of the last one until all have a mesh and have passed a barrier.
     ///
-    /// Of new processes: from when the last of them begins to make a world until all have a mesh and have met at a barrier.
+    /// Each measurement starts new processes.
     Startup(startup::Options),
-    /// The most memory that a world has had while it trained, in the cases of `mlp` and `transformer`.
+    /// Peak memory of all ranks during training, in the cases of `mlp` and `transformer`.
     ///
-    /// Of new processes that run nothing else: the resident set of one process for threads, the sum over processes else.
+    /// Each measurement starts new processes. Peak memory is the resident set: of the one process for threads, summed over
+    /// processes otherwise.
     Memory(memory::Options),
-    /// What more ranks cost and bring.
-    ///
-    /// Training on more and more threads at the same work in all; the cost of dispatch and of planning on simulated meshes.
+    /// Strong scaling of training over threads; dispatch and planning on simulated meshes of up to thousands of ranks.
     Scaling(scaling::Options),
-    /// Finding the way from one layout to another, on one rank of a simulated mesh.
+    /// Planning of redistributions, on one rank of a simulated mesh.
     Plan(plan::Options),
 }
 
@@ -88,7 +86,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let result = match &options.workload {
         Some(workload) => {
             measure(workload, &mut |row| row::print(row)).and_then(|rows| match workload.only() {
-                Some(only) => some(rows, only),
+                Some(only) => check_not_empty(rows, only),
                 None => Ok(()),
             })
         }
@@ -96,28 +94,28 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
         None => Err("name a workload, or measure all of them with --all".into()),
     };
     match result {
-        Err(error) if row::nobody_reads(&*error) => Ok(()),
+        Err(error) if row::is_broken_pipe(&*error) => Ok(()),
         result => result,
     }
 }
 
-/// That `only` has left some rows.
-fn some(rows: usize, only: &str) -> Result<(), Box<dyn Error>> {
+/// Returns an error if `--only` matched no case.
+fn check_not_empty(rows: usize, only: &str) -> Result<(), Box<dyn Error>> {
     if rows == 0 { Err(format!("no case contains {only:?}").into()) } else { Ok(()) }
 }
 
 impl Workload {
-    /// What the names of its cases have to contain. Nothing, if it has no rows to be counted.
+    /// Returns the value of `--only`; `None` if no rows are counted.
     fn only(&self) -> Option<&str> {
         match self {
             Workload::Kernels(options) => Some(&options.only),
-            Workload::Redistribute(options) => (!options.serve).then_some(&options.sides.only),
+            Workload::Redistribute(options) => (!options.serve).then_some(&options.common.only),
             Workload::Dispatch(options) => Some(&options.only),
             Workload::Mlp(options) | Workload::Transformer(options) => {
-                (!options.serve).then_some(&options.sides.only)
+                (!options.serve).then_some(&options.common.only)
             }
-            Workload::Startup(options) => (!options.serve).then_some(&options.sides.only),
-            Workload::Memory(options) => Some(&options.sides.only),
+            Workload::Startup(options) => (!options.serve).then_some(&options.common.only),
+            Workload::Memory(options) => Some(&options.common.only),
             Workload::Scaling(options) => Some(&options.only),
             Workload::Plan(_) => None,
         }
@@ -125,7 +123,7 @@ impl Workload {
     }
 }
 
-/// Measures a workload, and counts its rows. They go to `sink`, but for those of `plan`, which are its own.
+/// Measures a workload, passes its rows to `sink`, and returns their number. `plan` prints its own kind of rows instead.
 fn measure(workload: &Workload, sink: row::Sink<'_>) -> Result<usize, Box<dyn Error>> {
     let mut rows = 0;
     let sink: row::Sink<'_> = &mut |row| {

@@ -1,4 +1,4 @@
-//! The cases of `dtensor bench mlp` and `dtensor bench transformer`: models, how they lie on ranks, and a step of training.
+//! The cases of `dtensor bench mlp` and `dtensor bench transformer`: models, plans, and a training step.
 
 use std::fmt;
 
@@ -9,10 +9,10 @@ use dtensor::parallel::{
 };
 use dtensor::prelude::*;
 
-/// A model and what it is trained on.
+/// A model and its training data.
 #[derive(Clone, Copy)]
-pub(crate) enum Case {
-    /// Columns, relu, rows; SGD.
+pub(crate) enum TrainingCase {
+    /// Column-wise linear, relu, row-wise linear; SGD.
     Mlp { batch: usize, dim: usize, hidden: usize, samples: usize },
     /// Sequence- and tensor-parallel; cross-entropy and AdamW.
     Transformer {
@@ -26,77 +26,77 @@ pub(crate) enum Case {
     },
 }
 
-const CASES: [Case; 5] = [
-    Case::Mlp { batch: 8, dim: 64, hidden: 256, samples: 200 },
-    Case::Mlp { batch: 64, dim: 512, hidden: 2048, samples: 30 },
-    Case::Mlp { batch: 256, dim: 1024, hidden: 4096, samples: 8 },
-    Case::Transformer { layers: 2, vocab: 256, seq: 32, dim: 64, heads: 4, batch: 4, samples: 40 },
-    Case::Transformer { layers: 4, vocab: 1024, seq: 128, dim: 256, heads: 8, batch: 8, samples: 5 },
+const CASES: [TrainingCase; 5] = [
+    TrainingCase::Mlp { batch: 8, dim: 64, hidden: 256, samples: 200 },
+    TrainingCase::Mlp { batch: 64, dim: 512, hidden: 2048, samples: 30 },
+    TrainingCase::Mlp { batch: 256, dim: 1024, hidden: 4096, samples: 8 },
+    TrainingCase::Transformer { layers: 2, vocab: 256, seq: 32, dim: 64, heads: 4, batch: 4, samples: 40 },
+    TrainingCase::Transformer { layers: 4, vocab: 1024, seq: 128, dim: 256, heads: 8, batch: 8, samples: 5 },
 ];
 
-impl fmt::Display for Case {
+impl fmt::Display for TrainingCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Case::Mlp { batch, dim, hidden, .. } => write!(f, "b{batch}_d{dim}_h{hidden}"),
-            Case::Transformer { layers, vocab, seq, dim, heads, batch, .. } => {
+            TrainingCase::Mlp { batch, dim, hidden, .. } => write!(f, "b{batch}_d{dim}_h{hidden}"),
+            TrainingCase::Transformer { layers, vocab, seq, dim, heads, batch, .. } => {
                 write!(f, "l{layers}_v{vocab}_s{seq}_d{dim}_h{heads}_b{batch}")
             }
         }
     }
 }
 
-impl Case {
-    /// All there are.
-    pub(crate) fn all() -> impl Iterator<Item = Case> {
+impl TrainingCase {
+    /// Iterates over all cases.
+    pub(crate) fn all() -> impl Iterator<Item = TrainingCase> {
         CASES.into_iter()
     }
 
-    /// Those of a workload.
-    pub(crate) fn of(workload: &str) -> impl Iterator<Item = Case> {
-        Case::all().filter(move |case| case.workload() == workload)
+    /// Iterates over the cases of a workload.
+    pub(crate) fn of(workload: &str) -> impl Iterator<Item = TrainingCase> {
+        TrainingCase::all().filter(move |case| case.workload() == workload)
     }
 
-    pub(crate) fn named(name: &str) -> Option<Case> {
-        Case::all().find(|case| case.to_string() == name)
+    pub(crate) fn named(name: &str) -> Option<TrainingCase> {
+        TrainingCase::all().find(|case| case.to_string() == name)
     }
 
-    /// The workload that it belongs to.
+    /// Returns the workload of the case.
     pub(crate) fn workload(self) -> &'static str {
         match self {
-            Case::Mlp { .. } => "mlp",
-            Case::Transformer { .. } => "transformer",
+            TrainingCase::Mlp { .. } => "mlp",
+            TrainingCase::Transformer { .. } => "transformer",
         }
     }
 
-    /// How many steps are timed in one turn.
+    /// Returns the number of steps timed per round.
     pub(crate) fn samples(self) -> usize {
         match self {
-            Case::Mlp { samples, .. } | Case::Transformer { samples, .. } => samples,
+            TrainingCase::Mlp { samples, .. } | TrainingCase::Transformer { samples, .. } => samples,
         }
     }
 
-    /// How many tokens a step learns from.
+    /// Returns the number of tokens per step.
     pub(crate) fn tokens(self) -> Option<usize> {
         match self {
-            Case::Mlp { .. } => None,
-            Case::Transformer { seq, batch, .. } => Some(seq * batch),
+            TrainingCase::Mlp { .. } => None,
+            TrainingCase::Transformer { seq, batch, .. } => Some(seq * batch),
         }
     }
 
-    /// That so many ranks can train it: each has as many whole heads as the others.
+    /// Returns an error if the heads are not divisible by the ranks.
     fn check(self, ranks: u16) -> std::result::Result<(), String> {
         match self {
-            Case::Transformer { heads, .. } if heads % usize::from(ranks) != 0 => {
+            TrainingCase::Transformer { heads, .. } if heads % usize::from(ranks) != 0 => {
                 Err(format!("--ranks {ranks}: the {heads} heads of {self} are not divisible by the ranks"))
             }
             _ => Ok(()),
         }
     }
 
-    /// A new model on a mesh of one dim; each call trains it by a step and gives the loss before.
+    /// Creates a model on a 1-d mesh, and returns a function that takes one training step and returns the loss before the step.
     pub(crate) fn step(self, mesh: &DeviceMesh) -> Result<Box<dyn Fn() -> Result<Tensor>>> {
         match self {
-            Case::Mlp { batch, dim, hidden, .. } => {
+            TrainingCase::Mlp { batch, dim, hidden, .. } => {
                 let model = MLPModule::with_sizes(dim, hidden, dim, true)?;
                 fill(&model)?;
                 let plan = plan! {
@@ -114,7 +114,7 @@ impl Case {
                     Ok(loss)
                 }))
             }
-            Case::Transformer { layers, vocab, seq, dim, heads, batch, .. } => {
+            TrainingCase::Transformer { layers, vocab, seq, dim, heads, batch, .. } => {
                 let model = Transformer::new(&ModelArgs {
                     n_layers: layers,
                     vocab_size: vocab,
@@ -129,7 +129,7 @@ impl Case {
                 fill(&model)?;
                 let model = parallelize_module(model, mesh, sequence_parallel()?)?;
                 let optimizer = AdamW::new(model.parameters(), 1e-3)?;
-                let tokens = (0..batch * seq).map(|i| (whole_noise(i) % vocab) as i64).collect();
+                let tokens = (0..batch * seq).map(|i| (integer_noise(i) % vocab) as i64).collect();
                 let tokens = Tensor::from_vec(tokens, [batch, seq])?;
                 let next = tokens.flatten_all()?;
                 Ok(Box::new(move || {
@@ -145,34 +145,34 @@ impl Case {
     }
 }
 
-/// Those whose name contains `only`. All of `ranks` can train them.
-pub(crate) fn wanted(
-    cases: impl Iterator<Item = Case>,
+/// Returns the cases whose name contains `only`. Returns an error if one of them cannot run on one of `ranks`.
+pub(crate) fn select(
+    cases: impl Iterator<Item = TrainingCase>,
     only: &str,
     ranks: &[u16],
-) -> std::result::Result<Vec<Case>, String> {
-    let cases: Vec<Case> = cases.filter(|case| case.to_string().contains(only)).collect();
+) -> std::result::Result<Vec<TrainingCase>, String> {
+    let cases: Vec<TrainingCase> = cases.filter(|case| case.to_string().contains(only)).collect();
     for &ranks in ranks {
         cases.iter().try_for_each(|case| case.check(ranks))?;
     }
     Ok(cases)
 }
 
-/// How the transformer lies: between layers each rank has a part of the sequence.
+/// Returns the sequence- and tensor-parallel plan of the transformer.
 fn sequence_parallel() -> Result<dtensor::parallel::ParallelPlan> {
-    let words = |cut| RowwiseParallel::new().input_layouts(Replicate).output_layouts(cut);
-    let back = RowwiseParallel::new().output_layouts(Shard(1));
-    let gathered = PrepareModuleInput::new(Shard(1), Replicate)?;
+    let embedding = |output| RowwiseParallel::new().input_layouts(Replicate).output_layouts(output);
+    let rowwise = RowwiseParallel::new().output_layouts(Shard(1));
+    let gather_sequence = PrepareModuleInput::new(Shard(1), Replicate)?;
     Ok(plan! {
-        "tok_embeddings" => words(Shard(1)),
-        "pos_embeddings" => words(Shard(0)),
+        "tok_embeddings" => embedding(Shard(1)),
+        "pos_embeddings" => embedding(Shard(0)),
         "layers.*.*_norm" => SequenceParallel::new(),
-        "layers.*.attention" => gathered.clone(),
+        "layers.*.attention" => gather_sequence.clone(),
         "layers.*.attention.w[qkv]" => ColwiseParallel::new(),
-        "layers.*.attention.wo" => back.clone(),
-        "layers.*.feed_forward" => gathered,
+        "layers.*.attention.wo" => rowwise.clone(),
+        "layers.*.feed_forward" => gather_sequence,
         "layers.*.feed_forward.w1" => ColwiseParallel::new(),
-        "layers.*.feed_forward.w2" => back,
+        "layers.*.feed_forward.w2" => rowwise,
         "norm" => SequenceParallel::new(),
         "output" => ColwiseParallel::new().input_layouts(Shard(1)).output_layouts(Replicate),
     })
@@ -180,19 +180,19 @@ fn sequence_parallel() -> Result<dtensor::parallel::ParallelPlan> {
 
 const NOISE: usize = 1009;
 
-/// Numbers in no apparent order, from 0 to 1008.
-fn whole_noise(i: usize) -> usize {
+/// Returns a pseudo-random integer from 0 to 1008.
+fn integer_noise(i: usize) -> usize {
     let i = i % NOISE;
     (31 * i * i + 7 * i) % NOISE
 }
 
-/// Numbers in no apparent order, from -0.5 to 0.5.
+/// Returns a pseudo-random number from -0.5 to 0.5.
 fn noise(i: usize) -> f32 {
-    whole_noise(i) as f32 / NOISE as f32 - 0.5
+    integer_noise(i) as f32 / NOISE as f32 - 0.5
 }
 
-/// Gives parameters the values that they have in `train_peer.py`: as large as a layer's first ones are, and about 1 where a norm
-/// multiplies by them.
+/// Sets the parameters to the values they have in `train_peer.py`: the scale of usual initial values, and around 1 for the weights of
+/// norms.
 fn fill(model: &impl Module) -> Result<()> {
     let mut parameters = model.named_parameters();
     parameters.sort_by(|a, b| a.0.cmp(&b.0));

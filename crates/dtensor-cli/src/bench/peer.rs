@@ -1,35 +1,35 @@
-//! A second process that times one case at a time, when told to: PyTorch, or ranks of our own.
+//! [`Peer`]: a process that measures one case per request: PyTorch, or our own ranks.
 //!
-//! Whoever takes part in a comparison is such a process, so that they can take turns: a machine that is slow for a while is
-//! slow for all of them. The one whose turn it is not waits for its next line and leaves the cores to the others.
+//! All programs in a comparison are such processes, so that they can be measured in turns: if the machine is slow for a while, it is
+//! slow for all of them. A process that is not being measured waits for its next request and uses no core.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-/// A process that answers `case samples inner` lines with a JSON line.
+/// A process that answers a line `case samples inner` with a JSON line.
 pub(crate) struct Peer {
-    /// What messages call it.
+    /// The name in messages.
     name: String,
     child: Child,
     to: Option<ChildStdin>,
     from: BufReader<ChildStdout>,
 }
 
-/// What it answers.
+/// The answer to one request.
 #[derive(Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Answer {
+pub(crate) struct Measurement {
     pub(crate) seconds: f64,
-    /// What was computed, so that it can be seen that all compute the same.
+    /// The loss, to check that all programs compute the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) loss: Option<f64>,
-    /// The memory that all ranks together needed at most.
+    /// The peak memory of all ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peak_bytes: Option<u64>,
 }
 
-/// The command that runs a script in `python`.
+/// Returns the command that runs a script in `python`.
 pub(crate) fn python(python: &str, script: &str) -> Command {
     let mut command = Command::new(python);
     command.args(["-u", "-c", script]);
@@ -37,7 +37,7 @@ pub(crate) fn python(python: &str, script: &str) -> Command {
 }
 
 impl Peer {
-    /// Starts a process, which messages call `name`.
+    /// Starts a process; messages call it `name`.
     pub(crate) fn start(name: impl Into<String>, mut command: Command) -> Result<Self, String> {
         let name = name.into();
         let mut child = command
@@ -50,28 +50,33 @@ impl Peer {
         Ok(Peer { name, child, to, from: BufReader::new(from) })
     }
 
-    /// Has it time one case.
+    /// Measures one case, and returns the time.
     pub(crate) fn seconds(&mut self, case: &str, samples: usize, inner: usize) -> Result<f64, String> {
-        Ok(self.ask(case, samples, inner)?.seconds)
+        Ok(self.measure(case, samples, inner)?.seconds)
     }
 
-    /// As [`seconds`](Peer::seconds), with all that it says.
-    pub(crate) fn ask(&mut self, case: &str, samples: usize, inner: usize) -> Result<Answer, String> {
+    /// Measures one case: the median of `samples` timings of `inner` calls each.
+    pub(crate) fn measure(
+        &mut self,
+        case: &str,
+        samples: usize,
+        inner: usize,
+    ) -> Result<Measurement, String> {
         let Peer { name, to, from, .. } = self;
-        let to = to.as_mut().ok_or_else(|| format!("{name} has been told to stop"))?;
+        let to = to.as_mut().ok_or_else(|| format!("{name} has been stopped"))?;
         let ended = || format!("{name} ended in case {case}; its own message is above");
         writeln!(to, "{case} {samples} {inner}").map_err(|_| ended())?;
         let mut line = String::new();
-        from.read_line(&mut line).map_err(|error| format!("{name} does not answer: {error}"))?;
+        from.read_line(&mut line).map_err(|error| format!("cannot read the answer of {name}: {error}"))?;
         if line.is_empty() {
             return Err(ended());
         }
-        serde_json::from_str(&line).map_err(|error| format!("{name} said {line:?}: {error}"))
+        serde_json::from_str(&line).map_err(|error| format!("{name} answered {line:?}: {error}"))
     }
 }
 
 impl Drop for Peer {
-    /// Closing its input ends the process; it is waited for so that it does not linger.
+    /// Closes the input, which ends the process, and waits for it.
     fn drop(&mut self) {
         self.to = None;
         let _ = self.child.wait();

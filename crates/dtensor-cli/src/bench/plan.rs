@@ -1,7 +1,7 @@
-//! `dtensor bench plan`: how long it takes to find the way from one layout to another.
+//! `dtensor bench plan`: the time to plan a redistribution.
 //!
-//! On one rank of a simulated mesh. A plan is made once for each pair of layouts, and then looked up; both are timed, from the
-//! call of `explain_redistribute` on, which checks the placements too.
+//! Runs on one rank of a simulated mesh. The first plan of a pair of layouts is searched for; later ones come from the cache. Both are
+//! timed, as calls of `explain_redistribute`, which also check the placements.
 
 use std::error::Error;
 
@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::row::print;
 use super::timing::{median, seconds};
 
-/// How many pairs of layouts, on which mesh.
+/// The flags of `dtensor bench plan`.
 #[derive(Args)]
 pub(crate) struct Options {
     /// Sizes of the mesh dims
@@ -24,13 +24,13 @@ pub(crate) struct Options {
     /// Shape of the tensor, of f32
     #[arg(long, value_delimiter = ',', default_value = "256,2048,512,256")]
     shape: Vec<usize>,
-    /// How many random pairs of layouts
+    /// Number of random pairs of layouts
     #[arg(long, default_value_t = 500)]
     pairs: usize,
-    /// Only collectives along one mesh dim at a time
+    /// Plan only collectives along one mesh dim at a time
     #[arg(long)]
     along_one: bool,
-    /// Print every random pair, not only those that all programs have
+    /// Print every random pair, not only the common ones and the summary
     #[arg(long)]
     all: bool,
 }
@@ -62,7 +62,7 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> 
     let mesh = DeviceMesh::new(&World::simulated(ranks, 0)?, shape.clone(), ())?;
     let cost = CostModel::default().across_dims(!options.along_one);
     let mut draw = Draw { generator: Generator::new(0), kinds: options.shape.len() + 2 };
-    for (from, to) in plain_cases(shape.len()) {
+    for (from, to) in common_cases(shape.len()) {
         print(time(&mesh, &cost, &options.shape, &from, &to)?)?;
     }
     let mut rows = Vec::new();
@@ -80,7 +80,7 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> 
         times
     };
     let (uncached, cached) = (sorted(|row| row.uncached_seconds), sorted(|row| row.cached_seconds));
-    let last = |times: &[f64]| times.last().copied().ok_or("no pairs were asked for");
+    let last = |times: &[f64]| times.last().copied().ok_or("--pairs must be at least 1");
     let summary = Summary {
         workload: "plan",
         ranks,
@@ -94,8 +94,8 @@ pub(crate) fn run(options: &Options) -> std::result::Result<(), Box<dyn Error>> 
     print(summary)
 }
 
-/// What programs do most: gather, reduce, reduce and scatter, and cut another dim.
-pub(crate) fn plain_cases(n: usize) -> Vec<(Vec<Placement>, Vec<Placement>)> {
+/// Returns the most common redistributions: all-gather, all-reduce, reduce-scatter, all-to-all, and slicing a replicated tensor.
+pub(crate) fn common_cases(n: usize) -> Vec<(Vec<Placement>, Vec<Placement>)> {
     let all = |placement| vec![placement; n];
     vec![
         (all(Shard(0)), all(Replicate)),
@@ -106,7 +106,7 @@ pub(crate) fn plain_cases(n: usize) -> Vec<(Vec<Placement>, Vec<Placement>)> {
     ]
 }
 
-/// Random placements.
+/// Draws random placements.
 struct Draw {
     generator: Generator,
     kinds: usize,
@@ -124,7 +124,7 @@ impl Draw {
     }
 }
 
-/// How long it takes to find a way, and to look it up.
+/// Times the search for a plan, and the cache lookup.
 pub(crate) fn time(
     mesh: &DeviceMesh,
     cost: &CostModel,
@@ -135,13 +135,13 @@ pub(crate) fn time(
     let mut uncached = Vec::new();
     let mut row = None;
     for _ in 0..5 {
-        // A mesh of its own has forgotten everything.
+        // A new mesh has an empty cache.
         let mesh = mesh.with_cost(cost.clone())?;
         let x = Tensor::meta_of(shape, DType::F32)?;
         let x = distribute_tensor(&x, &mesh, from)?;
-        let began = std::time::Instant::now();
+        let start = std::time::Instant::now();
         let plan = x.explain_redistribute(to)?;
-        uncached.push(began.elapsed().as_secs_f64());
+        uncached.push(start.elapsed().as_secs_f64());
         let cached = seconds(5, 200, || x.explain_redistribute(to).map(drop))?;
         row = Some((plan.trace(), plan.collectives().len(), cached));
     }

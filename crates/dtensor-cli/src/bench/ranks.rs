@@ -1,6 +1,7 @@
-//! Ranks that measure when told to: threads of this process, or processes that `mpirun` started.
+//! The serving side of [`Peer`](super::peer::Peer): ranks that measure one case per request. They are threads of this process, or
+//! processes that `mpirun` started.
 //!
-//! Rank 0 reads the lines that [`Peer`](super::peer::Peer) writes, tells the others, and answers.
+//! Rank 0 reads requests, broadcasts them, and answers.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -9,67 +10,67 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use dtensor::comm::{Group, World, WorldKind, run};
 use dtensor::{DeviceMesh, Result, Tensor, set_num_threads};
 
-use super::peer::Answer;
+use super::peer::Measurement;
 use super::timing::median;
 
-/// Calls before the ones that count: they bring memory and threads to where they stay.
+/// Calls before those that count, so that memory and threads reach a steady state.
 pub(crate) const WARM_UP: usize = 3;
 
-/// A rank that has started.
-pub(crate) struct Seat {
+/// A serving rank.
+pub(crate) struct ServingRank {
     pub(crate) world: World,
-    /// All ranks, in one dim.
+    /// A 1-d mesh of all ranks.
     pub(crate) mesh: DeviceMesh,
-    /// When its process began to make a world.
-    pub(crate) began: u64,
-    /// When it had a mesh and had met all others.
+    /// The time at which its process started to create the world.
+    pub(crate) start: u64,
+    /// The time at which it had a mesh and had passed a barrier.
     pub(crate) ready: u64,
 }
 
-/// What a rank is asked.
-pub(crate) struct Question {
+/// A request to measure one case.
+pub(crate) struct Request {
     pub(crate) case: String,
     pub(crate) samples: usize,
     pub(crate) inner: usize,
 }
 
-impl Question {
-    fn read(line: &str) -> Result<Question> {
+impl Request {
+    fn parse(line: &str) -> Result<Request> {
         let mut words = line.split_whitespace();
         let case = words.next().map(str::to_owned);
         let mut count = || words.next().and_then(|word| word.parse().ok()).filter(|&n| n > 0);
         match (case, count(), count()) {
-            (Some(case), Some(samples), Some(inner)) => Ok(Question { case, samples, inner }),
+            (Some(case), Some(samples), Some(inner)) => Ok(Request { case, samples, inner }),
             _ => Err(dtensor::Error::argument("bench", format!("{line:?} is not `case samples inner`"))),
         }
     }
 
-    /// That there is no such case.
-    pub(crate) fn refuse(&self) -> dtensor::Error {
+    /// The error for a case that does not exist.
+    pub(crate) fn unknown_case(&self) -> dtensor::Error {
         dtensor::Error::argument("bench", format!("there is no case {:?}", self.case))
     }
 }
 
-/// The time of this machine, in nanoseconds: the same for all processes.
+/// Returns the system time in nanoseconds. All processes of the machine share this clock.
 pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// Answers until the input ends.
+/// Answers requests until the input ends.
 pub(crate) fn serve(
     ranks: usize,
-    answer: impl Fn(&Seat, &Question) -> Result<Answer> + Sync,
+    measure: impl Fn(&ServingRank, &Request) -> Result<Measurement> + Sync,
 ) -> std::result::Result<(), Box<dyn Error>> {
-    let began = now();
+    let start = now();
     run(World::from_env(ranks)?, |world| {
         set_num_threads(1);
         let mesh = DeviceMesh::new(&world, [world.size()], "ranks")?;
         world.group().barrier()?;
-        let seat = Seat { world, mesh, began, ready: now() };
-        while let Some(line) = next_line(seat.world.group())? {
-            let answer = answer(&seat, &Question::read(&line)?)?;
-            if seat.world.rank() == 0 {
-                println!("{}", serde_json::to_string(&answer).expect("numbers are JSON"));
+        let rank = ServingRank { world, mesh, start, ready: now() };
+        while let Some(line) = next_line(rank.world.group())? {
+            let measurement = measure(&rank, &Request::parse(&line)?)?;
+            if rank.world.rank() == 0 {
+                println!("{}", serde_json::to_string(&measurement).expect("a measurement converts to JSON"));
             }
         }
         Ok(())
@@ -77,49 +78,54 @@ pub(crate) fn serve(
     Ok(())
 }
 
-/// The next line of the input, which only rank 0 has, on every rank.
+/// Reads the next line of the input on rank 0, and returns it on every rank.
 ///
-/// While rank 0 reads, others have their turn on this machine. So the rest of the ranks look now and then whether it
-/// has come back: waiting in a collective could keep their cores busy, and would run into its timeout.
+/// While rank 0 waits for input, other processes are being measured. So the other ranks sleep and poll: waiting in a collective could
+/// spin on a core, and would run into its timeout.
 fn next_line(group: &Group) -> Result<Option<String>> {
     let mut line = None;
     if group.rank() == 0 {
-        // An input that cannot be read is at its end.
+        // A read error counts as the end of the input.
         line = Some(std::io::stdin().lines().next().and_then(|line| line.ok()));
     }
-    let mut back = group.barrier_async()?;
-    while !back.is_ready() {
+    let mut barrier = group.barrier_async()?;
+    while !barrier.is_ready() {
         std::thread::sleep(Duration::from_millis(5));
     }
-    back.wait()?;
+    barrier.wait()?;
     group.broadcast_object(line.as_ref(), 0)
 }
 
-/// The median time of a call from the first rank that starts to the last that is done, all ranks starting together.
+/// Returns the median time of a call, from the first rank that starts to the last rank that finishes. A barrier lets ranks start
+/// together.
 ///
-/// Where there are fewer cores than ranks, a rank may be done before others have had their turn.
-pub(crate) fn time_all(seat: &Seat, question: &Question, call: impl Fn() -> Result<Tensor>) -> Result<f64> {
-    let group = seat.world.group();
-    let mut spans = Vec::with_capacity(question.samples);
-    for _ in 0..question.samples {
+/// With fewer cores than ranks, a rank may finish before another one has run.
+pub(crate) fn time_all(
+    rank: &ServingRank,
+    request: &Request,
+    call: impl Fn() -> Result<Tensor>,
+) -> Result<f64> {
+    let group = rank.world.group();
+    let mut spans = Vec::with_capacity(request.samples);
+    for _ in 0..request.samples {
         group.barrier()?;
-        let began = now();
-        for _ in 0..question.inner {
+        let start = now();
+        for _ in 0..request.inner {
             drop(black_box(call()?));
         }
-        spans.push((began, now()));
+        spans.push((start, now()));
     }
-    let everybody = group.all_gather_object(&spans)?;
+    let of_ranks = group.all_gather_object(&spans)?;
     let span = |sample: usize| {
-        let first = everybody.iter().map(|spans| spans[sample].0).min().unwrap_or_default();
-        let last = everybody.iter().map(|spans| spans[sample].1).max().unwrap_or_default();
-        last.saturating_sub(first) as f64 / 1e9 / question.inner as f64
+        let first = of_ranks.iter().map(|spans| spans[sample].0).min().unwrap_or_default();
+        let last = of_ranks.iter().map(|spans| spans[sample].1).max().unwrap_or_default();
+        last.saturating_sub(first) as f64 / 1e9 / request.inner as f64
     };
-    Ok(median((0..question.samples).map(span).collect()))
+    Ok(median((0..request.samples).map(span).collect()))
 }
 
-/// The most memory that all ranks together have had until now: one process's, or the sum over processes. Nothing where the system does
-/// not say.
+/// Returns the peak memory of all ranks: of this process for threads, summed over processes otherwise. `None` if the system does not
+/// report it.
 pub(crate) fn peak_memory(world: &World) -> Result<Option<u64>> {
     let own = peak_of_this_process();
     if world.kind() != WorldKind::Mpi {

@@ -1,9 +1,9 @@
-"""Ranks in PyTorch that time cases when told to: DTensor over Gloo, WORLD_SIZE processes with one thread each.
+"""Ranks in PyTorch that measure one case per request: DTensor over Gloo, WORLD_SIZE processes with one thread each.
 
-A file of cases comes after this one in the same script, and ends with `main(measure)`.
+A file of cases is appended to this one and ends with `main(measure)`.
 
-Rank 0 reads `case samples inner`, tells the other ranks, and answers in JSON. It starts the others itself: from
-its own command line, since a script that is no file cannot be imported by them.
+Rank 0 reads a request `case samples inner`, broadcasts it, and answers in JSON. It starts the other ranks from its own command
+line, because they cannot import a script that is not a file.
 """
 import json
 import os
@@ -26,7 +26,7 @@ def serve(meeting_point, measure):
     dist.init_process_group("gloo", rank=rank, world_size=ranks, init_method=f"file://{meeting_point}")
     mesh = init_device_mesh("cpu", (ranks,))
     dist.barrier()
-    # When this rank began to make the group, and when it had met all others on the mesh.
+    # The times when this rank started to create the group, and when it had passed the barrier.
     global started
     started = began, time.perf_counter()
     while True:
@@ -37,20 +37,20 @@ def serve(meeting_point, measure):
         case, samples, inner = told[0]
         answer = measure(case, int(samples), int(inner), mesh)
         if rank == 0:
-            # A number alone is a time.
+            # A plain number is a time.
             answer = answer if isinstance(answer, dict) else {"seconds": answer}
             print(json.dumps({"case": case, **answer}), flush=True)
     dist.destroy_process_group()
 
 
 def leave():
-    """Ends this process at once: when the interpreter is taken down, a thread of PyTorch's at times aborts it."""
+    """Ends this process at once, because a thread of PyTorch sometimes aborts the process at interpreter shutdown."""
     sys.stdout.flush()
     os._exit(0)
 
 
 def main(measure):
-    """Has `measure(case, samples, inner, mesh)` answer, on every rank."""
+    """Answers requests with `measure(case, samples, inner, mesh)` on every rank."""
     if "MEETING_POINT" in os.environ:
         serve(os.environ["MEETING_POINT"], measure)
         leave()

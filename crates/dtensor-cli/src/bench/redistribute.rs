@@ -1,29 +1,28 @@
-//! `dtensor bench redistribute`: a tensor on several ranks that comes to lie in another way, the same cases as `redistribute_peer.py`.
+//! `dtensor bench redistribute`: redistributions over several ranks, in the same cases as `redistribute_peer.py`.
 //!
-//! Threads read each other's memory, so memory is what limits them, and each of their rows says how near they come. In the
-//! same run as many threads as ranks, but no more than the machine can run at once, each copy a buffer of the case's
-//! size. At that rate the bytes of [`Case::traffic`] take the time that is the bound; `bound_fraction` is the bound over the
-//! time measured.
+//! Ranks on threads read each other's memory, so memory bandwidth is their bound. In the same run, as many threads as ranks, limited
+//! to the number of cores, each copy a buffer of the size of the case. The bound is the time that the bytes of
+//! [`RedistributionCase::traffic`] take at that rate; `bound_fraction` is the bound divided by the measured time.
 
 use std::collections::BTreeMap;
 use std::error::Error;
 
 use clap::Args;
 
-use super::collective::{Case, Kind};
-use super::contest::{Contest, Sides, World};
-use super::copy::bytes_per_second;
-use super::peer::Answer;
+use super::collective::{Redistribution, RedistributionCase};
+use super::comparison::{CommonOptions, Comparison, World};
+use super::copy_rate::bytes_per_second;
+use super::peer::Measurement;
 use super::ranks::{WARM_UP, serve, time_all};
 use super::row::{Row, Sink};
-use super::timing::{faster, median};
+use super::timing::{describe_speedups, median};
 
-/// Which cases, among whom, how often, and beside whom.
+/// The flags of `dtensor bench redistribute`.
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    pub(crate) sides: Sides,
-    /// Sizes of the whole tensor in bytes
+    pub(crate) common: CommonOptions,
+    /// Sizes of the full tensor in bytes
     #[arg(
         long,
         value_delimiter = ',',
@@ -31,36 +30,40 @@ pub(crate) struct Options {
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     sizes: Vec<u32>,
-    /// Be the ranks of such a run, and time what the input says
+    /// Run as the ranks of a benchmark, and answer requests from the input
     #[arg(long, hide = true)]
     pub(crate) serve: bool,
 }
 
 pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
-    let sides = &options.sides;
+    let common = &options.common;
     if options.serve {
-        return serve(sides.ranks[0].into(), |seat, question| {
-            let case = Case::named(&question.case, seat.world.size()).ok_or_else(|| question.refuse())?;
-            let source = case.source(&seat.mesh)?;
+        return serve(common.ranks[0].into(), |rank, request| {
+            let case = RedistributionCase::named(&request.case, rank.world.size());
+            let case = case.ok_or_else(|| request.unknown_case())?;
+            let source = case.source(&rank.mesh)?;
             for _ in 0..WARM_UP {
-                case.call(&source)?;
+                case.run(&source)?;
             }
-            let seconds = time_all(seat, question, || case.call(&source))?;
-            Ok(Answer { seconds, ..Answer::default() })
+            let seconds = time_all(rank, request, || case.run(&source))?;
+            Ok(Measurement { seconds, ..Measurement::default() })
         });
     }
     let mut speedups: BTreeMap<(World, usize), Vec<f64>> = BTreeMap::new();
-    for &ranks in &sides.ranks {
+    for &ranks in &common.ranks {
         let ranks = ranks.into();
         let sizes = options.sizes.iter().map(|&size| size as usize);
-        let cases = sizes.flat_map(|size| Kind::ALL.map(|kind| Case::new(kind, ranks, size)));
-        let cases: Vec<Case> = cases.filter(|case| case.to_string().contains(&sides.only)).collect();
+        let cases =
+            sizes.flat_map(|size| Redistribution::ALL.map(|kind| RedistributionCase::new(kind, ranks, size)));
+        let cases: Vec<RedistributionCase> =
+            cases.filter(|case| case.to_string().contains(&common.only)).collect();
         if cases.is_empty() {
             continue;
         }
-        let mut contest = Contest::start(sides, "redistribute", include_str!("redistribute_peer.py"), ranks)?;
+        let script = include_str!("redistribute_peer.py");
+        let mut comparison = Comparison::start(common, "redistribute", script, ranks)?;
         for case in cases {
-            for row in rows(&mut contest, sides.rounds, ranks, case)? {
+            for row in rows(&mut comparison, common.rounds, ranks, case)? {
                 if let Some((ratio, world)) = row.ratio.zip(row.world) {
                     speedups.entry((world, case.bytes())).or_default().push(1.0 / ratio);
                 }
@@ -69,21 +72,26 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error
         }
     }
     for ((world, bytes), speedups) in speedups {
-        eprintln!("{}, {bytes} bytes: {}", world.name(), faster(&speedups));
+        eprintln!("{}, {bytes} bytes: {}", world.name(), describe_speedups(&speedups));
     }
     Ok(())
 }
 
-/// The rows of a case, one per world.
-fn rows(contest: &mut Contest, rounds: u16, ranks: usize, case: Case) -> Result<Vec<Row>, String> {
+/// Measures a case, and returns one row per world.
+fn rows(
+    comparison: &mut Comparison,
+    rounds: u16,
+    ranks: usize,
+    case: RedistributionCase,
+) -> Result<Vec<Row>, String> {
     let mut bounds = Vec::new();
-    let answers = contest.rounds(rounds, &case.to_string(), case.samples(), || {
+    let measured = comparison.rounds(rounds, &case.to_string(), case.samples(), || {
         bounds.push(case.traffic() as f64 / bytes_per_second(ranks, case.bytes()));
     })?;
     let bound = median(bounds);
-    let rows = answers.timed("redistribute", &case.to_string(), ranks).into_iter().map(|row| Row {
+    let rows = measured.rows("redistribute", &case.to_string(), ranks).into_iter().map(|row| Row {
         bytes: Some(case.bytes() as u64),
-        bound_fraction: row.seconds.filter(|_| row.world == Some(World::Threads)).map(|it| bound / it),
+        bound_fraction: row.seconds.filter(|_| row.world == Some(World::Threads)).map(|s| bound / s),
         ..row
     });
     Ok(rows.collect())

@@ -1,6 +1,6 @@
-"""The cases of `dtensor bench redistribute` in PyTorch. `ranks_peer.py` comes before it.
+"""The cases of `dtensor bench redistribute` in PyTorch. Appended to `ranks_peer.py`.
 
-The time is from the first rank that starts to the last that is done.
+The time is from the first rank that starts to the last rank that finishes.
 """
 import math
 
@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 WARM_UP = 3
 
-# What each rank holds before, and what it is to hold after.
+# Placements before and after.
 kinds = {
     "all_gather": (Shard(0), Replicate()),
     "all_reduce": (Partial(), Replicate()),
@@ -32,7 +32,7 @@ def seconds(case, samples, inner, mesh):
     def calls(n):
         for _ in range(n):
             y = x.redistribute(mesh, [after]).to_local()
-            if hasattr(y, "wait"):  # a collective that is still on its way
+            if hasattr(y, "wait"):  # an asynchronous collective
                 y.wait()
 
     calls(WARM_UP)
@@ -42,7 +42,7 @@ def seconds(case, samples, inner, mesh):
         start = time.perf_counter()
         calls(inner)
         spans.append((start, time.perf_counter()))
-    # The clock is the machine's, the same for all processes.
+    # All processes of the machine share this clock.
     everybody = [None] * ranks
     dist.all_gather_object(everybody, spans)
     times = [max(end for _, end in timing) - min(start for start, _ in timing) for timing in zip(*everybody)]

@@ -1,13 +1,13 @@
-//! What a workload reports.
+//! [`Row`]: one measured case, printed as a line of JSON.
 
 use std::error::Error;
 use std::io::{ErrorKind, Write};
 
 use serde::Serialize;
 
-use super::contest::World;
+use super::comparison::World;
 
-/// One measured case. What a workload does not measure is left out.
+/// One measured case. Fields that a workload does not measure are left out of the JSON.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Row {
     pub(crate) workload: &'static str,
@@ -16,10 +16,10 @@ pub(crate) struct Row {
     pub(crate) ranks: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) world: Option<World>,
-    /// The size of the whole tensor.
+    /// The size of the full tensor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<u64>,
-    /// The most memory that all ranks together have had.
+    /// The peak memory of all ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peak_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,10 +28,10 @@ pub(crate) struct Row {
     pub(crate) seconds: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) peer_seconds: Option<f64>,
-    /// Ours over the peer's: below 1 we are faster, or need less.
+    /// Our value divided by the peer's. Below 1 we are faster, or need less memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio: Option<f64>,
-    /// See `redistribute.rs`.
+    /// The time bound by memory bandwidth, divided by the measured time: see `redistribute.rs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bound_fraction: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,15 +46,15 @@ pub(crate) struct Row {
     pub(crate) cached_seconds: Option<f64>,
 }
 
-/// Where rows go as they are measured.
+/// The callback that gets each row as soon as it is measured.
 pub(crate) type Sink<'a> = &'a mut dyn FnMut(Row) -> Result<(), Box<dyn Error>>;
 
-/// Prints a row, or what else is reported, as a line of JSON.
+/// Prints a value as a line of JSON.
 pub(crate) fn print(row: impl Serialize) -> Result<(), Box<dyn Error>> {
     Ok(writeln!(std::io::stdout(), "{}", serde_json::to_string(&row)?)?)
 }
 
-/// Whether printing failed because nobody reads any more.
-pub(crate) fn nobody_reads(error: &(dyn Error + 'static)) -> bool {
+/// Returns true if printing failed because the reader has closed the pipe.
+pub(crate) fn is_broken_pipe(error: &(dyn Error + 'static)) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
 }

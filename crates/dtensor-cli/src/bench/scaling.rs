@@ -1,7 +1,7 @@
-//! `dtensor bench scaling`: what more ranks cost and bring.
+//! `dtensor bench scaling`: speed and overhead as the number of ranks grows.
 //!
-//! Steps of training on more and more threads, at the same work in all; and on simulated meshes up to thousands of ranks what it
-//! costs one rank to dispatch an operator and to plan a redistribution.
+//! Measures training steps on more and more threads with the same total work, and, on simulated meshes of up to thousands of ranks, the
+//! time of one rank to dispatch an operator and to plan a redistribution.
 
 use std::error::Error;
 
@@ -9,22 +9,22 @@ use clap::Args;
 use dtensor::prelude::{DeviceMesh, World as Ranks};
 use dtensor::redistribute::CostModel;
 
-use super::contest::World;
+use super::comparison::World;
 use super::dispatch::add_shard;
-use super::models::{Case, wanted};
+use super::models::{TrainingCase, select};
 use super::plan;
 use super::row::{Row, Sink};
 use super::timing::median;
 
-/// What is trained: the MLP of middle size, and the larger transformer.
+/// The models that are trained: the MLP of medium size, and the larger transformer.
 const TRAINED: [&str; 2] = ["b64_d512_h2048", "l4_v1024_s128_d256_h8_b8"];
-/// The tensor that is redistributed.
+/// The shape of the tensor for which redistributions are planned.
 const SHAPE: [usize; 2] = [8192, 8192];
 
-/// On how many ranks, how often.
+/// The flags of `dtensor bench scaling`.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Numbers of threads that train
+    /// Numbers of threads for training
     #[arg(
         long,
         value_delimiter = ',',
@@ -40,17 +40,17 @@ pub(crate) struct Options {
         value_parser = clap::value_parser!(u32).range(1..=65536)
     )]
     meshes: Vec<u32>,
-    /// Only the cases whose name contains this
+    /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) only: String,
-    /// How often all take turns; the median counts
+    /// Number of measurements of each case, in turns; the median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
 }
 
 pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
-    let trained = TRAINED.iter().filter_map(|name| Case::named(name));
-    for case in wanted(trained, &options.only, &options.ranks)? {
+    let trained = TRAINED.iter().filter_map(|name| TrainingCase::named(name));
+    for case in select(trained, &options.only, &options.ranks)? {
         train(options, case, sink)?;
     }
     if "add_shard".contains(&options.only) {
@@ -63,7 +63,7 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error
     for &ranks in &options.meshes {
         let ranks = ranks as usize;
         let mesh = DeviceMesh::new(&Ranks::simulated(ranks, 0)?, [ranks], ())?;
-        for (from, to) in plan::plain_cases(1) {
+        for (from, to) in plan::common_cases(1) {
             let timed = plan::time(&mesh, &CostModel::default(), &SHAPE, &from, &to)?;
             let case = format!("plan {}", timed.case);
             if case.contains(&options.only) {
@@ -78,20 +78,20 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error
     Ok(())
 }
 
-/// A case on all numbers of threads, each in a process that has run nothing else, in turns.
-fn train(options: &Options, case: Case, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
+/// Measures a case on all numbers of threads in turns, each in its own process.
+fn train(options: &Options, case: TrainingCase, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
     let name = case.to_string();
     let mut worlds = Vec::new();
     for &ranks in &options.ranks {
         let mut world = World::Threads.serve(case.workload(), ranks.into())?;
-        world.ask(&name, 1, 1)?;
+        world.measure(&name, 1, 1)?;
         worlds.push((ranks, world, Vec::new(), None));
     }
     for _ in 0..options.rounds {
         for (_, world, times, peak_bytes) in &mut worlds {
-            let answer = world.ask(&name, case.samples(), 1)?;
-            times.push(answer.seconds);
-            *peak_bytes = answer.peak_bytes;
+            let measured = world.measure(&name, case.samples(), 1)?;
+            times.push(measured.seconds);
+            *peak_bytes = measured.peak_bytes;
         }
     }
     for (ranks, _, times, peak_bytes) in worlds {

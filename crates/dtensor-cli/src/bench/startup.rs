@@ -1,61 +1,61 @@
-//! `dtensor bench startup`: how long it takes until ranks can work together.
+//! `dtensor bench startup`: the time until ranks are ready.
 //!
-//! Each time is that of new processes: from when the last of them begins to make a world until all have a mesh and have met at a
-//! barrier. For threads that is from before they are started; for processes it leaves out what it takes to start a program and to
-//! load its libraries, and to wait for one that was started later.
+//! Each measurement starts new processes. The time is from the moment when the last process starts to create its world until all ranks
+//! have a mesh and have passed a barrier. For threads, this includes starting the threads. For processes, it excludes starting the
+//! program, loading its libraries, and waiting for a process that was started later.
 
 use std::error::Error;
 
 use clap::Args;
 
-use super::contest::{Answers, Sides, peer};
-use super::peer::Answer;
-use super::ranks::{Question, Seat, serve};
+use super::comparison::{CommonOptions, Measurements, peer};
+use super::peer::Measurement;
+use super::ranks::{Request, ServingRank, serve};
 use super::row::Sink;
 
 const CASE: &str = "process_group_and_mesh";
 
-/// Among whom, how often, and beside whom.
+/// The flags of `dtensor bench startup`.
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]
-    pub(crate) sides: Sides,
-    /// Be the ranks of such a run, and say how long it took
+    pub(crate) common: CommonOptions,
+    /// Run as the ranks of a benchmark, and answer requests from the input
     #[arg(long, hide = true)]
     pub(crate) serve: bool,
 }
 
 pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error>> {
-    let sides = &options.sides;
+    let common = &options.common;
     if options.serve {
-        return serve(sides.ranks[0].into(), answer);
+        return serve(common.ranks[0].into(), measure);
     }
-    if !CASE.contains(&sides.only) {
+    if !CASE.contains(&common.only) {
         return Ok(());
     }
-    for &ranks in &sides.ranks {
+    for &ranks in &common.ranks {
         let ranks = ranks.into();
-        let mut answers = Answers::of(sides.world.iter().copied());
-        for _ in 0..sides.rounds {
-            for (world, said) in &mut answers.ours {
-                said.push(world.serve("startup", ranks)?.ask(CASE, 1, 1)?);
+        let mut all = Measurements::empty(common.world.iter().copied());
+        for _ in 0..common.rounds {
+            for (world, measured) in &mut all.ours {
+                measured.push(world.serve("startup", ranks)?.measure(CASE, 1, 1)?);
             }
-            if let Some(path) = &sides.peer {
+            if let Some(path) = &common.peer {
                 let mut peer = peer(path, include_str!("startup_peer.py"), ranks)?;
-                answers.theirs.push(peer.ask(CASE, 1, 1)?);
+                all.theirs.push(peer.measure(CASE, 1, 1)?);
             }
         }
-        answers.timed("startup", CASE, ranks).into_iter().try_for_each(&mut *sink)?;
+        all.rows("startup", CASE, ranks).into_iter().try_for_each(&mut *sink)?;
     }
     Ok(())
 }
 
-fn answer(seat: &Seat, question: &Question) -> dtensor::Result<Answer> {
-    if question.case != CASE {
-        return Err(question.refuse());
+fn measure(rank: &ServingRank, request: &Request) -> dtensor::Result<Measurement> {
+    if request.case != CASE {
+        return Err(request.unknown_case());
     }
-    let everybody = seat.world.group().all_gather_object(&(seat.began, seat.ready))?;
-    let began = everybody.iter().map(|(began, _)| *began).max().unwrap_or_default();
-    let ready = everybody.iter().map(|(_, ready)| *ready).max().unwrap_or_default();
-    Ok(Answer { seconds: ready.saturating_sub(began) as f64 / 1e9, ..Answer::default() })
+    let times = rank.world.group().all_gather_object(&(rank.start, rank.ready))?;
+    let start = times.iter().map(|(start, _)| *start).max().unwrap_or_default();
+    let ready = times.iter().map(|(_, ready)| *ready).max().unwrap_or_default();
+    Ok(Measurement { seconds: ready.saturating_sub(start) as f64 / 1e9, ..Measurement::default() })
 }

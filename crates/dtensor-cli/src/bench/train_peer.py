@@ -1,7 +1,7 @@
-"""The cases of `dtensor bench mlp` and `dtensor bench transformer` in PyTorch. `ranks_peer.py` comes before it.
+"""The cases of `dtensor bench mlp` and `dtensor bench transformer` in PyTorch. Appended to `ranks_peer.py`.
 
-One step of training: gradients away, forward, backward, optimizer. The time is from the first rank that starts to the last
-that is done. Parameters and inputs are given by the same formula as there, so that both must come to the same loss.
+One training step: zero_grad, forward, backward, optimizer. The time is from the first rank that starts to the last rank that
+finishes. The formula for parameters and inputs is that of `models.rs`, so both programs must have the same loss.
 """
 import re
 
@@ -24,7 +24,7 @@ noise = torch.tensor(whole_noise, dtype=torch.float32) / NOISE - 0.5
 
 @torch.no_grad()
 def fill(model):
-    """Gives parameters their first values, part by part so that no whole one is held twice."""
+    """Initializes parameters in slices, so that no full parameter is in memory twice."""
     for k, (name, parameter) in enumerate(sorted(model.named_parameters())):
         scale = 2 / parameter.shape[-1] ** 0.5
         pattern = (1.0 if name.endswith("norm.weight") else 0.0) + scale * noise.roll(-101 * k % NOISE)
@@ -94,7 +94,7 @@ class Transformer(nn.Module):
 
 
 def sequence_parallel(layers):
-    """How the transformer lies: between layers each rank has a part of the sequence."""
+    """Shards the transformer: sequence- and tensor-parallel."""
     plan = {
         "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "pos_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0)),
@@ -119,7 +119,7 @@ def sequence_parallel(layers):
 
 
 def training(case, mesh):
-    """A function that makes one step and gives the loss before it."""
+    """Returns a function that takes one training step and returns the loss before the step."""
     sizes = [int(size) for size in re.findall(r"\d+", case)]
     if case.startswith("b"):
         batch, dim, hidden = sizes
@@ -154,7 +154,7 @@ def training(case, mesh):
 
 
 def peak_memory():
-    """Of this process, in bytes."""
+    """The peak memory of this process, in bytes."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
@@ -170,7 +170,7 @@ def answer(case, samples, inner, mesh):
         for _ in range(inner):
             step()
         spans.append((start, time.perf_counter()))
-    # The clock is the machine's, the same for all processes.
+    # All processes of the machine share this clock.
     everybody = [None] * ranks
     dist.all_gather_object(everybody, (spans, peak_memory()))
     timings = zip(*(spans for spans, _ in everybody))

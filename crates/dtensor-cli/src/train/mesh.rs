@@ -1,9 +1,9 @@
-//! The mesh that is asked for.
+//! [`MeshShape`]: the value of `--mesh`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The dims of the mesh, in the order in which they were given: `dp=2,tp=2`.
+/// The dims of the mesh in the order given, as in `dp=2,tp=2`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct MeshShape {
     dims: Vec<(&'static str, usize)>,
@@ -12,17 +12,17 @@ pub(crate) struct MeshShape {
 const NAMES: [&str; 2] = ["dp", "tp"];
 
 impl MeshShape {
-    /// The size of a dim, if it is there.
+    /// Returns the size of a dim, if the mesh has it.
     pub(crate) fn get(&self, name: &str) -> Option<usize> {
         self.dims.iter().find(|(known, _)| *known == name).map(|(_, size)| *size)
     }
 
-    /// The number of replicas.
+    /// Returns the number of replicas.
     pub(crate) fn dp(&self) -> usize {
         self.get("dp").unwrap_or(1)
     }
 
-    /// The number of ranks that a replica is spread over.
+    /// Returns the number of ranks that shard one replica.
     pub(crate) fn tp(&self) -> usize {
         self.get("tp").unwrap_or(1)
     }
@@ -52,12 +52,14 @@ impl FromStr for MeshShape {
             let Some(name) = NAMES.into_iter().find(|known| *known == name.trim()) else {
                 return Err(format!("there is no mesh dim `{name}`, only dp and tp"));
             };
-            // More ranks than any machine has threads.
+            // A larger size is a typing error: no machine can run so many threads.
             let Some(size) = size.trim().parse().ok().filter(|size| (1..=4096).contains(size)) else {
-                return Err(format!("the size of `{name}` must be a number from 1 to 4096, but is `{size}`"));
+                return Err(format!(
+                    "the size of `{name}` must be an integer from 1 to 4096, but is `{size}`"
+                ));
             };
             if dims.iter().any(|(known, _)| *known == name) {
-                return Err(format!("mesh dim `{name}` is there twice"));
+                return Err(format!("mesh dim `{name}` is given twice"));
             }
             dims.push((name, size));
         }
@@ -77,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn meshes_are_read() {
+    fn mesh_shapes_are_parsed() {
         let read = |text: &str| text.parse::<MeshShape>();
         let mesh = read("tp=3, dp=2").unwrap();
         assert_eq!((mesh.dp(), mesh.tp(), mesh.ranks()), (2, 3, 6));

@@ -1,4 +1,4 @@
-//! `dtensor train`: a small language model learns a book, byte by byte, on a mesh of ranks.
+//! `dtensor train`: trains a small language model on the bytes of a book, on a mesh of ranks.
 
 mod mesh;
 mod options;
@@ -19,40 +19,41 @@ use dtensor::{DeviceMesh, set_num_threads};
 
 pub(crate) use options::Options;
 
-use crate::complaint::{refused, speaks_for_all};
+use crate::failure::{is_first_process, usage_error};
 use crate::say::say;
 use output::Outputs;
 use replica::{End, Replica, Training};
 use report::Summary;
 use text::Text;
 
-/// How many steps are made again on one rank to compare, and how far apart losses may then be.
+/// The number of steps that `--verify` repeats on one rank.
 const VERIFIED: u64 = 50;
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
-    options.check().map_err(refused)?;
-    let text = Text::read(options.text.as_deref(), options.seq).map_err(refused)?;
-    // Before there are ranks: what one of them alone could not write would be news to the others.
+    options.check().map_err(usage_error)?;
+    let text = Text::read(options.text.as_deref(), options.seq).map_err(usage_error)?;
+    // Open the files before the ranks start, because an error on one rank would interrupt the others.
     let outputs =
-        if speaks_for_all() { Outputs::create(options).map_err(refused)? } else { Outputs::default() };
-    let worlds = World::from_env(options.mesh.ranks()).map_err(|error| refused(error.to_string()))?;
+        if is_first_process() { Outputs::create(options).map_err(usage_error)? } else { Outputs::default() };
+    let worlds = World::from_env(options.mesh.ranks()).map_err(|error| usage_error(error.to_string()))?;
     let (rank, size) = (worlds[0].rank(), worlds[0].size());
-    let leads = rank == 0;
+    let is_first = rank == 0;
     if size != options.mesh.ranks() {
-        // All of them know it, and none is stopped any more when another fails.
-        if !leads {
+        // All ranks find this error. After MPI has started, they can all end by themselves, and only the first prints it.
+        if !is_first {
             return Ok(());
         }
         let (mesh, needed) = (&options.mesh, options.mesh.ranks());
-        return Err(refused(format!("--mesh {mesh} needs {needed} ranks, but mpirun started {size}")).into());
+        let message = format!("--mesh {mesh} needs {needed} ranks, but mpirun started {size}");
+        return Err(usage_error(message).into());
     }
-    if leads {
+    if is_first {
         report::introduce(options, &text, worlds[0].kind());
     }
     let results = run_ranks(worlds, |world| train(&world, options, &text))?;
-    let Some(summary) = results.into_iter().next().filter(|_| leads) else { return Ok(()) };
+    let Some(summary) = results.into_iter().next().filter(|_| is_first) else { return Ok(()) };
     if let End::Diverged { loss, step } = summary.training.end {
-        let place = step.map_or("on what was held out".to_owned(), |step| format!("at step {step}"));
+        let place = step.map_or("on the held-out text".to_owned(), |step| format!("at step {step}"));
         return Err(format!("the loss is {loss} {place}: try a smaller --lr or --weight-decay").into());
     }
     let written = outputs.write(options, &summary)?;
@@ -61,15 +62,15 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     if options.verify { verify(options, &text, &summary.training.losses) } else { Ok(()) }
 }
 
-/// What one rank does.
+/// Trains on one rank.
 fn train(world: &World, options: &Options, text: &Text) -> dtensor::Result<Summary> {
     if world.kind() != WorldKind::Threads && world.size() > 1 {
         set_num_threads(1);
     }
     let mesh = DeviceMesh::new(world, options.mesh.sizes(), &options.mesh.names()[..])?;
     let replica = Replica::new(options, Some(&mesh))?;
-    let leads = world.rank() == 0;
-    let mut training = Training::run(&replica, options, text, options.steps, leads.then_some("training"))?;
+    let title = (world.rank() == 0).then_some("training");
+    let mut training = Training::run(&replica, options, text, options.steps, title)?;
     let (mut validation, mut sample) = (f32::NAN, Vec::new());
     if matches!(training.end, End::Finished) {
         validation = replica.validate(text)?;
@@ -82,25 +83,24 @@ fn train(world: &World, options: &Options, text: &Text) -> dtensor::Result<Summa
     Ok(Summary { weights: replica.weights(), training, validation, sample })
 }
 
-/// Trains the same model on one rank, and compares the losses.
+/// Trains the same model on one rank, and returns an error if a loss differs too much.
 fn verify(options: &Options, text: &Text, losses: &[f32]) -> Result<(), Box<dyn Error>> {
-    let alone = Replica::new(options, None)?;
+    let single = Replica::new(options, None)?;
     let steps = options.steps.min(VERIFIED);
-    let expected = Training::run(&alone, options, text, steps, Some("on one rank"))?.losses;
-    let apart = losses.iter().zip(&expected).map(|(a, b)| (a - b).abs());
-    let (mut worst, mut at) = (0f32, 0);
-    for (step, apart) in apart.enumerate() {
-        // What is no number is as far apart as can be.
-        if apart.is_nan() || apart > worst {
-            (worst, at) = (apart, step + 1);
+    let expected = Training::run(&single, options, text, steps, Some("on one rank"))?.losses;
+    let differences = losses.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+    let (mut largest, mut at) = (0f32, 0);
+    for (step, difference) in differences.enumerate() {
+        // NaN counts as the largest difference.
+        if difference.is_nan() || difference > largest {
+            (largest, at) = (difference, step + 1);
         }
     }
     let allowed = options.dtype.tolerance();
-    let found =
-        format!("the largest difference of a loss from that of one rank, in {steps} steps, is {worst:.2e}");
-    if worst <= allowed {
+    let found = format!("the losses of {steps} steps differ from those on one rank by at most {largest:.2e}");
+    if largest <= allowed {
         say!("Verified: {found} (allowed: {allowed:e}).");
         return Ok(());
     }
-    Err(format!("{found}, at step {at}: more than the {allowed:e} allowed").into())
+    Err(format!("{found}, at step {at}; {allowed:e} is allowed").into())
 }

@@ -1,104 +1,111 @@
-//! What can be asked for.
+//! The flags of `dtensor train`.
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use dtensor::models::ModelArgs;
 use dtensor::optim::Schedule;
 
 use super::mesh::MeshShape;
 
-/// A model, a mesh, and how to train. Of a flag that comes twice, the last counts.
+/// The flags: mesh, model, training, text, output. If a flag is given twice, the last one counts.
 #[derive(Args, Clone, Debug)]
 #[command(args_override_self = true)]
 pub(crate) struct Options {
-    /// The ranks: `dp` replicas of the model, each with its part of every batch, and each spread over `tp` ranks. Either may be
-    /// missing. Ranks are threads of this program or, if `mpirun` starts it, processes
+    /// Mesh of ranks: `dp` replicas of the model, which split every batch, and `tp` ranks that shard each replica. Either dim may be
+    /// left out. Ranks are threads of this program or, under `mpirun`, processes
     #[arg(long, default_value = "dp=2,tp=2", value_name = "DIMS")]
     pub(crate) mesh: MeshShape,
-    /// Between what is cut into heads and hidden units, each rank of `tp` has a part of the sequence
+    /// Shard the sequence over `tp` between the tensor-parallel layers: in norms, dropout and residuals
     #[arg(long)]
     pub(crate) sequence_parallel: bool,
-    /// Scores stay cut along the vocabulary, and ranks of `tp` find the loss together
+    /// Keep the logits sharded along the vocabulary, and compute the loss on the shards
     #[arg(long)]
     pub(crate) loss_parallel: bool,
 
     /// Training steps
     #[arg(long, default_value_t = 700)]
     pub(crate) steps: u64,
-    /// Sequences in a step, over all replicas
+    /// Sequences per step, over all replicas
     #[arg(long, default_value_t = 16)]
     pub(crate) batch: usize,
-    /// Passes in which each replica goes through its part of a batch
+    /// Gradient accumulation: forward and backward passes per step, each on a slice of the replica's batch
     #[arg(long, default_value_t = 1, value_name = "PASSES")]
     pub(crate) accumulate: usize,
-    /// Bytes in a sequence
+    /// Sequence length in bytes
     #[arg(long, default_value_t = 64)]
     pub(crate) seq: usize,
 
-    /// Blocks of the model
+    /// Number of transformer blocks
     #[arg(long, default_value_t = 3)]
     pub(crate) layers: usize,
-    /// Size of the vectors that stand for bytes
+    /// Hidden size
     #[arg(long, default_value_t = 128)]
     pub(crate) dim: usize,
-    /// Heads of the attention
+    /// Attention heads
     #[arg(long, default_value_t = 4)]
     pub(crate) heads: usize,
-    /// Probability of dropping an activation
+    /// Dropout probability
     #[arg(long, default_value_t = 0.0, allow_negative_numbers = true)]
     pub(crate) dropout: f64,
-    /// What matrix products are computed in. Parameters and gradients are of f32
+    /// Dtype of matrix products. Parameters and gradients are f32
     #[arg(long, value_enum, default_value_t = Precision::F32)]
     pub(crate) dtype: Precision,
-    /// Computes what is inside of a block again for the gradients, instead of keeping it
+    /// Recompute the activations of each block in backward, instead of saving them
     #[arg(long)]
     pub(crate) checkpoint_activations: bool,
 
     /// Learning rate
     #[arg(long, default_value_t = 6e-3, allow_negative_numbers = true)]
     pub(crate) lr: f64,
-    /// How the learning rate goes after the warm-up: to a tenth, at the last step, or not at all
+    /// Learning rate schedule after the warm-up. `linear` and `cosine` decay to a tenth at the last step
     #[arg(long, value_enum, default_value_t = Decay::Cosine)]
     pub(crate) schedule: Decay,
-    /// Steps in which the learning rate rises; a tenth of all unless given
+    /// Warm-up steps; default: a tenth of all steps
     #[arg(long, value_name = "STEPS")]
     pub(crate) warmup: Option<u64>,
-    /// Decay of matrices in each step, times the learning rate
+    /// Weight decay of matrices; norms and biases have none
     #[arg(long, default_value_t = 0.01, allow_negative_numbers = true)]
     pub(crate) weight_decay: f64,
-    /// The largest norm that gradients may have; 0 for any
+    /// Clip gradients to this norm; 0 for no clipping
     #[arg(long, default_value_t = 1.0, value_name = "NORM", allow_negative_numbers = true)]
     pub(crate) clip: f64,
     /// Seed of parameters, batches, dropout and the sample
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// A text to learn, instead of Jane Austen's "Persuasion". The last tenth is held out
+    /// Text to train on, instead of Jane Austen's "Persuasion". The last tenth is held out for validation
     #[arg(long, value_name = "FILE")]
     pub(crate) text: Option<PathBuf>,
-    /// Bytes to write like the text when training is over
+    /// Bytes to generate after training; 0 for no sample
     #[arg(long, default_value_t = 300, value_name = "LENGTH")]
     pub(crate) sample: usize,
-    /// What the sample begins with
+    /// Text that the sample starts with
     #[arg(long, default_value = "Anne ", value_name = "TEXT")]
     pub(crate) prompt: String,
-    /// How daring the sample is
+    /// Sampling temperature
     #[arg(long, default_value_t = 0.7, allow_negative_numbers = true)]
     pub(crate) temperature: f64,
 
-    /// Draws the loss into this file; '' for none
-    #[arg(long, default_value = "loss.svg", value_name = "FILE")]
+    /// Draw the loss curve into this file; '' for none
+    // The default parser of paths rejects an empty value.
+    #[arg(
+        long,
+        default_value = "loss.svg",
+        value_name = "FILE",
+        value_parser = OsStringValueParser::new().map(PathBuf::from)
+    )]
     pub(crate) svg: PathBuf,
-    /// Writes the losses of all steps and what else was found, with every digit, into this file
+    /// Write the results as JSON into this file: the loss of each step, validation loss, throughput, collectives, sample
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Makes the first 50 steps again on one rank, and fails if any loss differs by more than 1e-4 (with bf16: 0.01)
+    /// Repeat the first 50 steps on one rank, and fail if a loss differs by more than 1e-4 (with bf16: 0.01)
     #[arg(long)]
     pub(crate) verify: bool,
 }
 
-/// What matrix products are computed in.
+/// The dtype of matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Precision {
     F32,
@@ -106,7 +113,7 @@ pub(crate) enum Precision {
 }
 
 impl Precision {
-    /// How far a loss may be from that of one rank.
+    /// Returns how much a loss may differ from that on one rank.
     pub(crate) fn tolerance(self) -> f32 {
         match self {
             Precision::F32 => 1e-4,
@@ -115,7 +122,7 @@ impl Precision {
     }
 }
 
-/// How the learning rate goes.
+/// The learning rate schedule after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Decay {
     Constant,
@@ -123,11 +130,11 @@ pub(crate) enum Decay {
     Cosine,
 }
 
-/// More weights, bytes in a step or bytes of a sample than these are a slip of the hand.
+/// The largest number of parameters, bytes per step and bytes of a sample. More is a typing error.
 const MOST: f64 = 1e10;
 
 impl Options {
-    /// The first thing that is wrong, if anything is.
+    /// Returns an error that describes the first invalid value.
     pub(crate) fn check(&self) -> Result<(), String> {
         let Options { mesh, heads, dim, batch, accumulate, .. } = self;
         let (dp, tp) = (mesh.dp(), mesh.tp());
@@ -141,15 +148,19 @@ impl Options {
             ("heads", *heads),
         ];
         for (name, count) in counts {
-            refuse_if(count == 0, || format!("--{name} must be at least 1"))?;
+            fail_if(count == 0, || format!("--{name} must be at least 1"))?;
         }
-        // Far more than there is memory for anywhere, and far less than cannot be counted.
+        // Larger models exceed any memory. The limit also keeps the arithmetic below from overflowing.
         let (weights, tokens) = (self.weights(), *batch as f64 * self.seq as f64);
-        refuse_if(weights > MOST, || format!("--layers and --dim make {weights:.0e} weights: too many"))?;
-        refuse_if(tokens > MOST, || {
-            format!("--batch and --seq make {tokens:.0e} bytes in a step: too many")
+        fail_if(weights > MOST, || {
+            format!("--layers and --dim give {weights:.0e} parameters; at most {MOST:.0e} are possible")
         })?;
-        refuse_if(self.sample as f64 > MOST, || format!("--sample {} is too long", self.sample))?;
+        fail_if(tokens > MOST, || {
+            format!("--batch and --seq give {tokens:.0e} bytes per step; at most {MOST:.0e} are possible")
+        })?;
+        fail_if(self.sample as f64 > MOST, || {
+            format!("--sample {} is too long; at most {MOST:.0e} is possible", self.sample)
+        })?;
         let amounts = [
             ("lr", self.lr, f64::MAX),
             ("weight-decay", self.weight_decay, f64::MAX),
@@ -157,21 +168,24 @@ impl Options {
             ("dropout", self.dropout, 1.0 - f64::EPSILON),
         ];
         for (name, amount, most) in amounts {
-            let bound = if most < 1.0 { ", and less than 1" } else { "" };
-            let wrong = !(0.0..=most).contains(&amount);
-            refuse_if(wrong, || format!("--{name} must be a number from 0 up{bound}, but is {amount}"))?;
+            let bound = if most < 1.0 { "at least 0 and less than 1" } else { "finite and at least 0" };
+            fail_if(!(0.0..=most).contains(&amount), || {
+                format!("--{name} must be {bound}, but is {amount}")
+            })?;
         }
         let temperature = self.temperature;
-        refuse_if(!(temperature > 0.0 && temperature.is_finite()), || {
-            format!("--temperature must be a number larger than 0, but is {temperature}")
+        fail_if(!(temperature > 0.0 && temperature.is_finite()), || {
+            format!("--temperature must be finite and greater than 0, but is {temperature}")
         })?;
-        refuse_if(!dim.is_multiple_of(*heads), || {
-            format!("--dim must be divisible by --heads, but {dim} is not by {heads}")
+        fail_if(!dim.is_multiple_of(*heads), || {
+            format!("--dim must be divisible by --heads: {dim} is not divisible by {heads}")
         })?;
-        refuse_if(!heads.is_multiple_of(tp), || {
-            format!("--heads must be divisible by the size of `tp` in --mesh, but {heads} is not by {tp}")
+        fail_if(!heads.is_multiple_of(tp), || {
+            format!(
+                "--heads must be divisible by the size of `tp` in --mesh: {heads} is not divisible by {tp}"
+            )
         })?;
-        refuse_if(*batch / dp < *accumulate, || {
+        fail_if(*batch / dp < *accumulate, || {
             format!(
                 "--batch {batch} is too small: {dp} replicas with {accumulate} passes each need at least {}",
                 dp.saturating_mul(*accumulate)
@@ -179,30 +193,33 @@ impl Options {
         })?;
         if let Some(warmup) = self.warmup {
             let steps = self.steps;
-            refuse_if(warmup >= steps, || format!("--warmup {warmup} is not less than --steps {steps}"))?;
+            fail_if(warmup >= steps, || format!("--warmup {warmup} must be less than --steps {steps}"))?;
         }
         for (flag, on) in [("sequence", self.sequence_parallel), ("loss", self.loss_parallel)] {
-            refuse_if(on && mesh.get("tp").is_none(), || {
+            fail_if(on && mesh.get("tp").is_none(), || {
                 format!("--{flag}-parallel needs a dim `tp` in --mesh, which is {mesh}")
             })?;
         }
-        refuse_if(self.verify && self.dropout > 0.0 && dp > 1, || {
-            format!("--verify cannot compare with --dropout {}: replicas drop other elements", self.dropout)
+        fail_if(self.verify && self.dropout > 0.0 && dp > 1, || {
+            format!(
+                "--verify cannot be used with --dropout {} and several replicas: each replica drops other elements",
+                self.dropout
+            )
         })
     }
 
-    /// Where the loss is drawn, if it is.
-    pub(crate) fn drawing(&self) -> Option<&Path> {
+    /// Returns the file for the loss curve, if there is one.
+    pub(crate) fn svg_path(&self) -> Option<&Path> {
         Some(&*self.svg).filter(|path| !path.as_os_str().is_empty())
     }
 
-    /// About how many weights the model has.
+    /// Returns the approximate number of parameters.
     fn weights(&self) -> f64 {
         let (layers, dim) = (self.layers as f64, self.dim as f64);
         12.0 * layers * dim * dim + (512.0 + self.seq as f64) * dim
     }
 
-    /// The model, with a token for every byte.
+    /// Returns the arguments of the model. Its tokens are bytes.
     pub(crate) fn model(&self) -> ModelArgs {
         ModelArgs {
             n_layers: self.layers,
@@ -217,7 +234,7 @@ impl Options {
         }
     }
 
-    /// How the learning rate goes over all steps.
+    /// Returns the learning rate schedule over all steps.
     pub(crate) fn schedule(&self) -> Schedule {
         const FLOOR: f64 = 0.1;
         let warmup = self.warmup.unwrap_or(self.steps / 10);
@@ -231,6 +248,6 @@ impl Options {
     }
 }
 
-fn refuse_if(wrong: bool, message: impl FnOnce() -> String) -> Result<(), String> {
-    if wrong { Err(message()) } else { Ok(()) }
+fn fail_if(is_wrong: bool, message: impl FnOnce() -> String) -> Result<(), String> {
+    if is_wrong { Err(message()) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! Files that are asked for.
+//! The output files: `--svg` and `--json`.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,16 +11,16 @@ use super::report::Summary;
 use super::svg;
 use super::traffic::Traffic;
 
-/// The files, open before training begins, so that it does not end with one that cannot be written.
+/// The output files, opened before training, so that a file that cannot be written is found early.
 #[derive(Default)]
 pub(crate) struct Outputs {
     svg: Option<File>,
     json: Option<File>,
 }
 
-/// What a program may want to know.
+/// The content of the JSON file.
 #[derive(Serialize)]
-struct Findings<'a> {
+struct Results<'a> {
     mesh: String,
     losses: &'a [f32],
     validation_loss: f32,
@@ -30,14 +30,14 @@ struct Findings<'a> {
 }
 
 impl Outputs {
-    /// Opens them. What they hold stays until there is something to write.
+    /// Opens the files. Their old content stays until [`write`](Outputs::write).
     pub(crate) fn create(options: &Options) -> Result<Self, String> {
-        let files = [("svg", options.drawing()), ("json", options.json.as_deref())];
+        let files = [("svg", options.svg_path()), ("json", options.json.as_deref())];
         let all = [("text", options.text.as_deref())].into_iter().chain(files);
         let all: Vec<(&str, &Path)> = all.filter_map(|(flag, path)| Some((flag, path?))).collect();
         for (i, (flag, path)) in all.iter().enumerate() {
-            if let Some((other, _)) = all[..i].iter().find(|(_, known)| same(known, path)) {
-                return Err(format!("--{flag} and --{other} are one file, {}", path.display()));
+            if let Some((other, _)) = all[..i].iter().find(|(_, known)| is_same_file(known, path)) {
+                return Err(format!("--{flag} and --{other} are the same file, {}", path.display()));
             }
         }
         let open = |(flag, path): (&str, Option<&Path>)| match path {
@@ -51,11 +51,11 @@ impl Outputs {
         Ok(Outputs { svg: svg?, json: json? })
     }
 
-    /// Writes them, and says what is where.
+    /// Writes the files, and returns a line of text about each.
     pub(crate) fn write(self, options: &Options, summary: &Summary) -> Result<Vec<String>, String> {
         let mut written = Vec::new();
         if let (Some(file), Some(path)) = (self.json, &options.json) {
-            let findings = Findings {
+            let results = Results {
                 mesh: options.mesh.to_string(),
                 losses: &summary.training.losses,
                 validation_loss: summary.validation,
@@ -63,26 +63,26 @@ impl Outputs {
                 collectives: &summary.training.traffic,
                 sample: &summary.sample,
             };
-            let text = serde_json::to_string(&findings).map_err(|error| error.to_string())?;
+            let text = serde_json::to_string(&results).map_err(|error| error.to_string())?;
             fill(file, path, &(text + "\n"))?;
-            written.push(format!("What was found is in {}.", path.display()));
+            written.push(format!("Results written to {}.", path.display()));
         }
-        if let (Some(file), Some(path)) = (self.svg, options.drawing()) {
+        if let (Some(file), Some(path)) = (self.svg, options.svg_path()) {
             fill(file, path, &svg::draw(options, summary))?;
-            written.push(format!("The losses are drawn in {}.", path.display()));
+            written.push(format!("Loss curve written to {}.", path.display()));
         }
         Ok(written)
     }
 }
 
-/// Whether two paths lead to one place, as far as can be told before there is a file.
-fn same(a: &Path, b: &Path) -> bool {
-    let whole = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
-    matches!((whole(a), whole(b)), (Ok(a), Ok(b)) if a == b)
+/// Returns true if two paths are the same file. Files that do not exist yet are compared by absolute path.
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    let resolve = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
+    matches!((resolve(a), resolve(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 fn fill(mut file: File, path: &Path, text: &str) -> Result<(), String> {
-    // A pipe has no length that could be set.
+    // This fails for a pipe, which has no old content to remove.
     let _ = file.set_len(0);
     file.write_all(text.as_bytes()).map_err(|error| format!("{}: {error}", path.display()))
 }

@@ -1,13 +1,13 @@
-//! A curve, drawn with the dots of Braille characters.
+//! Draws a curve in the terminal, with Braille characters.
 
-/// Dots in a character: columns and rows.
+/// Dots per character: columns and rows.
 const DOTS: (usize, usize) = (2, 4);
 
-/// The numbers from left to right, in so many characters, with the values at the top and the bottom, and the first and the last
-/// position below.
+/// Draws values from left to right in `columns` by `rows` characters. Labels show the largest and the smallest value, and the first
+/// and the last index.
 pub(crate) fn lines(values: &[f32], columns: usize, rows: usize) -> Vec<String> {
     let (width, height) = (columns * DOTS.0, rows * DOTS.1);
-    let means = squeezed(values, width);
+    let means = downsample(values, width);
     let low = means.iter().copied().fold(f32::INFINITY, f32::min);
     let high = means.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let span = (high - low).max(f32::MIN_POSITIVE);
@@ -15,7 +15,7 @@ pub(crate) fn lines(values: &[f32], columns: usize, rows: usize) -> Vec<String> 
     let mut cells = vec![vec![0u8; columns]; rows];
     let mut before = None;
     for x in 0..width {
-        let y = level(between(&means, x as f32 / (width - 1) as f32));
+        let y = level(interpolate(&means, x as f32 / (width - 1) as f32));
         let (from, to) = before.map_or((y, y), |before: usize| (before.min(y), before.max(y)));
         (from..=to).for_each(|y| cells[y / DOTS.1][x / DOTS.0] |= dot(x % DOTS.0, y % DOTS.1));
         before = Some(y);
@@ -36,21 +36,22 @@ pub(crate) fn lines(values: &[f32], columns: usize, rows: usize) -> Vec<String> 
     drawn
 }
 
-/// At most so many numbers: means of those that lie together.
-pub(crate) fn squeezed(values: &[f32], most: usize) -> Vec<f32> {
+/// Averages neighbouring values, so that at most `most` remain.
+fn downsample(values: &[f32], most: usize) -> Vec<f32> {
     let n = values.len().min(most);
-    let mean = |part: &[f32]| part.iter().sum::<f32>() / part.len() as f32;
+    let mean = |slice: &[f32]| slice.iter().sum::<f32>() / slice.len() as f32;
     (0..n).map(|i| mean(&values[i * values.len() / n..(i + 1) * values.len() / n])).collect()
 }
 
-/// The value at a place from 0, the first, to 1, the last, on straight lines from each to the next.
-fn between(values: &[f32], place: f32) -> f32 {
-    let place = place * (values.len() - 1) as f32;
-    let (before, after) = (values[place as usize], values[(place.ceil() as usize).min(values.len() - 1)]);
-    before + (after - before) * place.fract()
+/// Interpolates linearly between values; `at` is 0 at the first value and 1 at the last.
+fn interpolate(values: &[f32], at: f32) -> f32 {
+    let index = at * (values.len() - 1) as f32;
+    let (before, after) = (values[index as usize], values[(index.ceil() as usize).min(values.len() - 1)]);
+    before + (after - before) * index.fract()
 }
 
-/// The bit of a dot: Braille counts down the left column, then down the right one, and has the lowest row last.
+/// Returns the bit of a dot in a Braille character. The bits count down the left column, then the right one; those of the lowest row
+/// come last.
 fn dot(x: usize, y: usize) -> u8 {
     [[0x01, 0x02, 0x04, 0x40], [0x08, 0x10, 0x20, 0x80]][x][y]
 }
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_falling_line_falls() {
+    fn a_falling_line_is_drawn_falling() {
         let values: Vec<f32> = (0..8).map(|x| 7.0 - x as f32).collect();
         let drawn = lines(&values, 4, 2);
         assert_eq!(drawn[0], "    7.000 │⠙⢦⡀⠀");
@@ -71,7 +72,7 @@ mod tests {
     #[test]
     fn few_and_equal_values_are_drawn_too() {
         assert_eq!(lines(&[1.0], 3, 1)[0], "    1.000 │⠉⠉⠉");
-        assert_eq!([0.0, 0.25, 0.5, 1.0].map(|place| between(&[4.0, 2.0, 6.0], place)), [4.0, 3.0, 2.0, 6.0]);
-        assert_eq!(squeezed(&[1.0, 2.0, 3.0, 4.0, 6.0], 2), [1.5, 13.0 / 3.0]);
+        assert_eq!([0.0, 0.25, 0.5, 1.0].map(|at| interpolate(&[4.0, 2.0, 6.0], at)), [4.0, 3.0, 2.0, 6.0]);
+        assert_eq!(downsample(&[1.0, 2.0, 3.0, 4.0, 6.0], 2), [1.5, 13.0 / 3.0]);
     }
 }

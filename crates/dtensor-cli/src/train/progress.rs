@@ -1,4 +1,4 @@
-//! What is shown while steps are taken.
+//! Shows the progress of training.
 
 use std::time::Instant;
 
@@ -7,20 +7,21 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::report::{bytes as shown_bytes, count};
 use crate::say::say;
 
-/// A bar, or a line now and then where there is no terminal.
+/// A progress bar; without a terminal, about ten lines of text instead.
 pub(crate) struct Progress {
-    /// Nothing is shown without one.
+    /// `None` shows nothing.
     bar: Option<ProgressBar>,
-    began: Instant,
+    start: Instant,
+    /// Tokens per step.
     tokens: usize,
     report_every: u64,
 }
 
 impl Progress {
-    /// For so many steps of so many tokens. Without a title, it is silent.
+    /// Starts to show `steps` steps of `tokens` tokens each. Without a title, it shows nothing.
     pub(crate) fn new(title: Option<&str>, steps: u64, tokens: usize) -> Self {
         const TEMPLATE: &str = "{prefix} {bar:30.cyan/blue} {pos}/{len}  {msg}  {eta} left";
-        let style = ProgressStyle::with_template(TEMPLATE).expect("the template is right");
+        let style = ProgressStyle::with_template(TEMPLATE).expect("the template is valid");
         let bar = title.map(|title| {
             let bar = ProgressBar::new(steps).with_style(style).with_prefix(title.to_owned());
             if bar.is_hidden() {
@@ -28,15 +29,15 @@ impl Progress {
             }
             bar
         });
-        Progress { bar, began: Instant::now(), tokens, report_every: steps.div_ceil(10) }
+        Progress { bar, start: Instant::now(), tokens, report_every: steps.div_ceil(10) }
     }
 
-    /// One more step is done, in which so many bytes were communicated.
+    /// Shows that a step has ended, in which this rank communicated `bytes` bytes.
     pub(crate) fn step(&mut self, loss: f32, bytes: usize) {
         let Some(bar) = &self.bar else { return };
         bar.inc(1);
         let step = bar.position();
-        let rate = step as f64 * self.tokens as f64 / self.began.elapsed().as_secs_f64();
+        let rate = step as f64 * self.tokens as f64 / self.start.elapsed().as_secs_f64();
         let message = format!("loss {loss:.4}  {} tokens/s  {}/step", count(rate), shown_bytes(bytes));
         let regular = step == 1 || step % self.report_every == 0 || Some(step) == bar.length();
         if bar.is_hidden() && regular {

@@ -1,4 +1,4 @@
-//! A model on the mesh, and how it is trained.
+//! [`Replica`]: the model on a mesh, its optimizer, and the training loop.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::progress::Progress;
 use super::text::{Batch, Text};
 use super::traffic::Traffic;
 
-/// What random numbers are drawn for, each from a generator of its own.
+/// The uses of random numbers. Each has its own generator.
 #[derive(Clone, Copy)]
 pub(crate) enum Purpose {
     Parameters,
@@ -22,24 +22,24 @@ pub(crate) enum Purpose {
     Sample,
 }
 
-/// The generator for a purpose, the same on all ranks.
+/// Returns the generator for a purpose, the same on all ranks.
 pub(crate) fn generator(options: &Options, purpose: Purpose) -> Generator {
     Generator::new(options.seed).fork(purpose as u64)
 }
 
-/// The model as this rank has it.
+/// A replica of the model: this rank's shards of it, and the optimizer.
 pub(crate) struct Replica<'a> {
     pub(crate) model: Transformer,
     options: &'a Options,
     optimizer: AdamW,
     schedule: Schedule,
-    /// The other replicas, if there are some.
-    others: Option<(DataParallel, Group)>,
+    /// Data parallelism and its group, if there are several replicas.
+    data_parallel: Option<(DataParallel, Group)>,
     weights: usize,
 }
 
 impl<'a> Replica<'a> {
-    /// The model on a mesh with the dims that the options name, or on this rank alone.
+    /// Creates the model on a mesh with the dims of `--mesh`, or on this rank only if `mesh` is `None`.
     pub(crate) fn new(options: &'a Options, mesh: Option<&DeviceMesh>) -> Result<Self> {
         let draw = || Transformer::new(&options.model());
         let mut model = with_generator(&mut generator(options, Purpose::Parameters), draw)?;
@@ -48,20 +48,20 @@ impl<'a> Replica<'a> {
             |name: &str| mesh.filter(|_| options.mesh.get(name).is_some()).map(|mesh| mesh[name].clone());
         if let Some(tp) = dim("tp") {
             let Options { sequence_parallel, loss_parallel, .. } = *options;
-            let ways = TransformerParallel { sequence_parallel, loss_parallel };
-            model = Transformer::parallelize(model, &tp, ways)?;
+            let parallel = TransformerParallel { sequence_parallel, loss_parallel };
+            model = Transformer::parallelize(model, &tp, parallel)?;
         }
-        let others = match dim("dp").filter(|dp| dp.size() > 1) {
+        let data_parallel = match dim("dp").filter(|dp| dp.size() > 1) {
             Some(dp) => {
                 let replicas = DataParallel::new(&model, &dp, DataParallelOptions::default())?;
                 Some((replicas, dp.group(())?.clone()))
             }
             None => None,
         };
-        let number = others.as_ref().map_or(0, |(replicas, _)| replicas.rank());
-        set_rng_state(generator(options, Purpose::Dropout).fork(number as u64).state());
+        let index = data_parallel.as_ref().map_or(0, |(replicas, _)| replicas.rank());
+        set_rng_state(generator(options, Purpose::Dropout).fork(index as u64).state());
 
-        // Norms and biases do not decay.
+        // Norms and biases have no weight decay.
         let (matrices, rest): (Vec<_>, Vec<_>) =
             model.parameters().into_iter().partition(|parameter| parameter.get().ndim() > 1);
         let adam = AdamWOptions {
@@ -72,29 +72,29 @@ impl<'a> Replica<'a> {
         };
         let optimizer = AdamW::new(matrices, adam)?;
         optimizer.add_group(rest, AdamWOptions { weight_decay: 0.0, ..adam })?;
-        Ok(Replica { model, options, optimizer, schedule: options.schedule(), others, weights })
+        Ok(Replica { model, options, optimizer, schedule: options.schedule(), data_parallel, weights })
     }
 
-    /// The number of weights of the whole model.
+    /// Returns the number of parameters of the full model.
     pub(crate) fn weights(&self) -> usize {
         self.weights
     }
 
-    /// Which replica this is, of how many.
-    fn place(&self) -> (usize, usize) {
-        self.others.as_ref().map_or((0, 1), |(replicas, _)| (replicas.rank(), replicas.size()))
+    /// Returns the index of this replica and the number of replicas.
+    fn index(&self) -> (usize, usize) {
+        self.data_parallel.as_ref().map_or((0, 1), |(replicas, _)| (replicas.rank(), replicas.size()))
     }
 
-    /// The average of a number over the replicas.
+    /// Averages a number over the replicas.
     fn average(&self, x: f32) -> Result<f32> {
-        match &self.others {
+        match &self.data_parallel {
             Some((_, group)) => group.all_reduce(&Tensor::scalar(x)?, ReduceOp::Avg)?.item::<f32>(),
             None => Ok(x),
         }
     }
 
-    /// The scores of what may follow each of the bytes `[rows, length]`.
-    pub(crate) fn scores(&self, bytes: &Tensor) -> Result<Tensor> {
+    /// Computes the logits of the byte that follows each of `bytes`, which has shape `[rows, length]`.
+    pub(crate) fn logits(&self, bytes: &Tensor) -> Result<Tensor> {
         let forward = || self.model.forward(bytes);
         match self.options.dtype {
             Precision::F32 => forward(),
@@ -102,11 +102,11 @@ impl<'a> Replica<'a> {
         }
     }
 
-    /// The sum of the losses of some sequences.
-    fn loss(&self, part: &Batch) -> Result<Tensor> {
-        let (bytes, next) = part.tensors()?;
+    /// Computes the sum of the losses of a batch.
+    fn loss(&self, batch: &Batch) -> Result<Tensor> {
+        let (bytes, next) = batch.tensors()?;
         let options = CrossEntropy { reduction: Reduction::Sum, ..CrossEntropy::default() };
-        let loss = || self.scores(&bytes)?.flatten(0, 1)?.cross_entropy(&next.flatten_all()?, options);
+        let loss = || self.logits(&bytes)?.flatten(0, 1)?.cross_entropy(&next.flatten_all()?, options);
         if self.options.loss_parallel && self.model.output.weight.get().is_distributed() {
             loss_parallel(loss)
         } else {
@@ -114,20 +114,20 @@ impl<'a> Replica<'a> {
         }
     }
 
-    /// Takes a step, and gives the mean loss of the batch before it.
+    /// Takes a training step, and returns the mean loss of the batch before the step.
     fn step(&self, number: u64, batch: &Batch) -> Result<f32> {
         self.optimizer.zero_grad();
-        let (replica, replicas) = self.place();
-        let part = batch.part(replica, replicas);
-        // Averaged over the replicas, the losses are those of the whole batch, however large each part is.
-        let weight = replicas as f64 / batch.guesses() as f64;
+        let (index, replicas) = self.index();
+        let own = batch.slice(index, replicas);
+        // With this factor, the average over replicas is the mean over the full batch, even if the slices have different sizes.
+        let weight = replicas as f64 / batch.targets() as f64;
         let mut total = 0.0;
         for pass in 0..self.options.accumulate {
-            let loss = self.loss(&part.part(pass, self.options.accumulate))?.mul(weight)?;
+            let loss = self.loss(&own.slice(pass, self.options.accumulate))?.mul(weight)?;
             loss.backward()?;
             total += loss.item::<f32>()?;
         }
-        if let Some((replicas, _)) = &self.others {
+        if let Some((replicas, _)) = &self.data_parallel {
             replicas.average_gradients()?;
         }
         if self.options.clip > 0.0 {
@@ -138,43 +138,43 @@ impl<'a> Replica<'a> {
         self.average(total)
     }
 
-    /// The mean loss of what was held out.
+    /// Computes the mean loss on the held-out text.
     pub(crate) fn validate(&self, text: &Text) -> Result<f32> {
         self.model.eval();
-        let (all, (replica, replicas)) = (text.validation(), self.place());
-        let part = all.part(replica, replicas);
-        let passes = part.rows().div_ceil((self.options.batch / replicas).max(1));
+        let (all, (index, replicas)) = (text.validation(), self.index());
+        let own = all.slice(index, replicas);
+        let passes = own.rows().div_ceil((self.options.batch / replicas).max(1));
         let mut total = 0.0;
         for pass in 0..passes {
-            total += no_grad(|| self.loss(&part.part(pass, passes)))?.item::<f32>()?;
+            total += no_grad(|| self.loss(&own.slice(pass, passes)))?.item::<f32>()?;
         }
         self.model.train();
-        self.average(total * replicas as f32 / all.guesses() as f32)
+        self.average(total * replicas as f32 / all.targets() as f32)
     }
 }
 
 /// How a training ended.
 pub(crate) enum End {
     Finished,
-    /// A loss was no number: that of a step, or that of what was held out.
+    /// The loss of a step, or the validation loss (`step` is `None`), was NaN or infinite.
     Diverged {
         loss: f32,
         step: Option<u64>,
     },
 }
 
-/// What came of a training.
+/// The result of a training.
 pub(crate) struct Training {
     /// The loss of each step.
     pub(crate) losses: Vec<f32>,
     pub(crate) end: End,
     pub(crate) seconds: f64,
-    /// What this rank communicated in one step.
+    /// The collectives of this rank in the first step.
     pub(crate) traffic: Traffic,
 }
 
 impl Training {
-    /// Takes so many steps. With a title, shows how it goes.
+    /// Trains for a number of steps. With a title, shows progress.
     pub(crate) fn run(
         replica: &Replica<'_>,
         options: &Options,
@@ -185,7 +185,7 @@ impl Training {
         let mut batches = generator(options, Purpose::Batches);
         let (mut losses, mut traffic) = (Vec::new(), Traffic::default());
         let mut progress = Progress::new(title, steps, options.batch * options.seq);
-        let began = Instant::now();
+        let start = Instant::now();
         let mut end = End::Finished;
         for step in 0..steps {
             let batch = text.draw(options.batch, &mut batches)?;
@@ -205,6 +205,6 @@ impl Training {
             progress.step(loss, traffic.bytes());
         }
         progress.finish();
-        Ok(Training { losses, end, seconds: began.elapsed().as_secs_f64(), traffic })
+        Ok(Training { losses, end, seconds: start.elapsed().as_secs_f64(), traffic })
     }
 }

@@ -1,4 +1,4 @@
-//! The text that is learned, and batches of it.
+//! The training text, and batches of it.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -8,25 +8,26 @@ use dtensor::{Generator, Result, Tensor};
 /// "Persuasion", by Jane Austen: see `data/README.md`.
 const BOOK: &[u8] = include_bytes!("../../data/persuasion.txt");
 
-/// How many sequences of the part held out are looked at, if it has so many.
+/// The largest number of sequences used for validation.
 const VALIDATED: usize = 64;
 
-/// A text: most of it to learn from, the last tenth to be tested with.
+/// A text. Its last tenth is held out for validation.
 pub(crate) struct Text {
     pub(crate) name: String,
     bytes: Cow<'static, [u8]>,
-    /// Where the part that is held out begins.
+    /// The index at which the held-out tenth begins.
     held_out: usize,
+    /// The length of a sequence.
     seq: usize,
 }
 
-/// Some sequences: the bytes, and those that come after each.
+/// A batch of sequences. Each row has one byte more than a sequence, for the last target.
 pub(crate) struct Batch {
     rows: Vec<Vec<u8>>,
 }
 
 impl Text {
-    /// A file, or the book, for sequences of so many bytes.
+    /// Reads a file, or takes the built-in book, for sequences of `seq` bytes.
     pub(crate) fn read(file: Option<&Path>, seq: usize) -> std::result::Result<Text, String> {
         let (name, bytes) = match file {
             None => ("\"Persuasion\" by Jane Austen".to_owned(), Cow::Borrowed(BOOK)),
@@ -40,7 +41,7 @@ impl Text {
         if bytes.len() / 10 <= seq {
             let (len, needed) = (bytes.len(), seq.saturating_add(1).saturating_mul(10));
             return Err(format!(
-                "the text has {len} bytes: to learn from sequences of {seq} (--seq), and to hold out a tenth, it takes {needed}"
+                "the text has {len} bytes, but --seq {seq} needs at least {needed}, because a tenth is held out"
             ));
         }
         Ok(Text { name, bytes, held_out, seq })
@@ -50,18 +51,18 @@ impl Text {
         self.bytes.len()
     }
 
-    /// Sequences that begin anywhere in what is to be learned from: the same on all ranks that have the same generator.
+    /// Draws sequences that begin anywhere in the training part. Ranks with equal generators draw the same.
     pub(crate) fn draw(&self, batch: usize, generator: &mut Generator) -> Result<Batch> {
         let last = self.held_out - self.seq - 1;
         let starts = Tensor::randint_with(0, last as i64 + 1, [batch], generator)?.to_vec::<i64>()?;
         Ok(Batch { rows: starts.into_iter().map(|start| self.row(start as usize)).collect() })
     }
 
-    /// Sequences spread evenly over what is held out.
+    /// Returns sequences spread evenly over the held-out part.
     pub(crate) fn validation(&self) -> Batch {
-        let whole = (self.bytes.len() - self.held_out - 1) / self.seq;
-        let count = whole.min(VALIDATED);
-        let start = |i: usize| self.held_out + i * whole / count * self.seq;
+        let available = (self.bytes.len() - self.held_out - 1) / self.seq;
+        let count = available.min(VALIDATED);
+        let start = |i: usize| self.held_out + i * available / count * self.seq;
         Batch { rows: (0..count).map(|i| self.row(start(i))).collect() }
     }
 
@@ -75,18 +76,18 @@ impl Batch {
         self.rows.len()
     }
 
-    /// The number of bytes that are guessed.
-    pub(crate) fn guesses(&self) -> usize {
+    /// Returns the number of target bytes.
+    pub(crate) fn targets(&self) -> usize {
         self.rows.iter().map(|row| row.len() - 1).sum()
     }
 
-    /// One of so many parts, which differ by one row at most.
-    pub(crate) fn part(&self, number: usize, of: usize) -> Batch {
-        let bound = |number: usize| number * self.rows.len() / of;
-        Batch { rows: self.rows[bound(number)..bound(number + 1)].to_vec() }
+    /// Returns slice `index` of `count` slices, whose sizes differ by at most one row.
+    pub(crate) fn slice(&self, index: usize, count: usize) -> Batch {
+        let bound = |index: usize| index * self.rows.len() / count;
+        Batch { rows: self.rows[bound(index)..bound(index + 1)].to_vec() }
     }
 
-    /// The bytes, and those to be guessed from them: `[rows, length]` each.
+    /// Returns the input bytes and the target bytes, each of shape `[rows, length]`.
     pub(crate) fn tensors(&self) -> Result<(Tensor, Tensor)> {
         let length = self.rows.first().map_or(0, |row| row.len() - 1);
         let from = |start: usize| {
@@ -102,13 +103,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_book_has_a_beginning_and_an_end() {
+    fn the_book_is_complete_ascii_text() {
         assert!(BOOK.starts_with(b"Persuasion\n") && BOOK.ends_with(b"Finis\n"));
         assert!(BOOK.is_ascii());
     }
 
     #[test]
-    fn batches_are_of_what_is_learned_and_tests_of_what_is_held_out() {
+    fn training_and_validation_use_separate_parts_of_the_text() {
         let file = std::env::temp_dir().join(format!("dtensor-text-{}", std::process::id()));
         std::fs::write(&file, (0..=254u8).collect::<Vec<_>>()).unwrap();
         let text = Text::read(Some(&file), 8).unwrap();
@@ -119,14 +120,14 @@ mod tests {
         assert_eq!((bytes.iter().min(), bytes.iter().max()), (Some(&0), Some(&229)));
         let again = text.draw(5000, &mut Generator::new(1)).unwrap();
         assert_eq!(again.rows, batch.rows);
-        let (inputs, targets) = batch.part(1, 3).tensors().unwrap();
+        let (inputs, targets) = batch.slice(1, 3).tensors().unwrap();
         assert_eq!((inputs.dims(), targets.dims()), (&[1667, 8][..], &[1667, 8][..]));
         assert_eq!(inputs.add(1).unwrap().to_vec::<i64>().unwrap(), targets.to_vec::<i64>().unwrap());
-        assert_eq!((0..3).map(|i| batch.part(i, 3).rows()).sum::<usize>(), 5000);
+        assert_eq!((0..3).map(|i| batch.slice(i, 3).rows()).sum::<usize>(), 5000);
 
         let held_out = text.validation();
         assert_eq!(held_out.rows.iter().map(|row| row[0]).collect::<Vec<_>>(), [230, 238, 246]);
-        assert_eq!(held_out.guesses(), 24);
+        assert_eq!(held_out.targets(), 24);
         let error = Text::read(Some(Path::new("/nonexistent")), 8).err().unwrap();
         assert!(error.starts_with("--text /nonexistent: "), "{error}");
     }

@@ -1,4 +1,4 @@
-//! What one rank communicates in one step, by module.
+//! [`Traffic`]: the collectives of one rank in one step, by module.
 
 use dtensor::debug::{CollectiveRecord, Phase};
 use serde::Serialize;
@@ -12,7 +12,7 @@ pub(crate) struct Traffic {
     rows: Vec<Row>,
 }
 
-/// One collective of one module, or of the modules that differ in the number of their layer only.
+/// One collective of one module. Modules that differ only in the index of their layer share a row.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Row {
     module: String,
@@ -28,7 +28,7 @@ impl Traffic {
     pub(crate) fn of(calls: &[CollectiveRecord]) -> Self {
         let mut rows: Vec<Row> = Vec::new();
         for call in calls {
-            let module = place(&call.module);
+            let module = shorten(&call.module);
             let same = |row: &&mut Row| {
                 row.module == module && row.collective == call.name && row.mesh_dim == call.group
             };
@@ -38,7 +38,7 @@ impl Traffic {
                     let (collective, mesh_dim) = (call.name.to_string(), call.group.clone());
                     let [forward, backward, recomputation, bytes] = [0; 4];
                     rows.push(Row { module, collective, mesh_dim, forward, backward, recomputation, bytes });
-                    rows.last_mut().expect("there is one now")
+                    rows.last_mut().expect("a row was just pushed")
                 }
             };
             match call.phase {
@@ -48,25 +48,25 @@ impl Traffic {
             }
             row.bytes += call.bytes;
         }
-        // What a module does forward and backward stands together, modules in the order in which they came.
+        // Group the rows of a module, in the order in which modules first communicated.
         let modules: Vec<String> = rows.iter().map(|row| row.module.clone()).collect();
         rows.sort_by_key(|row| modules.iter().position(|module| *module == row.module));
         Traffic { rows }
     }
 
-    /// All that this rank brought to collectives.
+    /// Returns the bytes that this rank passed to collectives.
     pub(crate) fn bytes(&self) -> usize {
         self.rows.iter().map(|row| row.bytes).sum()
     }
 
-    /// One line for each row, with a head and a sum; nothing if there was nothing.
+    /// Returns the lines of a table with a header and a total; empty if there were no collectives.
     pub(crate) fn table(&self) -> Vec<String> {
         if self.rows.is_empty() {
             return Vec::new();
         }
-        let again = self.rows.iter().any(|row| row.recomputation > 0);
-        let mut cells =
-            vec![["module", "collective", "dim", "forward", "backward", "again", "bytes"].map(String::from)];
+        let recomputes = self.rows.iter().any(|row| row.recomputation > 0);
+        let header = ["module", "collective", "dim", "forward", "backward", "recompute", "bytes"];
+        let mut cells = vec![header.map(String::from)];
         for row in &self.rows {
             let number = |n: usize| if n == 0 { "·".to_owned() } else { n.to_string() };
             cells.push([
@@ -81,7 +81,7 @@ impl Traffic {
         }
         let sum = |of: fn(&Row) -> usize| self.rows.iter().map(of).sum::<usize>().to_string();
         cells.push([
-            "all".into(),
+            "total".into(),
             String::new(),
             String::new(),
             sum(|row| row.forward),
@@ -95,7 +95,7 @@ impl Traffic {
             let mut line = String::new();
             for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
                 match column {
-                    5 if !again => continue,
+                    5 if !recomputes => continue,
                     0..3 => line.push_str(&format!("{cell:<width$}  ")),
                     _ => line.push_str(&format!("{cell:>width$}  ")),
                 }
@@ -106,11 +106,11 @@ impl Traffic {
     }
 }
 
-/// The path of a module below the model, with a star for the number of its layer.
-fn place(path: &str) -> String {
+/// Returns the path of a module without the model's name, with a star for the index of its layer.
+fn shorten(path: &str) -> String {
     let Some((_, below)) = path.split_once('.') else {
         return match path {
-            "Global" => "(outside of modules)".to_owned(),
+            "Global" => "(outside modules)".to_owned(),
             model => model.to_owned(),
         };
     };
@@ -123,9 +123,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_taken_together() {
-        assert_eq!(place("Transformer.layers.12.attention.wo"), "layers.*.attention.wo");
-        assert_eq!(place("Global"), "(outside of modules)");
-        assert_eq!(place("Transformer"), "Transformer");
+    fn layers_share_a_row() {
+        assert_eq!(shorten("Transformer.layers.12.attention.wo"), "layers.*.attention.wo");
+        assert_eq!(shorten("Global"), "(outside modules)");
+        assert_eq!(shorten("Transformer"), "Transformer");
     }
 }

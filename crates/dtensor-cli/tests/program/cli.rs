@@ -1,4 +1,4 @@
-//! The program, run as a person would.
+//! Tests of `dtensor bench`: run the program and check its output.
 
 use std::process::{Command, Output, Stdio};
 
@@ -10,7 +10,7 @@ fn dtensor(arguments: &[&str]) -> Output {
 
 const FAKE_PEER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_peer");
 
-/// The rows that a run printed.
+/// Runs the program and parses the rows that it prints.
 fn rows(arguments: &[&str]) -> Vec<Value> {
     let run = dtensor(arguments);
     assert!(run.status.success(), "{}", text(&run.stderr));
@@ -21,8 +21,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the program prints text")
 }
 
-/// Equal but for the last digits, which reading JSON does not keep.
-fn close(a: f64, b: f64) -> bool {
+/// Compares two numbers up to rounding, because JSON does not preserve the last digits.
+fn is_close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-12 * b.abs()
 }
 
@@ -77,19 +77,19 @@ fn kernels_prints_a_json_line_for_every_case() {
 }
 
 #[test]
-fn the_peer_is_timed_beside_us() {
+fn kernels_are_compared_with_the_peer() {
     let peer = FAKE_PEER;
     let run = dtensor(&["bench", "kernels", "--rounds", "1", "--only", "tiny_add", "--peer", peer]);
     assert!(run.status.success(), "{}", text(&run.stderr));
     let row: Value = serde_json::from_str(&text(&run.stdout)).unwrap();
     let (ours, theirs) = (row["seconds"].as_f64().unwrap(), row["peer_seconds"].as_f64().unwrap());
     assert_eq!(theirs, 2.0);
-    assert!(close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
+    assert!(is_close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
     assert!(text(&run.stderr).contains("geometric mean"));
 }
 
 #[test]
-fn a_peer_that_is_not_there_is_named() {
+fn a_missing_peer_is_named_in_the_error() {
     let run = dtensor(&["bench", "kernels", "--peer", "/nonexistent/python"]);
     assert!(!run.status.success());
     assert!(text(&run.stderr).contains("/nonexistent/python"));
@@ -108,7 +108,7 @@ fn redistribute_prints_a_json_line_for_every_case() {
     let rows: Vec<Value> =
         text(&run.stdout).lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect();
     let mut rows = rows.iter();
-    // Three ranks have no equal parts of the sizes asked for: they get the next smaller that has.
+    // Three ranks cannot shard the requested sizes evenly, so the cases have the next smaller sizes.
     for (ranks, sizes) in [(2, [4096, 86 * 86 * 4]), (3, [30 * 33 * 4, 84 * 87 * 4])] {
         for bytes in sizes {
             for kind in ["all_gather", "all_reduce", "reduce_scatter", "all_to_all"] {
@@ -128,7 +128,7 @@ fn redistribute_prints_a_json_line_for_every_case() {
 }
 
 #[test]
-fn the_peer_redistributes_beside_us() {
+fn redistribute_is_compared_with_the_peer() {
     let peer = FAKE_PEER;
     let quick = ["--rounds", "1", "--ranks", "2", "--sizes", "4096", "--only", "all_to_all"];
     let run =
@@ -137,12 +137,12 @@ fn the_peer_redistributes_beside_us() {
     let row: Value = serde_json::from_str(&text(&run.stdout)).unwrap();
     let (ours, theirs) = (row["seconds"].as_f64().unwrap(), row["peer_seconds"].as_f64().unwrap());
     assert_eq!(theirs, 2.0);
-    assert!(close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
+    assert!(is_close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
     assert!(text(&run.stderr).starts_with("threads, 4096 bytes: "), "{}", text(&run.stderr));
 }
 
 #[test]
-fn ranks_that_cannot_be_are_refused() {
+fn invalid_ranks_worlds_and_sizes_are_errors() {
     for (flag, value) in [("--ranks", "0"), ("--ranks", "2,many"), ("--world", "moon"), ("--sizes", "0")] {
         let run = dtensor(&["bench", "redistribute", flag, value]);
         assert!(!run.status.success());
@@ -154,7 +154,7 @@ fn ranks_that_cannot_be_are_refused() {
 
 #[cfg(not(feature = "mpi"))]
 #[test]
-fn a_world_that_was_not_built_in_is_said_in_one_line() {
+fn a_world_that_this_build_does_not_support_gives_one_line() {
     let run = dtensor(&["bench", "redistribute", "--world", "mpi"]);
     assert!(!run.status.success());
     let message = text(&run.stderr);
@@ -164,7 +164,7 @@ fn a_world_that_was_not_built_in_is_said_in_one_line() {
 
 #[test]
 #[cfg(feature = "mpi")]
-fn processes_redistribute_too() {
+fn redistribute_runs_on_processes() {
     let quick = ["--rounds", "1", "--ranks", "2", "--sizes", "4096", "--only", "all_reduce"];
     let run = dtensor(&[&["bench", "redistribute", "--world", "threads,mpi"], &quick[..]].concat());
     assert!(run.status.success(), "{}", text(&run.stderr));
@@ -204,7 +204,7 @@ fn dispatch_prints_a_json_line_for_every_case() {
 }
 
 #[test]
-fn the_peer_dispatches_beside_us() {
+fn dispatch_is_compared_with_the_peer() {
     let peer = FAKE_PEER;
     let quick = ["--rounds", "1", "--world", "simulated", "--only", "matmul"];
     let run = dtensor(&[&["bench", "dispatch", "--peer", peer], &quick[..]].concat());
@@ -212,25 +212,25 @@ fn the_peer_dispatches_beside_us() {
     let row: Value = serde_json::from_str(&text(&run.stdout)).unwrap();
     let (ours, theirs) = (row["seconds"].as_f64().unwrap(), row["peer_seconds"].as_f64().unwrap());
     assert_eq!(theirs, 2.0);
-    assert!(close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
+    assert!(is_close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
     assert!(text(&run.stderr).starts_with("simulated: at least "), "{}", text(&run.stderr));
 }
 
 #[test]
-fn plan_times_finding_and_looking_up() {
+fn plan_times_the_search_and_the_cache() {
     let run = dtensor(&["bench", "plan", "--mesh", "2,2", "--shape", "8,6", "--pairs", "5", "--all"]);
     assert!(run.status.success(), "{}", text(&run.stderr));
     let out = text(&run.stdout);
     let rows: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(rows.len(), 11, "five plain pairs, five random ones and the summary:\n{out}");
+    assert_eq!(rows.len(), 11, "expected five common pairs, five random pairs and the summary:\n{out}");
     for row in &rows[..10] {
         let seconds = |name: &str| row[name].as_f64().unwrap();
         assert!(seconds("cached_seconds") > 0.0 && seconds("uncached_seconds") > 0.0, "{row}");
         assert!(row["case"].as_str().unwrap().starts_with(['R', 'S', 'P']), "{row}");
     }
     assert_eq!((&rows[10]["ranks"], &rows[10]["pairs"]), (&4.into(), &5.into()));
-    let refused = dtensor(&["bench", "plan", "--pairs", "0"]);
-    assert_eq!(text(&refused.stderr), "error: no pairs were asked for\n");
+    let run = dtensor(&["bench", "plan", "--pairs", "0"]);
+    assert_eq!(text(&run.stderr), "error: --pairs must be at least 1\n");
 }
 
 #[test]
@@ -255,9 +255,9 @@ fn training_prints_a_json_line_for_every_case() {
     }
 }
 
-/// The losses after two steps are PyTorch's, printed by `train_peer.py`; so a run agrees with it on any number of ranks.
+/// The losses are those that `train_peer.py` computes with PyTorch.
 #[test]
-fn training_comes_to_the_losses_of_pytorch() {
+fn training_has_the_losses_of_pytorch_on_any_number_of_ranks() {
     let train = |workload: &str, only: &str, ranks: &str, loss: &str| {
         let flags = ["--world", "threads", "--rounds", "1", "--peer", FAKE_PEER];
         let mut command = Command::new(env!("CARGO_BIN_EXE_dtensor"));
@@ -275,26 +275,26 @@ fn training_comes_to_the_losses_of_pytorch() {
             let row: Value = serde_json::from_str(line).unwrap();
             let (ours, theirs) = (row["seconds"].as_f64().unwrap(), row["peer_seconds"].as_f64().unwrap());
             assert_eq!(theirs, 2.0);
-            assert!(close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
+            assert!(is_close(row["ratio"].as_f64().unwrap(), ours / theirs), "{row}");
         }
         assert!(text(&run.stderr).starts_with("threads, "), "{}", text(&run.stderr));
     }
     let run = train("mlp", "b8", "2", "null");
     assert!(!run.status.success());
-    assert_eq!(text(&run.stderr), "error: b8_d64_h256: peer does not say its loss\n");
+    assert_eq!(text(&run.stderr), "error: b8_d64_h256: peer reported no loss\n");
     let run = train("mlp", "b8", "2", "-99.4");
     assert!(!run.status.success());
     let message = text(&run.stderr);
     assert_eq!(message.lines().count(), 1, "{message}");
     assert!(
-        message.starts_with("error: b8_d64_h256: the loss of peer is -99.4, that of threads is -99.1"),
+        message.starts_with("error: b8_d64_h256: the loss of peer is -99.4, but that of threads is -99.1"),
         "{message}"
     );
 }
 
 #[cfg(feature = "mpi")]
 #[test]
-fn processes_train_and_start_too() {
+fn training_startup_and_memory_run_on_processes() {
     let quick = ["--world", "threads,mpi", "--rounds", "1", "--ranks", "2"];
     for (workload, only) in [("mlp", "b8"), ("transformer", "l2"), ("startup", ""), ("memory", "b8_")] {
         let rows = rows(&[&["bench", workload, "--only", only], &quick[..]].concat());
@@ -306,7 +306,7 @@ fn processes_train_and_start_too() {
 }
 
 #[test]
-fn startup_is_timed_beside_the_peer() {
+fn startup_is_compared_with_the_peer() {
     let rows = rows(&[
         "bench", "startup", "--world", "threads", "--ranks", "1,3", "--rounds", "2", "--peer", FAKE_PEER,
     ]);
@@ -316,13 +316,13 @@ fn startup_is_timed_beside_the_peer() {
         assert_eq!((&row["workload"], &row["world"]), (&"startup".into(), &"threads".into()));
         assert_eq!((&row["case"], &row["peer_seconds"]), (&"process_group_and_mesh".into(), &2.0.into()));
         let seconds = row["seconds"].as_f64().unwrap();
-        assert!(seconds > 0.0 && close(row["ratio"].as_f64().unwrap(), seconds / 2.0), "{row}");
+        assert!(seconds > 0.0 && is_close(row["ratio"].as_f64().unwrap(), seconds / 2.0), "{row}");
     }
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn memory_is_measured_beside_the_peer() {
+fn memory_is_compared_with_the_peer() {
     let quick = ["--world", "threads", "--ranks", "2", "--rounds", "1", "--only", "d64"];
     let rows = rows(&[&["bench", "memory", "--peer", FAKE_PEER], &quick[..]].concat());
     let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
@@ -331,13 +331,13 @@ fn memory_is_measured_beside_the_peer() {
         assert_eq!((&row["workload"], &row["world"]), (&"memory".into(), &"threads".into()));
         assert_eq!((&row["ranks"], &row["peer_peak_bytes"]), (&2.into(), &2_000_000.into()));
         let bytes = row["peak_bytes"].as_f64().unwrap();
-        assert!(bytes > 1e6 && close(row["ratio"].as_f64().unwrap(), bytes / 2e6), "{row}");
+        assert!(bytes > 1e6 && is_close(row["ratio"].as_f64().unwrap(), bytes / 2e6), "{row}");
         assert!(row.get("seconds").is_none() && row.get("bytes").is_none(), "{row}");
     }
 }
 
 #[test]
-fn scaling_goes_through_ranks_and_meshes() {
+fn scaling_measures_all_ranks_and_meshes() {
     let train =
         rows(&["bench", "scaling", "--rounds", "1", "--ranks", "1,2", "--only", "b64", "--meshes", "2"]);
     let ranks: Vec<u64> = train.iter().map(|row| row["ranks"].as_u64().unwrap()).collect();
@@ -360,7 +360,7 @@ fn scaling_goes_through_ranks_and_meshes() {
 #[test]
 fn all_workloads_make_one_table() {
     let quick = ["--world", "threads", "--ranks", "2", "--rounds", "1"];
-    // Something of every kind of row: kernels and dispatch have an add, training and memory a model.
+    // Together, these filters select every kind of row.
     for (only, expected) in [
         ("add", vec!["kernels | add", "kernels | tiny_add", "dispatch | add_shard | 2 | simulated"]),
         ("b8_", vec!["mlp | b8_d64_h256 | 2 | threads", "memory | b8_d64_h256 | 2 | threads"]),
@@ -395,9 +395,9 @@ fn all_workloads_make_one_table() {
     assert_eq!(alone.len(), 2);
 }
 
-/// The number of ranks of dispatch is the largest, and the commit is the one that the program was built from.
+/// Dispatch runs on the largest number of ranks, and the commit is the one that the program was built from.
 #[test]
-fn the_table_says_what_was_measured() {
+fn the_table_names_the_commit_and_the_ranks() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dtensor"));
     command.args([
         "bench", "--all", "--world", "threads", "--ranks", "2,1", "--rounds", "1", "--only", "matmul",
@@ -408,13 +408,13 @@ fn the_table_says_what_was_measured() {
     assert!(out.contains(concat!("\n- commit ", env!("DTENSOR_COMMIT"), ", ")), "{out}");
     assert!(!out.contains("MPI"), "{out}");
     assert!(out.contains("| dispatch | matmul_shard | 2 | threads |"), "{out}");
-    let nothing = dtensor(&["bench", "--all", "--world", "threads", "--rounds", "1", "--only", "zzz"]);
-    assert!(!nothing.status.success() && nothing.stdout.is_empty());
-    assert_eq!(text(&nothing.stderr).lines().last(), Some("error: no case contains \"zzz\""));
+    let empty = dtensor(&["bench", "--all", "--world", "threads", "--rounds", "1", "--only", "zzz"]);
+    assert!(!empty.status.success() && empty.stdout.is_empty());
+    assert_eq!(text(&empty.stderr).lines().last(), Some("error: no case contains \"zzz\""));
 }
 
 #[test]
-fn what_was_measured_before_an_error_is_shown() {
+fn rows_measured_before_an_error_are_printed() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_dtensor"));
     command.args(["bench", "--all", "--peer", FAKE_PEER, "--only", "add_shard", "--ranks", "2"]);
     command.args(["--world", "threads", "--rounds", "1"]).env("FAKE_END", "threads:add_shard_grad");
@@ -431,14 +431,14 @@ fn what_was_measured_before_an_error_is_shown() {
 
 #[cfg(unix)]
 #[test]
-fn a_peer_that_ends_at_once_is_said_in_one_line() {
+fn a_peer_that_ends_at_once_gives_one_line() {
     let run = dtensor(&["bench", "kernels", "--only", "mm512", "--rounds", "1", "--peer", "true"]);
     assert!(!run.status.success());
     assert_eq!(text(&run.stderr), "error: the peer ended in case mm512; its own message is above\n");
 }
 
 #[test]
-fn nothing_is_said_when_nobody_reads() {
+fn a_closed_pipe_is_no_error() {
     for arguments in [
         &["kernels", "--only", "tiny", "--rounds", "1"][..],
         &["plan", "--mesh", "2", "--shape", "8", "--pairs", "5", "--all"],
@@ -457,7 +457,7 @@ fn nothing_is_said_when_nobody_reads() {
 }
 
 #[test]
-fn flags_of_benchmarks_that_cannot_be_are_said_in_one_line() {
+fn invalid_benchmark_flags_give_one_line() {
     for (arguments, expected) in [
         (&["mlp", "--ranks", "0"][..], "invalid value '0' for '--ranks"),
         (&["transformer", "--world", "moon"], "invalid value 'moon' for '--world"),

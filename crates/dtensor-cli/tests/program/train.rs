@@ -1,17 +1,17 @@
-//! `dtensor train`, run as a person would.
+//! Tests of `dtensor train`: run the program and check its output and files.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-/// A model and a training so small that a test can wait for it.
+/// The flags of a model and a training that take less than a second.
 const TINY: [&str; 16] = [
     "--steps", "6", "--batch", "4", "--layers", "2", "--dim", "16", "--heads", "4", "--seq", "12",
     "--sample", "20", "--lr", "0.02",
 ];
 
-/// In a folder where it may leave its drawing.
+/// The program in a temporary folder, where it writes `loss.svg`.
 fn program() -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_dtensor"));
     program.current_dir(env!("CARGO_TARGET_TMPDIR"));
@@ -32,7 +32,7 @@ fn succeeded(run: &Output) -> String {
     text(&run.stdout)
 }
 
-/// A file that is gone when the test is over.
+/// A temporary file, removed at the end of the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -41,7 +41,7 @@ impl Scratch {
     }
 
     fn path(&self) -> &str {
-        self.0.to_str().expect("a path of letters")
+        self.0.to_str().expect("the temporary folder has a UTF-8 path")
     }
 
     fn read(&self) -> String {
@@ -55,19 +55,19 @@ impl Drop for Scratch {
     }
 }
 
-/// What a training found, from the file it left.
-fn findings(name: &str, arguments: &[&str]) -> Value {
+/// Trains with `--json`, and returns the content of the file.
+fn results(name: &str, arguments: &[&str]) -> Value {
     let file = Scratch::new(name);
     succeeded(&train(&[arguments, &["--json", file.path()]].concat()));
     serde_json::from_str(&file.read()).expect("a JSON object")
 }
 
-fn losses(findings: &Value) -> Vec<f64> {
-    findings["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect()
+fn losses(results: &Value) -> Vec<f64> {
+    results["losses"].as_array().unwrap().iter().map(|loss| loss.as_f64().unwrap()).collect()
 }
 
 #[track_caller]
-fn near(a: &[f64], b: &[f64], tolerance: f64) {
+fn assert_near(a: &[f64], b: &[f64], tolerance: f64) {
     assert_eq!(a.len(), b.len());
     for (a, b) in a.iter().zip(b) {
         assert!((a - b).abs() <= tolerance, "{a} and {b}");
@@ -75,38 +75,38 @@ fn near(a: &[f64], b: &[f64], tolerance: f64) {
 }
 
 #[test]
-fn every_mesh_learns_the_same() {
-    let alone = findings("alone", &["--mesh", "dp=1"]);
-    let expected = losses(&alone);
+fn every_mesh_has_the_losses_of_one_rank() {
+    let single = results("single", &["--mesh", "dp=1"]);
+    let expected = losses(&single);
     assert_eq!(expected.len(), 6);
     assert!(expected[5] < expected[0], "{expected:?}");
     assert!((expected[0] - 256f64.ln()).abs() < 0.5, "{expected:?}");
-    assert_eq!(alone["collectives"].as_array().unwrap().len(), 0);
-    let ways: [&[&str]; 7] = [
+    assert_eq!(single["collectives"].as_array().unwrap().len(), 0);
+    let meshes: [&[&str]; 7] = [
         &["--mesh", "dp=2"],
         &["--mesh", "tp=2"],
-        // Parts of a batch that are not equally large.
+        // Four sequences on three replicas: uneven slices of the batch.
         &["--mesh", "dp=3"],
         &["--mesh", "tp=2,dp=2", "--sequence-parallel", "--loss-parallel"],
         &["--mesh", "tp=4", "--loss-parallel"],
         &["--mesh", "dp=2,tp=2", "--accumulate", "2"],
         &["--mesh", "dp=2,tp=2", "--checkpoint-activations", "--sequence-parallel"],
     ];
-    for (i, way) in ways.into_iter().enumerate() {
-        let found = findings(&format!("way-{i}"), way);
-        near(&losses(&found), &expected, 1e-4);
-        let held_out = |found: &Value| found["validation_loss"].as_f64().unwrap();
-        near(&[held_out(&found)], &[held_out(&alone)], 1e-3);
-        assert!(!found["collectives"].as_array().unwrap().is_empty());
-        assert_eq!(found["sample"].as_array().unwrap().len(), 5 + 20);
+    for (i, flags) in meshes.into_iter().enumerate() {
+        let run = results(&format!("mesh-{i}"), flags);
+        assert_near(&losses(&run), &expected, 1e-4);
+        let validation = |run: &Value| run["validation_loss"].as_f64().unwrap();
+        assert_near(&[validation(&run)], &[validation(&single)], 1e-3);
+        assert!(!run["collectives"].as_array().unwrap().is_empty());
+        assert_eq!(run["sample"].as_array().unwrap().len(), 5 + 20);
     }
-    let half = findings("half", &["--mesh", "dp=2,tp=2", "--dtype", "bf16"]);
-    near(&losses(&half), &expected, 0.05);
+    let half = results("half", &["--mesh", "dp=2,tp=2", "--dtype", "bf16"]);
+    assert_near(&losses(&half), &expected, 0.05);
     assert_ne!(losses(&half), expected);
 }
 
 #[test]
-fn what_happened_is_shown() {
+fn progress_collectives_and_sample_are_printed() {
     let out = succeeded(&train(&["--mesh", "dp=2,tp=2", "--sequence-parallel"]));
     let steps = out.lines().filter(|line| line.starts_with("step ")).count();
     assert_eq!(steps, 6, "{out}");
@@ -115,21 +115,20 @@ fn what_happened_is_shown() {
         "tokens/s",
         "layers.*.attention.wo",
         "reduce_scatter",
-        "(outside of modules)",
+        "(outside modules)",
         "A sample:\n  Anne ",
-        "on what was held out",
+        "validation loss ",
         "⣀",
     ] {
         assert!(out.contains(words), "{words:?} is not in\n{out}");
     }
-    let alone = succeeded(&train(&["--mesh", "dp=1", "--sample", "0"]));
-    assert!(alone.contains("Nothing is communicated") && !alone.contains("A sample"), "{alone}");
+    let single = succeeded(&train(&["--mesh", "dp=1", "--sample", "0"]));
+    assert!(single.contains("No communication") && !single.contains("A sample"), "{single}");
 }
 
 #[test]
-fn a_run_repeats_itself_and_another_seed_is_another_run() {
-    let run =
-        |name: &str, seed: &str| findings(name, &["--mesh", "dp=2", "--dropout", "0.1", "--seed", seed]);
+fn a_run_is_reproducible_and_depends_on_the_seed() {
+    let run = |name: &str, seed: &str| results(name, &["--mesh", "dp=2", "--dropout", "0.1", "--seed", seed]);
     let (first, again, other) = (run("first", "1"), run("again", "1"), run("other", "2"));
     assert_eq!(first["losses"], again["losses"]);
     assert_eq!(first["sample"], again["sample"]);
@@ -137,37 +136,51 @@ fn a_run_repeats_itself_and_another_seed_is_another_run() {
 }
 
 #[test]
-fn losses_are_verified() {
-    for way in [
+fn verify_compares_with_one_rank() {
+    for flags in [
         &["--mesh", "dp=2,tp=2", "--sequence-parallel", "--loss-parallel"][..],
         &["--mesh", "dp=3", "--batch", "7", "--accumulate", "2"],
-        // Ranks that share a batch drop the same.
+        // The ranks of one replica drop the same elements.
         &["--mesh", "tp=2", "--dropout", "0.2", "--sequence-parallel"],
         &["--mesh", "tp=2", "--dtype", "bf16"],
     ] {
-        let out = succeeded(&train(&[way, &["--verify"]].concat()));
-        let said = out.lines().last().unwrap();
-        assert!(said.starts_with("Verified: ") && said.contains("in 6 steps"), "{out}");
+        let out = succeeded(&train(&[flags, &["--verify"]].concat()));
+        let last = out.lines().last().unwrap();
+        assert!(last.starts_with("Verified: ") && last.contains("of 6 steps"), "{out}");
     }
 }
 
 #[test]
-fn a_text_of_ones_own_is_learned() {
+fn a_text_file_replaces_the_book() {
     let file = Scratch::new("text");
     std::fs::write(&file.0, "abc ".repeat(100)).unwrap();
-    let own =
+    let flags =
         ["--mesh", "tp=2", "--text", file.path(), "--prompt", "ab", "--steps", "60", "--temperature", "0.1"];
-    let out = succeeded(&train(&own));
+    let out = succeeded(&train(&flags));
     assert!(out.contains("\n  abc abc abc"), "{out}");
 }
 
 #[test]
-fn the_losses_are_drawn() {
+fn an_empty_svg_path_writes_no_file() {
+    let folder = Scratch::new("empty-svg");
+    std::fs::create_dir(&folder.0).unwrap();
+    for flag in [&["--svg", ""][..], &["--svg="]] {
+        let mut command = program();
+        command.current_dir(&folder.0).arg("train").args(TINY).args(["--mesh", "dp=1"]).args(flag);
+        let out = succeeded(&command.output().expect("the program starts"));
+        assert!(!out.contains("Loss curve written"), "{out}");
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0);
+    }
+    std::fs::remove_dir(&folder.0).unwrap();
+}
+
+#[test]
+fn the_loss_curve_is_well_formed_svg() {
     let file = Scratch::new("loss.svg");
     let out = succeeded(&train(&["--mesh", "dp=1", "--svg", file.path()]));
     assert!(out.contains(file.path()), "{out}");
     let svg = file.read();
-    // Every tag that is opened is closed, and in order.
+    // Opening and closing tags match.
     let mut open: Vec<&str> = Vec::new();
     for tag in svg.split('<').skip(1) {
         let (tag, _) = tag.split_once('>').expect("a tag ends");
@@ -189,7 +202,7 @@ fn the_losses_are_drawn() {
 }
 
 #[test]
-fn what_cannot_be_is_said_in_one_line_before_training() {
+fn invalid_flags_give_one_line_before_training() {
     let short = Scratch::new("short");
     std::fs::write(&short.0, "too short").unwrap();
     let cases: [(&[&str], &str); 33] = [
@@ -210,7 +223,7 @@ fn what_cannot_be_is_said_in_one_line_before_training() {
         (&["--lr", "-1"], "--lr"),
         (&["--dim", "100000000000"], "--dim"),
         (&["--sample", "99999999999999"], "--sample"),
-        (&["--svg", "a.json", "--json", "./a.json"], "--json and --svg are one file"),
+        (&["--svg", "a.json", "--json", "./a.json"], "--json and --svg are the same file"),
         (&["--lr", "nan"], "--lr"),
         (&["--clip=-1"], "--clip"),
         (&["--weight-decay", "inf"], "--weight-decay"),
@@ -238,27 +251,27 @@ fn what_cannot_be_is_said_in_one_line_before_training() {
 }
 
 #[test]
-fn a_rate_that_diverges_is_said_in_one_line() {
-    for (steps, place) in [("6", "at step "), ("1", "on what was held out")] {
-        let drawing = Scratch::new("diverged.svg");
-        std::fs::write(&drawing.0, "as it was").unwrap();
+fn a_loss_that_diverges_gives_one_line_and_keeps_old_files() {
+    for (steps, place) in [("6", "at step "), ("1", "on the held-out text")] {
+        let svg = Scratch::new("diverged.svg");
+        std::fs::write(&svg.0, "old content").unwrap();
         let arguments =
-            ["--mesh", "dp=2", "--lr", "1e30", "--clip", "0", "--steps", steps, "--svg", drawing.path()];
+            ["--mesh", "dp=2", "--lr", "1e30", "--clip", "0", "--steps", steps, "--svg", svg.path()];
         let run = train(&arguments);
         assert_eq!(run.status.code(), Some(1));
         let message = text(&run.stderr);
         assert_eq!(message.lines().count(), 1, "{message}");
         assert!(message.contains("the loss is") && message.contains("--lr"), "{message}");
         assert!(message.contains(place), "{message}");
-        assert_eq!(drawing.read(), "as it was");
+        assert_eq!(svg.read(), "old content");
     }
 }
 
 #[test]
-fn a_process_that_is_alone_in_finding_a_mistake_says_it() {
-    let mut alone = program();
+fn a_process_prints_an_error_that_the_first_process_did_not_have() {
+    let mut second = program();
     let run =
-        alone.env("PMI_RANK", "1").args(["train", "--steps", "0"]).output().expect("the program starts");
+        second.env("PMI_RANK", "1").args(["train", "--steps", "0"]).output().expect("the program starts");
     assert_eq!(run.status.code(), Some(1));
     assert_eq!(text(&run.stderr), "rank 1: error: --steps must be at least 1\n");
 }
@@ -275,28 +288,28 @@ mod processes {
     }
 
     #[test]
-    fn processes_learn_what_threads_learn_bit_for_bit() {
-        let way = ["--mesh", "dp=2,tp=2", "--sequence-parallel", "--loss-parallel", "--dropout", "0.1"];
-        let threads = findings("threads", &way);
+    fn processes_and_threads_are_bit_identical() {
+        let flags = ["--mesh", "dp=2,tp=2", "--sequence-parallel", "--loss-parallel", "--dropout", "0.1"];
+        let threads = results("threads", &flags);
         let file = Scratch::new("processes");
-        let run = mpirun(4, &[&way[..], &["--json", file.path()]].concat());
+        let run = mpirun(4, &[&flags[..], &["--json", file.path()]].concat());
         let out = succeeded(&run);
         assert!(out.contains("on 4 processes"), "{out}");
-        assert_eq!(out.matches("A sample:").count(), 1, "only one of them speaks:\n{out}");
+        assert_eq!(out.matches("A sample:").count(), 1, "only one process may print:\n{out}");
         let processes: Value = serde_json::from_str(&file.read()).unwrap();
-        for what in ["losses", "validation_loss", "sample", "collectives"] {
-            assert_eq!(processes[what], threads[what], "{what}");
+        for key in ["losses", "validation_loss", "sample", "collectives"] {
+            assert_eq!(processes[key], threads[key], "{key}");
         }
     }
 
     #[test]
-    fn processes_are_verified_too() {
+    fn verify_works_on_processes() {
         let out = succeeded(&mpirun(2, &["--mesh", "tp=2", "--verify"]));
         assert_eq!(out.matches("Verified: ").count(), 1, "{out}");
     }
 
     #[test]
-    fn one_process_says_what_is_wrong() {
+    fn only_one_process_prints_an_error() {
         for (arguments, words) in [
             (&["--mesh", "dp=2,tp=2"][..], "--mesh dp=2,tp=2 needs 4 ranks, but mpirun started 2"),
             (&["--mesh", "dp=1"], "--mesh dp=1 needs 1 ranks, but mpirun started 2"),
@@ -307,7 +320,7 @@ mod processes {
             let run = mpirun(2, arguments);
             assert!(!run.status.success());
             let message = text(&run.stderr);
-            // The launcher has its own to say about programs that fail.
+            // The launcher adds its own messages about programs that fail.
             assert_eq!(message.matches("error: ").count(), 1, "{message}");
             assert!(message.contains(words), "{message}");
         }

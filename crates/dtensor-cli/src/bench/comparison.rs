@@ -1,4 +1,4 @@
-//! Those who take turns: worlds of our own, each a process that serves, and PyTorch.
+//! [`Comparison`]: measures our worlds and PyTorch in turns. Each is a separate process.
 
 use std::error::Error;
 use std::process::Command;
@@ -6,16 +6,16 @@ use std::process::Command;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::peer::{Answer, Peer, python};
+use super::peer::{Measurement, Peer, python};
 use super::row::Row;
 use super::timing::median;
 
-/// The worlds that this program can make.
+/// The worlds that this build supports.
 const WORLDS: &str = if cfg!(feature = "mpi") { "threads,mpi" } else { "threads" };
 
-/// Among whom, how often, and beside whom.
+/// The flags that several workloads share.
 #[derive(Args)]
-pub(crate) struct Sides {
+pub(crate) struct CommonOptions {
     /// Numbers of ranks
     #[arg(
         long,
@@ -24,29 +24,29 @@ pub(crate) struct Sides {
         value_parser = clap::value_parser!(u16).range(1..)
     )]
     pub(crate) ranks: Vec<u16>,
-    /// What the ranks are
+    /// Kinds of ranks
     #[arg(long, value_delimiter = ',', default_value = WORLDS)]
     pub(crate) world: Vec<World>,
-    /// A Python that has torch: each case is measured there too, in turns with ours
+    /// Python interpreter with torch; each case is measured there too, in turns with ours
     #[arg(long, value_name = "PYTHON")]
     pub(crate) peer: Option<String>,
-    /// Only the cases whose name contains this
+    /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) only: String,
-    /// How often all take turns; the median counts
+    /// Number of measurements of each case, in turns; the median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) rounds: u16,
 }
 
-/// What ranks are.
+/// The kind of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum World {
     /// Threads of one process
     Threads,
-    /// Processes that MPI connects
+    /// Processes over MPI
     Mpi,
-    /// One that is there, and others that are not
+    /// One rank of a simulated world
     #[value(skip)]
     Simulated,
 }
@@ -60,15 +60,15 @@ impl World {
         }
     }
 
-    /// That this program can make it.
+    /// Returns an error if this build does not support the world.
     pub(crate) fn check(self) -> Result<(), &'static str> {
         if self == World::Mpi && !cfg!(feature = "mpi") {
-            return Err("the mpi world needs a program that was built with the feature `mpi`");
+            return Err("--world mpi needs a program that was built with the feature `mpi`");
         }
         Ok(())
     }
 
-    /// Starts this program as so many ranks that serve a workload.
+    /// Starts this program with `--serve` on a number of ranks.
     pub(crate) fn serve(self, workload: &str, ranks: usize) -> Result<Peer, Box<dyn Error>> {
         self.check()?;
         let program = std::env::current_exe()?;
@@ -83,81 +83,81 @@ impl World {
     }
 }
 
-/// Starts PyTorch as so many ranks; `script` comes after `ranks_peer.py`.
+/// Starts PyTorch on a number of ranks, with `script` appended to `ranks_peer.py`.
 pub(crate) fn peer(path: &str, script: &str, ranks: usize) -> Result<Peer, String> {
     let mut command = python(path, &[include_str!("ranks_peer.py"), script].concat());
     command.env("WORLD_SIZE", ranks.to_string());
     Peer::start("the peer", command)
 }
 
-/// Everybody who takes turns on one number of ranks.
-pub(crate) struct Contest {
+/// The processes that are measured in turns, all with the same number of ranks.
+pub(crate) struct Comparison {
     pub(crate) worlds: Vec<(World, Peer)>,
     pub(crate) peer: Option<Peer>,
 }
 
-/// What everybody said, round by round.
-pub(crate) struct Answers {
-    pub(crate) ours: Vec<(World, Vec<Answer>)>,
-    /// Nothing, if there is no peer.
-    pub(crate) theirs: Vec<Answer>,
+/// The measurements of one case, round by round.
+pub(crate) struct Measurements {
+    pub(crate) ours: Vec<(World, Vec<Measurement>)>,
+    /// Empty without a peer.
+    pub(crate) theirs: Vec<Measurement>,
 }
 
-impl Contest {
-    /// Starts everybody who is to take part in a workload.
+impl Comparison {
+    /// Starts all processes for a workload.
     pub(crate) fn start(
-        sides: &Sides,
+        common: &CommonOptions,
         workload: &str,
         script: &str,
         ranks: usize,
     ) -> Result<Self, Box<dyn Error>> {
-        let worlds = sides.world.iter().map(|&world| Ok((world, world.serve(workload, ranks)?)));
+        let worlds = common.world.iter().map(|&world| Ok((world, world.serve(workload, ranks)?)));
         let worlds = worlds.collect::<Result<_, Box<dyn Error>>>()?;
-        let peer = sides.peer.as_deref().map(|path| peer(path, script, ranks)).transpose()?;
-        Ok(Contest { worlds, peer })
+        let peer = common.peer.as_deref().map(|path| peer(path, script, ranks)).transpose()?;
+        Ok(Comparison { worlds, peer })
     }
 
-    /// Has all take turns in a case; `between` is called once in each round.
+    /// Measures a case in all processes in turns; `between` is called once per round.
     pub(crate) fn rounds(
         &mut self,
         rounds: u16,
         case: &str,
         samples: usize,
         mut between: impl FnMut(),
-    ) -> Result<Answers, String> {
-        // Nobody is timed while somebody is still starting, so all have been heard once before.
-        for one in self.worlds.iter_mut().map(|(_, world)| world).chain(&mut self.peer) {
-            one.ask(case, 1, 1)?;
+    ) -> Result<Measurements, String> {
+        // One measurement that does not count, so that all processes have started before the first that counts.
+        for process in self.worlds.iter_mut().map(|(_, world)| world).chain(&mut self.peer) {
+            process.measure(case, 1, 1)?;
         }
-        let mut answers = Answers::of(self.worlds.iter().map(|(world, _)| *world));
+        let mut all = Measurements::empty(self.worlds.iter().map(|(world, _)| *world));
         for _ in 0..rounds {
-            for ((_, world), (_, said)) in self.worlds.iter_mut().zip(&mut answers.ours) {
-                said.push(world.ask(case, samples, 1)?);
+            for ((_, world), (_, measured)) in self.worlds.iter_mut().zip(&mut all.ours) {
+                measured.push(world.measure(case, samples, 1)?);
             }
             between();
             if let Some(peer) = &mut self.peer {
-                answers.theirs.push(peer.ask(case, samples, 1)?);
+                all.theirs.push(peer.measure(case, samples, 1)?);
             }
         }
-        Ok(answers)
+        Ok(all)
     }
 }
 
-impl Answers {
-    /// Nothing said yet.
-    pub(crate) fn of(worlds: impl IntoIterator<Item = World>) -> Answers {
+impl Measurements {
+    /// Creates an empty list per world.
+    pub(crate) fn empty(worlds: impl IntoIterator<Item = World>) -> Measurements {
         let ours = worlds.into_iter().map(|world| (world, Vec::new())).collect();
-        Answers { ours, theirs: Vec::new() }
+        Measurements { ours, theirs: Vec::new() }
     }
 
-    /// One row per world, with the median times.
-    pub(crate) fn timed(&self, workload: &'static str, case: &str, ranks: usize) -> Vec<Row> {
-        let middle = |said: &[Answer]| {
-            (!said.is_empty()).then(|| median(said.iter().map(|answer| answer.seconds).collect()))
+    /// Returns one row per world, with the median times.
+    pub(crate) fn rows(&self, workload: &'static str, case: &str, ranks: usize) -> Vec<Row> {
+        let median_seconds = |measured: &[Measurement]| {
+            (!measured.is_empty()).then(|| median(measured.iter().map(|one| one.seconds).collect()))
         };
-        let peer_seconds = middle(&self.theirs);
-        let row = |(world, said): &(World, Vec<Answer>)| {
-            let seconds = middle(said);
+        let peer_seconds = median_seconds(&self.theirs);
+        let row = |(world, measured): &(World, Vec<Measurement>)| {
+            let seconds = median_seconds(measured);
             Row {
                 workload,
                 case: case.to_owned(),
