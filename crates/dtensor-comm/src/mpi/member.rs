@@ -87,7 +87,7 @@ impl Channel for Member {
             return Err(self.fault(&call, cause, true));
         }
         let next = begin(&self, &call, values);
-        Ok(OperationInFlight::new(self, call, next, timeout))
+        Ok(OperationInFlight::start(self, call, next, timeout))
     }
 
     fn send(&self, call: Call, value: Array, dst: usize, user_tag: u32) -> Result<()> {
@@ -162,7 +162,7 @@ impl Channel for Member {
                 })?))
             },
         )?;
-        Ok(OperationInFlight::new(self, call, Ok(Next::Stage(stage)), timeout))
+        Ok(OperationInFlight::start(self, call, Ok(Next::Stage(stage)), timeout))
     }
 
     fn note(&self, call: &Call) {
@@ -239,7 +239,7 @@ struct OperationInFlight {
 }
 
 impl OperationInFlight {
-    fn new(member: Arc<Member>, call: Call, next: StageResult, timeout: Duration) -> Box<dyn InFlight> {
+    fn start(member: Arc<Member>, call: Call, next: StageResult, timeout: Duration) -> Box<dyn InFlight> {
         let mut operation = Operation { next: Some(next), member: member.clone(), last_progress: None };
         let over = operation.advance();
         let operation = Arc::new(Mutex::new(operation));

@@ -36,7 +36,7 @@ use crate::{DType, Device, Error, Result, Shape, Tensor, no_grad};
 /// let fresh = rule.tensor([5, 3], DType::F32)?;
 /// assert!(fresh.abs()?.max_all()?.item::<f32>()? <= (6f32 / 8.0).sqrt());
 /// // As the rule of a parameter, which `reset_parameters` runs again.
-/// let weight = Parameter::drawn([5, 3], move |like| rule.like(like))?;
+/// let weight = Parameter::with_init([5, 3], move |like| rule.like(like))?;
 /// assert_eq!(weight.get().dims(), [5, 3]);
 /// # Ok(())
 /// # }

@@ -83,7 +83,7 @@ pub use dropout::Dropout;
 /// # fn main() -> Result<()> {
 /// let block = Block {
 ///     layers: vec![Linear::new(2, 2, false)?],
-///     scale: Parameter::drawn([1], Tensor::ones_like)?,
+///     scale: Parameter::with_init([1], Tensor::ones_like)?,
 ///     seen: Buffer::new(&Tensor::zeros([1], DType::I64)?),
 ///     width: 2,
 ///     base: Base::new(),

@@ -177,7 +177,7 @@ pub trait Module {
         state::load(self, state, strict)
     }
 
-    /// Reinitializes every parameter with the rule that it was [created with](Parameter::drawn), each once and in
+    /// Reinitializes every parameter with the rule that it was [created with](Parameter::with_init), each once and in
     /// order, as if the model was new. Random values come from this thread's generator; for a distributed parameter,
     /// every rank draws its shard of what a single device would draw. Buffers are unchanged.
     ///
@@ -205,7 +205,7 @@ pub trait Module {
         if !without_rule.is_empty() {
             let names = without_rule.iter().map(|path| format!("`{path}`")).collect::<Vec<_>>().join(", ");
             let message = format!(
-                "{names}: there is no rule for an initial value; create the parameter with `Parameter::drawn`"
+                "{names}: there is no rule for an initial value; create the parameter with `Parameter::with_init`"
             );
             return Err(Error::argument("reset_parameters", message));
         }

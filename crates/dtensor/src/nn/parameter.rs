@@ -59,7 +59,7 @@ impl Parameter {
     /// use dtensor::prelude::*;
     /// # fn main() -> Result<()> {
     /// manual_seed(1);
-    /// let small = Parameter::drawn([2, 3], |like| like.randn_like()?.mul(0.02))?;
+    /// let small = Parameter::with_init([2, 3], |like| like.randn_like()?.mul(0.02))?;
     /// let first = small.get().to_vec::<f32>()?;
     /// small.set(&Tensor::zeros([2, 3], DType::F32)?)?;
     /// manual_seed(1);

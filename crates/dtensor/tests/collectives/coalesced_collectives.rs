@@ -99,7 +99,7 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
         refused(group.all_gather_coalesced(&[]), &["all_gather_coalesced: ", "non-empty"]);
         refused(
             group.all_gather_coalesced(&[&Tensor::scalar(1f32)?]),
-            &["all_gather_coalesced: ", "without dims"],
+            &["all_gather_coalesced: ", "scalar"],
         );
         refused(
             group.reduce_scatter_coalesced(&[&x], ReduceOp::Sum),

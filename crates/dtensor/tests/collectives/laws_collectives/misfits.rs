@@ -19,7 +19,7 @@ fn what_does_not_fit_is_refused_and_the_group_goes_on() {
             &["reduce_scatter", "size 3 of dim 0", "multiple", "2"],
         );
         refused(group.reduce_scatter_tensor(&x, sum, 2), &["reduce_scatter", "out of range", "2"]);
-        refused(group.reduce_scatter_tensor(&scalar, sum, 0), &["reduce_scatter", "without dims"]);
+        refused(group.reduce_scatter_tensor(&scalar, sum, 0), &["reduce_scatter", "a scalar (0-d)"]);
         refused(group.reduce_scatter_uneven(&x, sum, 0, &[2, 2]), &["[2, 2]", "add up", "dim 0", "[3, 4]"]);
         refused(group.reduce_scatter_uneven(&x, sum, 0, &[3]), &["[3]", "one size for each of the 2 ranks"]);
         refused(group.reduce_scatter_uneven(&x, sum, 0, &[usize::MAX, 4]), &["add up"]);
