@@ -1,9 +1,9 @@
-//! What a transformer is to be like.
+//! The sizes and options of a transformer.
 
 use crate::ops::probability;
 use crate::{Error, Result};
 
-/// The sizes of a [`Transformer`](super::Transformer), and what it does. Checked when a model is made.
+/// The sizes and options of a [`Transformer`](super::Transformer). They are checked when a model is created.
 ///
 /// ```
 /// use dtensor::models::{ModelArgs, Transformer};
@@ -17,23 +17,23 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelArgs {
-    /// How many blocks there are.
+    /// The number of blocks.
     pub n_layers: usize,
-    /// How many tokens there are.
+    /// The size of the vocabulary.
     pub vocab_size: usize,
-    /// The length of the longest sequence.
+    /// The maximum sequence length.
     pub max_seq_len: usize,
-    /// The size of the vectors that stand for tokens.
+    /// The size of an embedding.
     pub dim: usize,
-    /// How many heads attend.
+    /// The number of attention heads.
     pub n_heads: usize,
-    /// The probability of dropping an element while the model trains.
+    /// The dropout probability while the model trains.
     pub dropout_p: f64,
-    /// Whether a position sees only itself and those before it.
+    /// Whether attention is causal.
     pub use_attn_mask: bool,
-    /// Whether the rows that look tokens up are those that score them.
+    /// Whether the token embedding and the output layer share one weight.
     pub weight_tying: bool,
-    /// Whether what is inside a block is computed again for the gradients, instead of being kept.
+    /// Whether each block is recomputed in backward instead of saving its activations.
     pub checkpoint_activations: bool,
 }
 
@@ -54,12 +54,12 @@ impl Default for ModelArgs {
 }
 
 impl ModelArgs {
-    /// The size of one head.
+    /// Returns the size of one head.
     pub fn head_dim(&self) -> usize {
         self.dim / self.n_heads.max(1)
     }
 
-    /// That a model can be made of it.
+    /// Returns an error if no model can have these sizes.
     pub(super) fn check(&self) -> Result<()> {
         let refuse = |message| Err(Error::argument("ModelArgs", message));
         let sizes = [("vocab_size", self.vocab_size), ("max_seq_len", self.max_seq_len), ("dim", self.dim)];

@@ -1,4 +1,4 @@
-//! What a transformer is a stack of.
+//! The block of a transformer: attention and a feed-forward network.
 
 use super::ModelArgs;
 use crate::nn::{Base, Dropout, Gelu, LayerNorm, Linear, Module, MultiHeadAttention, forward};
@@ -17,7 +17,7 @@ use crate::{Result, Tensor};
 pub type Attention = MultiHeadAttention;
 
 impl ModelArgs {
-    /// The attention of a model of these sizes.
+    /// Creates the attention of one block.
     pub fn attention(&self) -> Result<Attention> {
         self.check()?;
         let attention = Attention::new(self.dim, self.n_heads)?;
@@ -25,7 +25,7 @@ impl ModelArgs {
     }
 }
 
-/// Two layers with a [`Gelu`] between them, each position by itself.
+/// The feed-forward network of a block: two linear layers with a [`Gelu`] between them, applied to each position.
 ///
 /// ```
 /// use dtensor::models::FeedForward;
@@ -38,20 +38,20 @@ impl ModelArgs {
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct FeedForward {
-    /// Up to the hidden size.
+    /// The layer to the hidden size.
     pub w1: Linear,
-    /// The bend.
+    /// The activation.
     pub gelu: Gelu,
-    /// Back again.
+    /// The layer back from the hidden size.
     pub w2: Linear,
-    /// Drops from what comes out.
+    /// Dropout on the output.
     pub resid_dropout: Dropout,
     base: Base,
 }
 
 #[forward]
 impl FeedForward {
-    /// For vectors of size `dim`.
+    /// Creates the network for vectors of size `dim`.
     pub fn new(dim: usize, hidden_dim: usize, dropout_p: f64) -> Result<Self> {
         let resid_dropout = Dropout::new(dropout_p)?;
         Ok(FeedForward {
@@ -63,14 +63,14 @@ impl FeedForward {
         })
     }
 
-    /// Applies the layers.
+    /// Applies the network.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let hidden = self.gelu.forward(&self.w1.forward(x)?)?;
         self.resid_dropout.forward(&self.w2.forward(&hidden)?)
     }
 }
 
-/// Attention and [`FeedForward`], each after a norm and added to what it was given.
+/// A pre-norm transformer block: attention and [`FeedForward`], each with a norm before it and a residual around it.
 ///
 /// ```
 /// use dtensor::models::{ModelArgs, TransformerBlock};
@@ -83,20 +83,20 @@ impl FeedForward {
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct TransformerBlock {
-    /// Before the attention.
+    /// Norm before the attention.
     pub attention_norm: LayerNorm,
-    /// Looks at other positions.
+    /// Self-attention.
     pub attention: Attention,
-    /// Before the layers.
+    /// Norm before the feed-forward network.
     pub ffn_norm: LayerNorm,
-    /// Looks at each position.
+    /// The feed-forward network.
     pub feed_forward: FeedForward,
     base: Base,
 }
 
 #[forward]
 impl TransformerBlock {
-    /// As a model of these sizes has it: the hidden size is four times the size of a vector.
+    /// Creates a block. The hidden size is four times `args.dim`.
     pub fn new(args: &ModelArgs) -> Result<Self> {
         Ok(TransformerBlock {
             attention_norm: LayerNorm::new(args.dim)?,
@@ -109,7 +109,7 @@ impl TransformerBlock {
 
     /// Applies the block to `[batch, length, dim]`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let h = x.add(&self.attention.forward(&self.attention_norm.forward(x)?)?)?;
-        h.add(&self.feed_forward.forward(&self.ffn_norm.forward(&h)?)?)
+        let h = (x + self.attention.forward(&self.attention_norm.forward(x)?))?;
+        &h + self.feed_forward.forward(&self.ffn_norm.forward(&h)?)
     }
 }

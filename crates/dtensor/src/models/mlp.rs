@@ -1,9 +1,9 @@
-//! Two layers with a bend between them, and stacks of these.
+//! An MLP of two linear layers, and stacks of it.
 
 use crate::nn::{Base, Linear, Module, ModuleList, Relu, forward};
 use crate::{Result, Tensor, manual_seed};
 
-/// A layer from 10 to 16, [`Relu`], a layer back to 10.
+/// Two linear layers, from 10 to 16 and back to 10, with a [`Relu`] between them.
 ///
 /// ```
 /// use dtensor::models::MLPModule;
@@ -19,7 +19,7 @@ use crate::{Result, Tensor, manual_seed};
 pub struct MLPModule {
     /// The first layer.
     pub net1: Linear,
-    /// The bend.
+    /// The activation.
     pub relu: Relu,
     /// The second layer.
     pub net2: Linear,
@@ -28,13 +28,13 @@ pub struct MLPModule {
 
 #[forward]
 impl MLPModule {
-    /// Of sizes 10, 16 and 10. It starts this thread's generator anew from seed 5, so that all are equal.
+    /// Creates an MLP of sizes 10, 16 and 10. Seeds this thread's generator with 5 first, so that all such MLPs are equal.
     pub fn new(bias: bool) -> Result<Self> {
         manual_seed(5);
         MLPModule::with_sizes(10, 16, 10, bias)
     }
 
-    /// Of other sizes: what comes in, what lies between, what goes out. Drawn from this thread's generator as it is.
+    /// Creates an MLP of other sizes. Its weights are drawn from this thread's generator in its current state.
     pub fn with_sizes(inputs: usize, hidden: usize, outputs: usize, bias: bool) -> Result<Self> {
         Ok(MLPModule {
             net1: Linear::new(inputs, hidden, bias)?,
@@ -50,7 +50,7 @@ impl MLPModule {
     }
 }
 
-/// Several [`MLPModule`]s, one after the other.
+/// A stack of [`MLPModule`]s.
 ///
 /// ```
 /// use dtensor::models::MLPStacked;
@@ -65,20 +65,20 @@ impl MLPModule {
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct MLPStacked {
-    /// The models.
+    /// The MLPs.
     pub layers: ModuleList<MLPModule>,
     base: Base,
 }
 
 #[forward]
 impl MLPStacked {
-    /// Of so many, with biases.
+    /// Creates a stack of `n_layers` MLPs with biases.
     pub fn new(n_layers: usize) -> Result<Self> {
         let layers = (0..n_layers).map(|_| MLPModule::new(true)).collect::<Result<_>>()?;
         Ok(MLPStacked { layers, base: Base::new() })
     }
 
-    /// Applies the models.
+    /// Applies the MLPs in order.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let mut x = x.clone();
         for layer in &self.layers {

@@ -1,5 +1,5 @@
-//! The models that PyTorch tests its distributed tensors with: small enough to train in a test, and made of everything that a
-//! large one is made of.
+//! The models that PyTorch's own tests of distributed tensors use: small enough to train in a test, with the parts of a large
+//! one.
 //!
 //! ```
 //! use dtensor::models::{ModelArgs, Transformer};
@@ -9,7 +9,7 @@
 //! let model = Transformer::new(&ModelArgs { n_layers: 1, ..ModelArgs::default() })?;
 //! let tokens = Tensor::randint(0, 8, [2, 5])?;
 //! assert_eq!(model.forward(&tokens)?.dims(), [2, 5, 8]);
-//! // The rows that look tokens up are those that score them.
+//! // The embedding table and the output layer share one weight.
 //! assert!(model.get_parameter("output.weight")?.is(&model.tok_embeddings.weight));
 //! # Ok(())
 //! # }

@@ -1,4 +1,4 @@
-//! A small language model.
+//! A small language model, and its plan for tensor and sequence parallelism.
 
 use super::{ModelArgs, TransformerBlock};
 use crate::nn::{Base, Dropout, Embedding, LayerNorm, Linear, Module, ModuleList, forward, positions};
@@ -7,8 +7,7 @@ use crate::parallel::{
 };
 use crate::{DType, DeviceMesh, Error, Replicate, Result, Shard, Tensor, checkpoint, plan};
 
-/// How a [`Transformer`] is spread over a mesh. `true` and `false` stand for one that differs from the default in `sequence_parallel`
-/// at most.
+/// How a [`Transformer`] is sharded over a mesh. A `bool` converts to the options with that `sequence_parallel`.
 ///
 /// ```
 /// use dtensor::models::TransformerParallel;
@@ -17,10 +16,10 @@ use crate::{DType, DeviceMesh, Error, Replicate, Result, Shard, Tensor, checkpoi
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TransformerParallel {
-    /// Between what is cut into words, heads and hidden units, each rank has a part of the sequence, so that norms, dropout and sums
-    /// are done once and not on every rank.
+    /// Whether the sequence is sharded between the tensor-parallel layers, so that each rank computes norms, dropout and residuals for
+    /// its shard of the sequence only.
     pub sequence_parallel: bool,
-    /// Scores stay on the mesh, cut along the vocabulary, for a loss within [`loss_parallel`](crate::parallel::loss_parallel).
+    /// Whether the logits stay sharded along the vocabulary, for a loss within [`loss_parallel`](crate::parallel::loss_parallel).
     pub loss_parallel: bool,
 }
 
@@ -30,7 +29,7 @@ impl From<bool> for TransformerParallel {
     }
 }
 
-/// Scores, for each position of a sequence of tokens, what the next one might be.
+/// A causal language model: computes the logits of the next token for each position of a sequence.
 ///
 /// ```
 /// use dtensor::models::{ModelArgs, Transformer};
@@ -49,17 +48,17 @@ impl From<bool> for TransformerParallel {
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct Transformer {
-    /// What stands for a token.
+    /// Token embedding table.
     pub tok_embeddings: Embedding,
-    /// What stands for a position.
+    /// Position embedding table.
     pub pos_embeddings: Embedding,
-    /// Drops from the sum of these.
+    /// Dropout on the summed embeddings.
     pub dropout: Dropout,
     /// The blocks.
     pub layers: ModuleList<TransformerBlock>,
-    /// After the last block.
+    /// Norm after the last block.
     pub norm: LayerNorm,
-    /// Scores tokens. Its weight is that of `tok_embeddings`, if weights are tied.
+    /// Computes the logits. It shares the weight of `tok_embeddings` if weights are tied.
     pub output: Linear,
     #[module(skip)]
     args: ModelArgs,
@@ -68,7 +67,7 @@ pub struct Transformer {
 
 #[forward]
 impl Transformer {
-    /// A model of these sizes, with parameters drawn from this thread's generator.
+    /// Creates a model. Its parameters are drawn from this thread's generator.
     pub fn new(args: &ModelArgs) -> Result<Self> {
         args.check()?;
         let tok_embeddings = Embedding::new(args.vocab_size, args.dim)?;
@@ -88,15 +87,15 @@ impl Transformer {
         })
     }
 
-    /// What it was made of.
+    /// Returns the sizes and options that the model was created with.
     pub fn args(&self) -> &ModelArgs {
         &self.args
     }
 
-    /// Spreads the model over a mesh of one dim, which must divide the number of heads.
+    /// Shards the model over a mesh of one dim, whose size must divide the number of heads.
     ///
-    /// Each rank has some of the words, heads and hidden units. Between these, activations are the same on all ranks, and so are
-    /// the scores, unless the options say otherwise.
+    /// The vocabulary, the heads and the hidden units are sharded. Activations between these layers and the logits are replicated,
+    /// unless the options shard them.
     ///
     /// ```
     /// use dtensor::models::{ModelArgs, Transformer, TransformerParallel};
@@ -111,8 +110,8 @@ impl Transformer {
     ///
     ///     let options = TransformerParallel { sequence_parallel: true, loss_parallel: true };
     ///     let model = Transformer::parallelize(Transformer::new(&ModelArgs::default())?, &mesh, options)?;
-    ///     let scores = model.forward(&tokens)?;
-    ///     assert_eq!((scores.dims(), scores.placements()), (&[4, 9, 8][..], &[Shard(2)][..]));
+    ///     let logits = model.forward(&tokens)?;
+    ///     assert_eq!((logits.dims(), logits.placements()), (&[4, 9, 8][..], &[Shard(2)][..]));
     ///     Ok(())
     /// })?;
     /// # Ok(())
@@ -128,12 +127,12 @@ impl Transformer {
     }
 
     fn plan(options: TransformerParallel) -> Result<ParallelPlan> {
-        // The columns of a head meet the rows of its part of `wo` without anything being moved.
+        // The columns of a head meet the rows of the same head in `wo`, so nothing is communicated.
         let heads = ColwiseParallel::new().use_local_output(false);
         let plan = plan! {
             "layers.*.attention.w[qkv]" => heads,
         };
-        let scores = match options.loss_parallel {
+        let logits = match options.loss_parallel {
             true => ColwiseParallel::new().output_layouts(Shard(-1)).use_local_output(false),
             false => ColwiseParallel::new().output_layouts(Replicate),
         };
@@ -144,9 +143,9 @@ impl Transformer {
                 .with("layers.*.attention.wo", RowwiseParallel::new())
                 .with("layers.*.feed_forward.w1", ColwiseParallel::new())
                 .with("layers.*.feed_forward.w2", RowwiseParallel::new())
-                .with("output", scores));
+                .with("output", logits));
         }
-        // Activations stay distributed, so that dropout knows which elements of the whole it is given.
+        // Activations stay distributed tensors, so that dropout knows the global index of each element.
         let words =
             |cut| RowwiseParallel::new().input_layouts(Replicate).output_layouts(cut).use_local_output(false);
         let back = RowwiseParallel::new().output_layouts(Shard(1)).use_local_output(false);
@@ -163,10 +162,10 @@ impl Transformer {
                 ColwiseParallel::new().input_layouts(Shard(1)).use_local_output(false),
             )
             .with("layers.*.feed_forward.w2", back)
-            .with("output", scores.input_layouts(Shard(1))))
+            .with("output", logits.input_layouts(Shard(1))))
     }
 
-    /// The scores of tokens `[batch, length]`, as `f32` `[batch, length, vocabulary]`.
+    /// Returns the logits of tokens `[batch, length]`, as `f32` `[batch, length, vocabulary]`.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let longest = self.args.max_seq_len;
         let length = match *tokens.dims() {
@@ -180,8 +179,7 @@ impl Transformer {
             }
         };
         let h = self.tok_embeddings.forward(tokens)?;
-        let mut h =
-            self.dropout.forward(&h.add(&self.pos_embeddings.forward(&positions(length, tokens)?)?)?)?;
+        let mut h = self.dropout.forward(&(h + self.pos_embeddings.forward(&positions(length, tokens)?))?)?;
         for layer in &self.layers {
             h = if self.args.checkpoint_activations {
                 let layer = layer.clone();

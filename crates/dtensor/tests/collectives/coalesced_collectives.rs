@@ -97,10 +97,7 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
             &["all_reduce_coalesced: ", "f32", "f64"],
         );
         refused(group.all_gather_coalesced(&[]), &["all_gather_coalesced: ", "non-empty"]);
-        refused(
-            group.all_gather_coalesced(&[&Tensor::scalar(1f32)?]),
-            &["all_gather_coalesced: ", "scalar"],
-        );
+        refused(group.all_gather_coalesced(&[&Tensor::scalar(1f32)?]), &["all_gather_coalesced: ", "scalar"]);
         refused(
             group.reduce_scatter_coalesced(&[&x], ReduceOp::Sum),
             &["reduce_scatter_coalesced: ", "multiple of group_size"],
