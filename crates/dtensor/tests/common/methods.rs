@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The public methods on tensors, and functions of lists of them, in the files that define operators. Those that a macro
-/// names are not among them.
+/// The public methods on tensors, and functions of lists of them, in the files that define operators, also those that a macro
+/// declares.
 pub(crate) fn methods() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops"), &mut found);
-    let known = ["matmul", "layer_norm", "quantile", "cat", "narrow"];
-    assert!(found.len() > 80 && known.iter().all(|name| found.contains(*name)), "{found:?}");
+    let known = ["matmul", "layer_norm", "quantile", "cat", "narrow", "tanh", "eq", "sum_keepdim"];
+    assert!(found.len() > 115 && known.iter().all(|name| found.contains(*name)), "{found:?}");
     // It moves no numbers.
     found.remove("to_device");
     found
@@ -27,6 +27,23 @@ fn collect(folder: &Path, found: &mut BTreeSet<String>) {
             let signatures = text.split("\n    pub fn ").skip(1).filter_map(|rest| rest.split(" {\n").next());
             let on_tensors = signatures.filter(|text| text.contains("&self") || text.contains("[&Tensor]"));
             found.extend(on_tensors.filter_map(|text| text.split(['(', '<']).next()).map(str::to_owned));
+            let before = found.len();
+            found.extend(declared(&text));
+            // The body of a macro that declares methods.
+            let declares = text.contains("            pub fn $");
+            assert!(!declares || found.len() > before, "{path:?} has a macro whose methods are not found");
         }
     }
+}
+
+/// The methods that a macro declares: `tanh => Tanh;` in `methods!`, `Sum: "sum", "The sum", sum_all, sum, sum_keepdim;` in
+/// `reductions!`.
+fn declared(text: &str) -> impl Iterator<Item = String> {
+    let blocks = |name: &'static str| text.split(name).skip(1).filter_map(|rest| rest.split("\n}").next());
+    let each = blocks("\nmethods! {\n").flat_map(str::lines);
+    let each = each.filter_map(|line| Some(line.split_once(" => ")?.0)).filter(|name| !name.contains("//"));
+    let over = blocks("\nreductions! {\n").flat_map(str::lines);
+    let over = over.flat_map(|line| line.rsplit('"').next().unwrap_or(line).trim_end_matches(';').split(','));
+    let names = each.chain(over).map(|name| name.trim().to_owned()).collect::<Vec<_>>();
+    names.into_iter().filter(|name| !name.is_empty())
 }

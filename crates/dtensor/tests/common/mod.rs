@@ -12,4 +12,5 @@ pub(crate) mod operators;
 pub(crate) mod peek;
 pub(crate) mod ranks;
 pub(crate) mod refused;
+pub(crate) mod table;
 pub(crate) mod warnings;

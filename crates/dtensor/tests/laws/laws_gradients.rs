@@ -13,6 +13,7 @@ use crate::common::laid::{Combination, Field, Sample, Stop, Tally, difference, l
 use crate::common::layouts::{AVG, Grid, MAX, P};
 use crate::common::operators::{Operator, half, operators};
 use crate::common::ranks::Random;
+use crate::common::table::steps;
 
 /// A number that depends on every element of all results in its own way. Nothing if no result is a float.
 fn loss(results: &[Tensor], field: Option<&Field>) -> Result<Option<Tensor>> {
@@ -118,16 +119,9 @@ fn check_all(
     Ok((tally, names))
 }
 
-/// Operators whose results depend smoothly on nothing.
-#[rustfmt::skip]
-const STEPS: [&str; 18] = [
-    "argmax", "argmax_all", "argmin", "argmin_all", "bernoulli_each", "bernoulli_each_with", "eq", "full_like", "ge", "gt",
-    "le", "lt", "ne", "normal_like", "ones_like", "rand_like", "randn_like", "zeros_like",
-];
-
 #[test]
 fn every_operator_on_sampled_placements() {
-    let table = operators();
+    let (table, steps) = (operators(), steps());
     let began = std::time::Instant::now();
     let sample = if long() { Sample { common: 500, rare: 50 } } else { Sample { common: 4, rare: 1 } };
     let mut total = 0;
@@ -138,7 +132,7 @@ fn every_operator_on_sampled_placements() {
         let cases = Tally::judge(&tallies);
         println!("{cases} cases on a mesh {sizes:?}, {:?} so far", began.elapsed());
         total += cases;
-        let smooth = table.iter().map(|operator| operator.name).filter(|name| !STEPS.contains(name));
+        let smooth = table.iter().map(|operator| operator.name).filter(|name| !steps.contains(name));
         assert_eq!(names[0], smooth.collect(), "the operators with gradients");
     }
     println!("{total} gradients of (operator, placements, shape, mesh)");

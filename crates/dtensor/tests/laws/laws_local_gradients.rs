@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use dtensor::{BackwardOptions, DType, Error, Result, Tensor, grad};
 
-use crate::common::cases::{Case, Numbers, OPERATORS, STEPS, Second, cases};
-use crate::common::methods::methods;
+use crate::common::cases::{Case, Numbers, Second, cases};
+use crate::common::table::{Examples, assert_complete, steps};
 
 /// Half the width of the inner pair of points of a difference quotient. The formula is of fourth order, so what it
 /// leaves out is about 1e-13 of a fifth derivative, and rounding about 1e-12.
@@ -122,7 +122,7 @@ fn check_first(case: &Case) -> Result<()> {
     let problem = Problem::new(case)?;
     let variables: Vec<Tensor> = problem.variables().iter().map(leaf).collect();
     let Some(grads) = problem.gradients(&variables, &problem.weights, false)? else {
-        let smooth = problem.weights.iter().any(|w| w.numel() > 0) && !STEPS.contains(&case.name);
+        let smooth = problem.weights.iter().any(|w| w.numel() > 0) && !steps().contains(case.name);
         assert!(!smooth, "{}: the result does not require a gradient", case.label());
         return Ok(());
     };
@@ -210,14 +210,7 @@ fn check_all(check: impl Fn(&Case) -> Result<()> + std::panic::RefUnwindSafe) {
 
 #[test]
 fn the_table_covers_every_operator() {
-    let covered: BTreeSet<&str> = cases().iter().map(|case| case.name).collect();
-    let known: BTreeSet<&str> = OPERATORS.iter().copied().collect();
-    assert_eq!(covered, known);
-    // Where nothing depends smoothly on anything, or on numbers that are drawn.
-    let others = ["bernoulli_each", "bernoulli_each_with", "masked_select", "nonzero", "unique"];
-    let missing = |name: &String| !known.contains(&name[..]) && !others.contains(&&name[..]);
-    let missing: Vec<String> = methods().into_iter().filter(missing).collect();
-    assert!(missing.is_empty(), "not in the table: {missing:?}");
+    assert_complete(Examples::Local);
 }
 
 #[test]

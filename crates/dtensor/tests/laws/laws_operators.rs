@@ -3,8 +3,6 @@
 //! A case is an operator of the table, one list of inputs, a mesh, and a way for each input to lie on it. `DTENSOR_LONG=1`
 //! tries all ways there are with replicas, shards and partial sums; of more than 5,000, as attention has on a plane, so many.
 
-use std::collections::BTreeSet;
-
 use dtensor::comm::{World, launch, launch_each, record};
 use dtensor::op::{Arrays, Backward, Grads, Here, Meta, Metas, Op, Rule, apply};
 use dtensor::testing::{Validation, search, spmd, validate};
@@ -12,9 +10,9 @@ use dtensor::{Array, BackwardOptions, DType, Error, Result, Shard, Tensor, distr
 
 use crate::common::laid::{Combination, Field, Sample, Stop, Tally, difference, long, shown};
 use crate::common::layouts::Grid;
-use crate::common::methods::methods;
 use crate::common::operators::{Operator, half, operators};
 use crate::common::ranks::Random;
+use crate::common::table::{Examples, Row, assert_complete, gaps, table};
 
 /// One case: what is wrong with it.
 fn check(
@@ -218,23 +216,39 @@ fn the_check_finds_what_is_wrong() {
 
 #[test]
 fn the_table_has_every_operator() {
-    let table = operators();
-    let covered: BTreeSet<&str> = table.iter().map(|operator| operator.name).collect();
-    let mut named = methods();
-    // Those that a macro names are in the list of the laws of one device.
-    let list = include_str!("../common/cases/mod.rs").split("OPERATORS: &[&str] = &[").nth(1).unwrap();
-    let list = list.split(']').next().unwrap().split('"').skip(1).step_by(2);
-    named.extend(list.map(str::to_owned));
-    assert!(named.contains("tanh") && named.contains("eq") && named.contains("sum_keepdim"));
-    // What has no distributed form.
-    for name in ["nonzero", "masked_select", "unique"] {
-        named.remove(name);
-    }
-    let missing: Vec<&String> = named.iter().filter(|name| !covered.contains(&name[..])).collect();
-    assert!(missing.is_empty(), "not in the table: {missing:?}");
-    for operator in &table {
+    assert_complete(Examples::Meshes);
+    for operator in operators() {
         assert!(!operator.examples.is_empty(), "{}({}) has no inputs", operator.name, operator.form);
     }
+}
+
+/// An operator without a row, in two rows, without examples, or with examples that its row excludes is named.
+#[test]
+fn a_gap_in_the_table_is_named() {
+    let without = |name: &str| -> Vec<Row> { table().into_iter().filter(|row| row.name != name).collect() };
+    // Of a method, one that a macro declares, and one of several along dims.
+    for name in ["matmul", "tanh", "sum_keepdim"] {
+        for examples in [Examples::Meshes, Examples::Local] {
+            let text = gaps(&without(name), examples).join("\n");
+            assert!(text.contains(&format!("`{name}` has no row")), "{text}");
+            assert!(text.contains(&format!("`{name}` has examples ({examples:?}), but no row")), "{text}");
+        }
+    }
+    let changed = |name: &str, change: fn(&mut Row)| {
+        let mut rows = table();
+        rows.iter_mut().filter(|row| row.name == name).for_each(change);
+        rows
+    };
+    let cleared = gaps(&changed("softmax", |row| row.casts.clear()), Examples::Casts);
+    assert_eq!(cleared, ["`softmax` has no examples (Casts)"]);
+    let cleared = gaps(&changed("softmax", |row| row.calls.clear()), Examples::Calls);
+    assert_eq!(cleared, ["`softmax` has no examples (Calls)"]);
+    let renamed = gaps(&changed("softmax", |row| row.name = "softmin"), Examples::Calls);
+    assert_eq!(renamed, ["`softmax` has no row"]);
+    let renamed = gaps(&changed("softmax", |row| row.name = "relu"), Examples::Calls);
+    assert_eq!(renamed, ["`softmax` has no row", "`relu` has two rows"]);
+    let renamed = gaps(&changed("unique", |row| row.name = "relu"), Examples::Local);
+    assert!(renamed.iter().any(|gap| gap.starts_with("`relu` has examples (Local) although")), "{renamed:?}");
 }
 
 /// An operator on inputs and back again, for operators that are observed meanwhile.

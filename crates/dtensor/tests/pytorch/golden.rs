@@ -3,18 +3,14 @@
 //! The cases are in `golden/operators.json`, written by `tools/golden.py`, where the format is described. Each is run
 //! with its inputs in several layouts in memory: what an operator computes must not depend on it.
 
-#[path = "../golden/names.rs"]
-mod names;
+use std::collections::{BTreeMap, BTreeSet};
 
-use std::collections::BTreeMap;
-
-use crate::common::methods::methods;
+use crate::common::table::{Golden, assert_rows, steps, table};
 use dtensor::{
     Attention, BackwardOptions, Convolution, CrossEntropy, DType, Error, Gelu, INFER, Interpolation, Operand,
     Padding, Quantiles, Reduction, Result, Scalar, Shape, Tensor,
 };
 use half::{bf16, f16};
-use names::{EXACT, OPERATORS};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -433,7 +429,7 @@ fn difference(got: &Tensor, want: &Data, exact: bool) -> Result<Option<String>> 
 }
 
 /// Everything in which a case differs from PyTorch.
-fn check(case: &Case, layout: Layout) -> Result<Vec<String>> {
+fn check(case: &Case, layout: Layout, exact: bool) -> Result<Vec<String>> {
     let wants_grad = |i: usize| case.grads.get(i).is_some_and(Option::is_some);
     let x: Vec<Tensor> = case
         .inputs
@@ -447,9 +443,7 @@ fn check(case: &Case, layout: Layout) -> Result<Vec<String>> {
     }
     let mut wrong = Vec::new();
     for (i, (y, want)) in y.iter().zip(&case.outputs).enumerate() {
-        wrong.extend(
-            difference(y, want, EXACT.contains(&case.op.as_str()))?.map(|why| format!("output {i}: {why}")),
-        );
+        wrong.extend(difference(y, want, exact)?.map(|why| format!("output {i}: {why}")));
     }
     for (y, dy) in y.iter().zip(&case.dys) {
         let Some(dy) = dy else { continue };
@@ -472,11 +466,41 @@ fn cases() -> Vec<Case> {
     serde_json::from_str(include_str!("../golden/operators.json")).expect("operators.json")
 }
 
+/// Tensors made from numbers: no operators, but with golden values.
+const MADE: [(&str, Golden); 4] =
+    [("arange", Golden::Close), ("eye", Golden::Exact), ("full", Golden::Exact), ("linspace", Golden::Close)];
+
+/// Operators written as `+` and its like, with a tensor or a number on the left.
+const OVERLOADED: [(&str, Golden); 9] = [
+    ("operator_add", Golden::Close),
+    ("operator_div", Golden::Close),
+    ("operator_mul", Golden::Close),
+    ("operator_neg", Golden::Close),
+    ("operator_sub", Golden::Close),
+    ("reversed_add", Golden::Close),
+    ("reversed_div", Golden::Close),
+    ("reversed_mul", Golden::Close),
+    ("reversed_sub", Golden::Close),
+];
+
+/// The names of all cases that are compared so.
+fn names(golden: Golden) -> BTreeSet<&'static str> {
+    let rows = table().into_iter().map(|row| (row.name, row.golden));
+    let all = rows.chain(MADE).chain(OVERLOADED);
+    all.filter(|(_, of)| *of == golden).map(|(name, _)| name).collect()
+}
+
+/// The names of all that has golden values.
+fn all_names() -> BTreeSet<&'static str> {
+    names(Golden::Exact).into_iter().chain(names(Golden::Close)).collect()
+}
+
 fn agree(layout: Layout) {
-    let cases = cases();
+    let (cases, exact) = (cases(), names(Golden::Exact));
     let mut failures = Vec::new();
     for (i, case) in cases.iter().enumerate() {
-        let wrong = check(case, layout).unwrap_or_else(|error| vec![format!("error: {error}")]);
+        let wrong = check(case, layout, exact.contains(&case.op[..]))
+            .unwrap_or_else(|error| vec![format!("error: {error}")]);
         let inputs: Vec<String> = case.inputs.iter().map(|Data(d, s, _)| format!("{d} {s:?}")).collect();
         for why in wrong {
             let attrs = Value::Object(case.attrs.0.clone());
@@ -509,40 +533,20 @@ fn every_operator_has_cases_and_every_case_an_operator() {
     for case in cases() {
         *counts.entry(case.op).or_default() += 1;
     }
-    let missing: Vec<_> = OPERATORS.iter().filter(|op| !counts.contains_key(**op)).collect();
+    assert_rows();
+    let operators = all_names();
+    let missing: Vec<_> = operators.iter().filter(|op| !counts.contains_key(**op)).collect();
     assert!(missing.is_empty(), "operators without a case: {missing:?}");
-    let unknown: Vec<_> = counts.keys().filter(|op| !OPERATORS.contains(&op.as_str())).collect();
+    let unknown: Vec<_> = counts.keys().filter(|op| !operators.contains(&op[..])).collect();
     assert!(unknown.is_empty(), "cases of no known operator: {unknown:?}");
-    // Whose numbers are drawn, whose shapes are found, and `pow` with its arguments the other way round.
-    let others =
-        ["bernoulli_each", "bernoulli_each_with", "dropout", "masked_select", "nonzero", "rpow", "unique"];
-    let unlisted = |name: &String| !OPERATORS.contains(&&name[..]) && !others.contains(&&name[..]);
-    let unlisted: Vec<String> = methods().into_iter().filter(unlisted).collect();
-    assert!(unlisted.is_empty(), "operators that no case is asked of: {unlisted:?}");
     println!("{} cases of {} operators", counts.values().sum::<usize>(), counts.len());
 }
 
 #[test]
 fn differentiable_operators_have_cases_with_gradients() {
-    // These choose, compare or make, and have no gradient.
-    let without = [
-        "arange",
-        "argmax",
-        "argmax_all",
-        "argmin",
-        "argmin_all",
-        "eq",
-        "eye",
-        "full",
-        "ge",
-        "gt",
-        "le",
-        "linspace",
-        "lt",
-        "ne",
-    ];
-    let cases = cases();
-    for op in OPERATORS.iter().filter(|op| !without.contains(op)) {
+    let (cases, steps) = (cases(), steps());
+    let without = |op: &str| steps.contains(op) || MADE.iter().any(|(name, _)| *name == op);
+    for op in all_names().iter().filter(|op| !without(op)) {
         let has = |case: &Case| {
             case.op == *op && !case.grads.is_empty() && case.outputs.iter().any(|y| !y.2.is_empty())
         };

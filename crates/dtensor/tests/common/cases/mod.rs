@@ -1,5 +1,5 @@
-//! Every operator, each on several shapes: one table, from which the laws of gradients, of layouts and of meta
-//! tensors are checked.
+//! Examples of every operator on one device, each on several shapes: for finite differences, strided tensors and meta tensors.
+
 mod windows;
 
 use dtensor::{Attention, CrossEntropy, DType, Gelu, Reduction, Result, Shape, Tensor, manual_seed};
@@ -663,28 +663,3 @@ pub(crate) fn cases() -> Vec<Case> {
     }
     all
 }
-
-/// The names of all operators: methods of [`Tensor`] that compute one from others.
-#[rustfmt::skip]
-pub(crate) const OPERATORS: &[&str] = &[
-    "abs", "add", "addmm", "argmax", "argmax_all", "argmin", "argmin_all", "bmm", "cat", "chunk", "clamp",
-    "clamp_max", "clamp_min", "contiguous", "conv1d", "conv2d", "cos", "cross_entropy", "cumsum", "div", "dropout", "embedding",
-    "eq", "erf", "exp", "expand", "flatten", "flatten_all", "full_like", "gather", "ge", "gelu", "gt",
-    "index_copy", "index_select", "layer_norm", "le", "linear", "log", "log_softmax", "lt", "masked_fill", "matmul", "max",
-    "max_all", "max_dim", "max_keepdim", "maximum", "mean", "mean_all", "mean_keepdim", "median", "median_all", "min", "min_all",
-    "min_dim", "min_keepdim", "minimum", "mm", "mse_loss", "mul", "narrow", "ne", "neg", "nll_loss", "norm",
-    "norm_all", "ones_like", "permute", "pow", "prod", "prod_all", "prod_keepdim", "quantile",
-    "quantile_all", "rdiv", "recip", "relu",
-    "reshape", "rms_norm", "rpow", "rsqrt", "rsub", "scaled_dot_product_attention", "scatter_add", "select",
-    "select_scatter", "sigmoid",
-    "sign", "silu", "sin", "slice", "slice_scatter", "softmax", "sort", "split", "sqrt", "squeeze", "squeeze_all", "stack",
-    "std", "std_all", "sub", "sum", "sum_all", "sum_keepdim", "sum_to", "t", "tanh", "to_dtype", "topk",
-    "transpose", "tril", "triu", "unbind", "unsqueeze", "var", "var_all", "view", "where_", "zeros_like",
-];
-
-/// The operators whose results do not depend smoothly on anything.
-#[rustfmt::skip]
-pub(crate) const STEPS: &[&str] = &[
-    "argmax", "argmax_all", "argmin", "argmin_all", "eq", "full_like", "ge", "gt", "le", "lt", "ne", "ones_like",
-    "zeros_like",
-];

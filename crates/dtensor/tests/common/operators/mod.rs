@@ -1,5 +1,5 @@
-//! Every operator of the library, each in its forms and on several shapes: the table from which the laws of distributed
-//! tensors are checked.
+//! Examples of every operator on meshes, each in its forms and on several shapes: the laws of distributed tensors try them in all
+//! layouts.
 //!
 //! Shapes are even and uneven on 4 ranks, smaller than the mesh, empty, of size 1, broadcast, and without dims. Numbers are
 //! small multiples of 1/2 with both signs: partial sums of them are exact, and many are equal, so that what an operator does

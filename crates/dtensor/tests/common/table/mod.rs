@@ -1,0 +1,271 @@
+//! The table of operators: one row each, from which the laws, the fuzzer, `autocast` and the golden values are read.
+//!
+//! A row says whether the operator has a gradient and whether its golden values are exact, and holds its dtypes under autocast and
+//! calls with arguments that the fuzzer chooses. Its examples on meshes (`common/operators`) and for finite differences
+//! (`common/cases`) are made in loops over many operators, and belong to the row of their name.
+//!
+//! [`assert_complete`] fails with the name of an operator that has no row, and of a row that lacks examples without a reason.
+
+mod elementwise;
+mod indexing;
+mod products;
+mod reductions;
+mod shapes;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use dtensor::DType::{BF16, F32, F64, I64, U8};
+use dtensor::{DType, Result, Tensor};
+
+use super::cases::cases;
+use super::methods::methods;
+use super::operators::operators;
+
+/// One operator.
+pub(crate) struct Row {
+    /// The method's name.
+    pub(crate) name: &'static str,
+    /// Whether its results depend smoothly on its inputs. Operators that do not have no gradient.
+    pub(crate) smooth: bool,
+    /// Whether the shape of its result depends on values, so that meta tensors are refused.
+    pub(crate) shape_from_values: bool,
+    pub(crate) golden: Golden,
+    pub(crate) casts: Vec<Cast>,
+    pub(crate) calls: Vec<Fuzzed>,
+    /// The kinds of examples that it cannot have, with the reason.
+    without: BTreeMap<Examples, &'static str>,
+}
+
+/// How an operator is compared with its golden values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Golden {
+    /// Bit-identical, because it only moves, chooses or converts elements, or its rounding is prescribed.
+    Exact,
+    /// Equal up to rounding.
+    Close,
+    /// There are no golden values, for this reason.
+    None(&'static str),
+}
+
+/// The kinds of examples that an operator has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Examples {
+    /// Of `common/operators`: on all layouts, forward and backward.
+    Meshes,
+    /// Of `common/cases`: finite differences, strided and meta tensors.
+    Local,
+    /// `casts` of the row: dtypes under autocast.
+    Casts,
+    /// `calls` of the row: arguments that the fuzzer chooses.
+    Calls,
+}
+
+/// Makes an input of a shape.
+pub(crate) type Input<'a> = &'a dyn Fn(&[usize]) -> Tensor;
+
+type Run = Box<dyn Fn(Input<'_>, Input<'_>) -> Result<Tensor>>;
+
+/// The dtypes of an operator under `autocast` to `bf16`: what PyTorch 2.15 gives, where it gives something. Those of `cast_here` were
+/// not measured there.
+///
+/// Where this differs: PyTorch has no mixed dtypes in `scatter_add`, and none in `layer_norm` but single-precision parameters of a
+/// half-precision input; here the first takes the wider dtype and the second that of the input, whatever the parameters have but
+/// double precision. Its `rms_norm` narrows double-precision weights, which is an error here. It says `bool` where `u8` is said here.
+/// A number without dims is rounded to the dtype of the tensor that it meets, where PyTorch's kernels may use it as it is.
+pub(crate) struct Cast {
+    /// Tells several of one operator apart.
+    pub(crate) form: &'static str,
+    pub(crate) dtypes: Dtypes,
+    pub(crate) run: Run,
+}
+
+/// The dtypes of the results for `f32` and `f32`, `f32` and `bf16`, `f32` and `f64`, `bf16` and `f32`, …; `None` for an error.
+pub(crate) type Dtypes = [Option<DType>; 9];
+
+pub(crate) const fn some(row: [DType; 9]) -> Dtypes {
+    let mut out = [None; 9];
+    let mut i = 0;
+    while i < 9 {
+        out[i] = Some(row[i]);
+        i += 1;
+    }
+    out
+}
+
+/// Run in half precision; an input of double precision stays as it is and does not fit the others.
+const LOW: Dtypes = [Some(BF16), Some(BF16), None, Some(BF16), Some(BF16), None, None, None, Some(F64)];
+/// The wider of the two.
+const WIDEST: Dtypes = some([F32, F32, F64, F32, BF16, F64, F64, F64, F64]);
+/// As the first input; the second is not used.
+const AS_IS: Dtypes = some([F32, F32, F32, BF16, BF16, BF16, F64, F64, F64]);
+/// At least single precision; the second is not used.
+const SINGLE: Dtypes = some([F32, F32, F32, F32, F32, F32, F64, F64, F64]);
+/// At least single precision, and both alike.
+const SINGLE_OF_TWO: Dtypes = [Some(F32), Some(F32), None, Some(F32), Some(F32), None, None, None, Some(F64)];
+/// As the first input, unless that would narrow double precision.
+const FIRST: Dtypes =
+    [Some(F32), Some(F32), None, Some(BF16), Some(BF16), None, Some(F64), Some(F64), Some(F64)];
+/// Half precision but for doubles; the second is not used.
+const AS_LOW: Dtypes = some([BF16, BF16, BF16, BF16, BF16, BF16, F64, F64, F64]);
+/// At least single precision, and the wider of the two.
+const SINGLE_MIXED: Dtypes = some([F32, F32, F64, F32, F32, F64, F64, F64, F64]);
+const INDEX: Dtypes = some([I64; 9]);
+const LOGICAL: Dtypes = some([U8; 9]);
+
+fn labels() -> Tensor {
+    Tensor::from_slice(&[0i64, 1, 1], [3]).unwrap()
+}
+
+fn logical() -> Tensor {
+    Tensor::from_slice(&[0u8, 1, 1], [3]).unwrap()
+}
+
+/// Arguments of one call of an operator, which may or may not make sense.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) shapes: [Vec<usize>; 3],
+    pub(crate) dtypes: [DType; 3],
+    /// From −4 to 3, as is `other`.
+    pub(crate) dim: isize,
+    pub(crate) other: isize,
+    /// From 0 to 4.
+    pub(crate) n: usize,
+    pub(crate) strided: bool,
+}
+
+/// Calls an operator on three tensors.
+pub(crate) type Fuzzed = Box<dyn Fn(&[Tensor; 3], &Call) -> Result<Vec<Tensor>>>;
+
+fn pair((a, b): (Tensor, Tensor)) -> Vec<Tensor> {
+    vec![a, b]
+}
+
+impl Row {
+    fn new(name: &'static str) -> Row {
+        let (casts, calls, without) = (Vec::new(), Vec::new(), BTreeMap::new());
+        Row { name, smooth: true, shape_from_values: false, golden: Golden::Close, casts, calls, without }
+    }
+
+    /// Its results are PyTorch's to the last bit.
+    fn exact(mut self) -> Row {
+        self.golden = Golden::Exact;
+        self
+    }
+
+    /// There are no golden values, for this reason.
+    fn no_golden(mut self, reason: &'static str) -> Row {
+        self.golden = Golden::None(reason);
+        self
+    }
+
+    /// It has no gradient: its results are steps, or do not depend on values at all.
+    fn steps(mut self) -> Row {
+        self.smooth = false;
+        self
+    }
+
+    /// It has no examples of one kind, for this reason.
+    fn without(mut self, examples: Examples, reason: &'static str) -> Row {
+        self.without.insert(examples, reason);
+        self
+    }
+
+    /// Its dtypes under autocast, as measured on PyTorch.
+    fn cast(self, dtypes: Dtypes, run: impl Fn(Input<'_>, Input<'_>) -> Result<Tensor> + 'static) -> Row {
+        self.cast_of("", dtypes, run)
+    }
+
+    /// As [`cast`](Row::cast), for dtypes that were not measured on PyTorch: those that this library gives.
+    fn cast_here(
+        self,
+        dtypes: Dtypes,
+        run: impl Fn(Input<'_>, Input<'_>) -> Result<Tensor> + 'static,
+    ) -> Row {
+        self.cast(dtypes, run)
+    }
+
+    /// As [`cast`](Row::cast), for one of several forms of an operator.
+    fn cast_of(
+        mut self,
+        form: &'static str,
+        dtypes: Dtypes,
+        run: impl Fn(Input<'_>, Input<'_>) -> Result<Tensor> + 'static,
+    ) -> Row {
+        self.casts.push(Cast { form, dtypes, run: Box::new(run) });
+        self
+    }
+
+    fn call(self, f: impl Fn(&[Tensor; 3], &Call) -> Result<Tensor> + 'static) -> Row {
+        self.calls(move |x, c| Ok(vec![f(x, c)?]))
+    }
+
+    /// As [`call`](Row::call), for several results.
+    fn calls(mut self, f: impl Fn(&[Tensor; 3], &Call) -> Result<Vec<Tensor>> + 'static) -> Row {
+        self.calls.push(Box::new(f));
+        self
+    }
+}
+
+/// All rows.
+pub(crate) fn table() -> Vec<Row> {
+    let families =
+        [elementwise::rows(), reductions::rows(), products::rows(), indexing::rows(), shapes::rows()];
+    families.into_iter().flatten().collect()
+}
+
+/// The operators whose results are steps, so that they have no gradient.
+pub(crate) fn steps() -> BTreeSet<&'static str> {
+    table().iter().filter(|row| !row.smooth).map(|row| row.name).collect()
+}
+
+/// The operators that have examples of one kind.
+fn names_with(examples: Examples, rows: &[Row]) -> BTreeSet<&'static str> {
+    let of_rows = |has: fn(&Row) -> bool| rows.iter().filter(|row| has(row)).map(|row| row.name).collect();
+    match examples {
+        Examples::Meshes => operators().iter().map(|operator| operator.name).collect(),
+        Examples::Local => cases().iter().map(|case| case.name).collect(),
+        Examples::Casts => of_rows(|row| !row.casts.is_empty()),
+        Examples::Calls => of_rows(|row| !row.calls.is_empty()),
+    }
+}
+
+/// Lists the operators of the library that have no row, and names that have several.
+fn missing_rows(rows: &[Row]) -> Vec<String> {
+    let known: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
+    let missing = methods().into_iter().filter(|name| !known.contains(&name[..]));
+    let mut found: Vec<String> = missing.map(|name| format!("`{name}` has no row")).collect();
+    let mut seen = BTreeSet::new();
+    found.extend(
+        rows.iter().filter(|row| !seen.insert(row.name)).map(|row| format!("`{}` has two rows", row.name)),
+    );
+    found
+}
+
+/// Lists what is missing from a table: rows, and examples of one kind.
+pub(crate) fn gaps(rows: &[Row], examples: Examples) -> Vec<String> {
+    let mut gaps = missing_rows(rows);
+    let found = names_with(examples, rows);
+    let known: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
+    let unknown = found.difference(&known);
+    gaps.extend(unknown.map(|name| format!("`{name}` has examples ({examples:?}), but no row")));
+    gaps.extend(rows.iter().filter_map(|row| match (found.contains(row.name), row.without.get(&examples)) {
+        (false, None) => Some(format!("`{}` has no examples ({examples:?})", row.name)),
+        (true, Some(reason)) => Some(format!("`{}` has examples ({examples:?}) although {reason}", row.name)),
+        _ => None,
+    }));
+    gaps
+}
+
+/// Fails with the names of operators of the library that have no row.
+#[track_caller]
+pub(crate) fn assert_rows() {
+    let gaps = missing_rows(&table());
+    assert!(gaps.is_empty(), "the table in `tests/common/table`: {gaps:#?}");
+}
+
+/// Fails with the names of operators that have no row, and of rows that lack examples of one kind.
+#[track_caller]
+pub(crate) fn assert_complete(examples: Examples) {
+    let gaps = gaps(&table(), examples);
+    assert!(gaps.is_empty(), "the table in `tests/common/table`: {gaps:#?}");
+}
