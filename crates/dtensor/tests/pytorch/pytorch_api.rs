@@ -330,7 +330,7 @@ fn functions_see_all_inputs_and_errors_leave_the_model_alone() {
         // One tensor cannot stand for two inputs.
         let how = DistributeModule::new().input_fn(|_, inputs, _| Ok(inputs.tensor(0)?.clone()));
         let one = distribute_module(Mixed::new(&world)?, &mesh, how)?;
-        raises(one.forward(&same([1, 4])?, 1.0), "one tensor for the 2 inputs of `Mixed`");
+        raises(one.forward(&same([1, 4])?, 1.0), "returned one tensor, but `Mixed` has 2 inputs");
 
         let how = DistributeModule::new().input_fn(|module, inputs: Inputs, mesh| {
             assert_eq!(module.kind(), "Mixed");

@@ -72,9 +72,9 @@ fn a_parameter_in_two_places_lies_in_one_way() {
             &mesh,
             plan! { "output" => output() },
             &[
-                "`output.weight` lies [6, 4] [S(1)] on DeviceMesh",
-                "already, and ColwiseParallel(",
-                "wants it [6, 4] [S(0)]",
+                "`output.weight` already has the layout [6, 4] [S(1)] on DeviceMesh",
+                "but ColwiseParallel(",
+                "needs [6, 4] [S(0)]",
             ],
         );
         // A module in two places is spread once.

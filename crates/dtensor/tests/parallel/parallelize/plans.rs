@@ -135,7 +135,7 @@ fn styles_that_contradict_themselves_are_refused_when_they_are_made() {
     raises(PrepareModuleInput::new((), Shard(0)), "should have same length!");
     raises(
         PrepareModuleInput::new((Shard(0), None), (Shard(0), Replicate)),
-        "input 1, but its layout is None",
+        "input 1: desired layout Replicate without an input layout",
     );
     raises(
         PrepareModuleInput::named([("x", Shard(0)), ("y", Shard(0))], [("x", Replicate)]),

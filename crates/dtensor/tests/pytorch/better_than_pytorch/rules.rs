@@ -159,7 +159,7 @@ fn item_19_register_sharding_and_redistribute_say_what_is_wrong() {
 
         refused(mesh.register_sharding("", |_, _, _| Ok(None)), &["register_sharding", "empty"]);
         mesh.register_sharding("relu", |_, _, out| Ok(Some(Rule::replicated(&[], out))))?;
-        refused(x.relu(), &["relu", "other tensors"]);
+        refused(x.relu(), &["relu", "does not fit the operator's tensors"]);
         mesh.register_sharding("relu", |_, x, out| Rule::of("a -> a", x, out).map(Some))?;
         refused(x.relu(), &["a -> a", "does not fit"]);
         mesh.register_sharding("relu", |_, _, _| Err(Error::argument("my rule", "not on Sundays")))?;
