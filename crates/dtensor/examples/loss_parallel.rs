@@ -17,7 +17,7 @@ pub(crate) fn main() -> Result<()> {
         let style = ColwiseParallel::new().output_layouts(Shard(-1)).use_local_output(false);
         let head = parallelize_module(deep_copy(&single)?, &mesh, style)?;
 
-        let options = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
+        let options = CrossEntropyOptions { label_smoothing: 0.1, ..CrossEntropyOptions::default() };
         let (loss, forward) = record(|| loss_parallel(|| head.forward(&x)?.cross_entropy(&target, options)));
         let loss = loss?;
         let (result, backward) = record(|| loss.backward());

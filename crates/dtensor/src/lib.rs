@@ -136,7 +136,9 @@ pub use dispatch::{
     ImplicitCommunication, autocast, autocast_dtype, autocast_off, explicit_communication,
     implicit_replication,
 };
-pub use distributed::{FromLocal, RedistributeOptions, distribute_tensor, distribute_tensor_from, sharded};
+pub use distributed::{
+    FromLocalOptions, RedistributeOptions, distribute_tensor, distribute_tensor_from, sharded,
+};
 pub use dtensor_array::shape::{Dim, Dims, INFER, NewShape};
 pub use dtensor_array::{
     Array, DType, Device, Element, Scalar, Shape, num_threads, set_num_threads, with_num_threads,
@@ -146,7 +148,9 @@ pub use dtensor_layout::Placement::{self, Partial, Replicate, Shard, StridedShar
 pub use dtensor_layout::{CacheStats, Chunk, MeshDim, MeshNames, Placements};
 pub use layout::Layout;
 pub use mesh::{DeviceMesh, init_device_mesh, use_mesh};
-pub use ops::{Attention, Convolution, CrossEntropy, Gelu, Interpolation, Padding, Quantiles, Reduction};
+pub use ops::{
+    Attention, ConvOptions, CrossEntropyOptions, Gelu, Interpolation, Padding, QuantileOptions, Reduction,
+};
 pub use random::{
     Generator, GeneratorState, manual_seed, rng_state, set_rng_state, synchronize_rng, with_generator,
 };
@@ -185,10 +189,11 @@ pub mod prelude {
     };
     pub use crate::plan;
     pub use crate::{
-        Attention, CrossEntropy, DType, Device, DeviceMesh, Error, FromLocal, Gelu, ImplicitCommunication,
-        Layout, Partial, Placement, Reduction, Replicate, Result, Shape, Shard, StridedShard, Tensor,
-        autocast, checkpoint, checkpoint_all, distribute_tensor, explicit_communication,
-        implicit_replication, init_device_mesh, manual_seed, no_grad, sharded, use_mesh,
+        Attention, CrossEntropyOptions, DType, Device, DeviceMesh, Error, FromLocalOptions, Gelu,
+        ImplicitCommunication, Layout, Partial, Placement, Reduction, Replicate, Result, Shape, Shard,
+        StridedShard, Tensor, autocast, checkpoint, checkpoint_all, distribute_tensor,
+        explicit_communication, implicit_replication, init_device_mesh, manual_seed, no_grad, sharded,
+        use_mesh,
     };
 }
 

@@ -135,7 +135,7 @@ impl TrainingCase {
                 Ok(Box::new(move || {
                     optimizer.zero_grad();
                     let logits = model.forward(&tokens)?.flatten(0, 1)?;
-                    let loss = logits.cross_entropy(&next, CrossEntropy::default())?;
+                    let loss = logits.cross_entropy(&next, CrossEntropyOptions::default())?;
                     loss.backward()?;
                     optimizer.step()?;
                     Ok(loss)

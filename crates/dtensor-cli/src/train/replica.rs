@@ -105,7 +105,7 @@ impl<'a> Replica<'a> {
     /// Computes the sum of the losses of a batch.
     fn loss(&self, batch: &Batch) -> Result<Tensor> {
         let (bytes, next) = batch.tensors()?;
-        let options = CrossEntropy { reduction: Reduction::Sum, ..CrossEntropy::default() };
+        let options = CrossEntropyOptions { reduction: Reduction::Sum, ..CrossEntropyOptions::default() };
         let loss = || self.logits(&bytes)?.flatten(0, 1)?.cross_entropy(&next.flatten_all()?, options);
         if self.options.loss_parallel && self.model.output.weight.get().is_distributed() {
             loss_parallel(loss)

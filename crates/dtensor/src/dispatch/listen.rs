@@ -51,14 +51,14 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
-    use crate::{Attention, CrossEntropy, DType, Gelu, Reduction, Result, autocast};
+    use crate::{Attention, CrossEntropyOptions, DType, Gelu, Reduction, Result, autocast};
 
     /// Calls methods, most of them made of several operators, each on its own line of this file.
     fn call_methods(x: &Tensor, vector: &Tensor, labels: &Tensor) -> Result<()> {
         let (mask, half) = (x.gt(0.5)?, x.to_dtype(DType::BF16)?);
         let batch = Tensor::stack(&[x, x], 0)?;
         for reduction in [Reduction::Mean, Reduction::Sum, Reduction::None] {
-            let options = CrossEntropy { reduction, ..Default::default() };
+            let options = CrossEntropyOptions { reduction, ..Default::default() };
             half.mse_loss(&half, reduction)?;
             half.cross_entropy(labels, options)?;
             half.nll_loss(labels, options)?;

@@ -21,12 +21,12 @@ const OP: &str = "from_local";
 ///
 /// ```
 /// use dtensor::comm::launch;
-/// use dtensor::{DType, DeviceMesh, FromLocal, Shard, Tensor};
+/// use dtensor::{DType, DeviceMesh, FromLocalOptions, Shard, Tensor};
 /// # fn main() -> dtensor::Result<()> {
 /// launch(3, |world| {
 ///     let mesh = DeviceMesh::new(&world, [3], "tp")?;
 ///     let local = Tensor::ones([[2, 2, 1][world.rank()]], DType::F32)?;
-///     let options = FromLocal { uneven: true, ..Default::default() };
+///     let options = FromLocalOptions { uneven: true, ..Default::default() };
 ///     let x = Tensor::from_local_with(&local, &mesh, [Shard(0)], options)?;
 ///     assert_eq!(x.dims(), [5]);
 ///     Ok(())
@@ -35,7 +35,7 @@ const OP: &str = "from_local";
 /// # }
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct FromLocal {
+pub struct FromLocalOptions {
     /// Compares dtype and shape over ranks, and along mesh dims with [`Replicate`] broadcasts the value of the first rank. This
     /// communicates.
     pub run_check: bool,
@@ -180,16 +180,16 @@ impl Tensor {
         mesh: impl Into<Option<&'a DeviceMesh>>,
         placements: impl Into<Placements>,
     ) -> Result<Tensor> {
-        Tensor::from_local_with(local, mesh, placements, FromLocal::default())
+        Tensor::from_local_with(local, mesh, placements, FromLocalOptions::default())
     }
 
-    /// Makes a distributed tensor like [`from_local`](Tensor::from_local), with the checks, shape or uneven shards of [`FromLocal`].
+    /// Makes a distributed tensor like [`from_local`](Tensor::from_local), with the checks, shape or uneven shards of [`FromLocalOptions`].
     #[track_caller]
     pub fn from_local_with<'a>(
         local: &Tensor,
         mesh: impl Into<Option<&'a DeviceMesh>>,
         placements: impl Into<Placements>,
-        options: FromLocal,
+        options: FromLocalOptions,
     ) -> Result<Tensor> {
         let mesh = mesh_or_active(OP, mesh.into())?;
         if local.is_distributed() {
@@ -212,7 +212,7 @@ impl Tensor {
         local: &Tensor,
         mesh: DeviceMesh,
         placements: Placements,
-        options: FromLocal,
+        options: FromLocalOptions,
         told: &[ShardInfo],
     ) -> Result<Tensor> {
         let at = Site::caller();

@@ -8,6 +8,6 @@ pub mod sharded;
 mod to_local;
 
 pub use distribute::{distribute_tensor, distribute_tensor_from};
-pub use from_local::FromLocal;
+pub use from_local::FromLocalOptions;
 pub(crate) use from_local::{ShardInfo, tell};
 pub use redistribute::RedistributeOptions;

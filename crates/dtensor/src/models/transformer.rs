@@ -41,7 +41,7 @@ impl From<bool> for TransformerParallel {
 /// let tokens = Tensor::randint(0, 8, [4, 9])?;
 /// let (now, next) = (tokens.narrow(1, 0, 8)?, tokens.narrow(1, 1, 8)?);
 /// let logits = model.forward(&now)?.flatten(0, 1)?;
-/// logits.cross_entropy(&next.flatten_all()?, CrossEntropy::default())?.backward()?;
+/// logits.cross_entropy(&next.flatten_all()?, CrossEntropyOptions::default())?.backward()?;
 /// Sgd::new(model.parameters(), 0.1)?.step()?;
 /// # Ok(())
 /// # }

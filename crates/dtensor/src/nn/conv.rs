@@ -1,7 +1,7 @@
 //! Convolution layers.
 
 use super::{Base, Module, Parameter, forward};
-use crate::{Convolution, Error, Result, Shape, Tensor};
+use crate::{ConvOptions, Error, Result, Shape, Tensor};
 
 /// Creates weight and bias, uniform within ±1/√(inputs / groups · elements of the kernel).
 fn init_parameters(
@@ -47,7 +47,7 @@ pub struct Conv1d {
     /// Bias of shape `[outputs]`, if any.
     pub bias: Option<Parameter>,
     #[module(skip)]
-    options: Convolution<1>,
+    options: ConvOptions<1>,
     base: Base,
 }
 
@@ -60,14 +60,14 @@ impl Conv1d {
         outputs: usize,
         kernel: [usize; 1],
         bias: bool,
-        options: Convolution<1>,
+        options: ConvOptions<1>,
     ) -> Result<Self> {
         let (weight, bias) = init_parameters("Conv1d", inputs, outputs, &kernel, options.groups, bias)?;
         Ok(Conv1d { weight, bias, options, base: Base::new() })
     }
 
     /// Returns stride, padding, dilation and groups.
-    pub fn options(&self) -> Convolution<1> {
+    pub fn options(&self) -> ConvOptions<1> {
         self.options
     }
 
@@ -83,9 +83,9 @@ impl Conv1d {
 /// ```
 /// use dtensor::nn::Conv2d;
 /// use dtensor::prelude::*;
-/// use dtensor::{Convolution, Padding};
+/// use dtensor::{ConvOptions, Padding};
 /// # fn main() -> Result<()> {
-/// let layer = Conv2d::new(3, 8, [3, 3], true, Convolution { padding: Padding::Same, ..Default::default() })?;
+/// let layer = Conv2d::new(3, 8, [3, 3], true, ConvOptions { padding: Padding::Same, ..Default::default() })?;
 /// assert_eq!(layer.forward(&Tensor::zeros([2, 3, 16, 9], DType::F32)?)?.dims(), [2, 8, 16, 9]);
 /// # Ok(())
 /// # }
@@ -97,7 +97,7 @@ pub struct Conv2d {
     /// Bias of shape `[outputs]`, if any.
     pub bias: Option<Parameter>,
     #[module(skip)]
-    options: Convolution<2>,
+    options: ConvOptions<2>,
     base: Base,
 }
 
@@ -110,14 +110,14 @@ impl Conv2d {
         outputs: usize,
         kernel: [usize; 2],
         bias: bool,
-        options: Convolution<2>,
+        options: ConvOptions<2>,
     ) -> Result<Self> {
         let (weight, bias) = init_parameters("Conv2d", inputs, outputs, &kernel, options.groups, bias)?;
         Ok(Conv2d { weight, bias, options, base: Base::new() })
     }
 
     /// Returns stride, padding, dilation and groups.
-    pub fn options(&self) -> Convolution<2> {
+    pub fn options(&self) -> ConvOptions<2> {
         self.options
     }
 

@@ -17,16 +17,16 @@ use dtensor_layout::Rule;
 /// Options of a convolution over `N` dims.
 ///
 /// ```
-/// use dtensor::{Convolution, DType, Tensor};
+/// use dtensor::{ConvOptions, DType, Tensor};
 /// # fn main() -> dtensor::Result<()> {
 /// let (x, weight) = (Tensor::ones([1, 4, 9, 9], DType::F32)?, Tensor::ones([6, 2, 3, 3], DType::F32)?);
-/// let options = Convolution { stride: [2, 2], padding: [1, 1].into(), groups: 2, ..Default::default() };
+/// let options = ConvOptions { stride: [2, 2], padding: [1, 1].into(), groups: 2, ..Default::default() };
 /// assert_eq!(x.conv2d(&weight, None, options)?.dims(), [1, 6, 5, 5]);
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Convolution<const N: usize> {
+pub struct ConvOptions<const N: usize> {
     /// Step of the window between two elements of the result.
     pub stride: [usize; N],
     /// Zero padding around the input.
@@ -37,19 +37,19 @@ pub struct Convolution<const N: usize> {
     pub groups: usize,
 }
 
-impl<const N: usize> Default for Convolution<N> {
+impl<const N: usize> Default for ConvOptions<N> {
     fn default() -> Self {
-        Convolution { stride: [1; N], padding: Padding::Each([0; N]), dilation: [1; N], groups: 1 }
+        ConvOptions { stride: [1; N], padding: Padding::Each([0; N]), dilation: [1; N], groups: 1 }
     }
 }
 
-/// Zero padding around the input of a [`Convolution`].
+/// Zero padding around the input of a [`ConvOptions`].
 ///
 /// ```
-/// use dtensor::{Convolution, DType, Padding, Tensor};
+/// use dtensor::{ConvOptions, DType, Padding, Tensor};
 /// # fn main() -> dtensor::Result<()> {
 /// let (x, weight) = (Tensor::ones([1, 1, 7], DType::F32)?, Tensor::ones([1, 1, 4], DType::F32)?);
-/// let same = Convolution { padding: Padding::Same, ..Default::default() };
+/// let same = ConvOptions { padding: Padding::Same, ..Default::default() };
 /// assert_eq!(x.conv1d(&weight, None, same)?.to_vec::<f32>()?, [3., 4., 4., 4., 4., 3., 2.]);
 /// assert_eq!(Padding::from([1, 2]), Padding::Each([1, 2]));
 /// # Ok(())
@@ -70,7 +70,7 @@ impl<const N: usize> From<[usize; N]> for Padding<N> {
     }
 }
 
-impl<const N: usize> Convolution<N> {
+impl<const N: usize> ConvOptions<N> {
     /// Returns the windows along each dim for a kernel of these sizes.
     fn windows(&self, op: &'static str, kernel: &[usize]) -> Result<[Windows; N]> {
         let error = |message: String| Err(Error::argument(op, message));
@@ -249,18 +249,18 @@ impl Tensor {
     /// groups, kernel]`, and adds an optional bias `[outputs]`.
     ///
     /// ```
-    /// use dtensor::{Convolution, Tensor};
+    /// use dtensor::{ConvOptions, Tensor};
     /// # fn main() -> dtensor::Result<()> {
     /// let x = Tensor::from_slice(&[1f32, 2., 3., 5., 8.], [1, 1, 5])?;
     /// let differences = Tensor::from_slice(&[-1f32, 1.], [1, 1, 2])?;
     /// assert_eq!(x.conv1d(&differences, None, Default::default())?.to_vec::<f32>()?, [1., 1., 2., 3.]);
-    /// let options = Convolution { stride: [3], padding: [1].into(), ..Default::default() };
+    /// let options = ConvOptions { stride: [3], padding: [1].into(), ..Default::default() };
     /// assert_eq!(x.conv1d(&differences, None, options)?.to_vec::<f32>()?, [1., 2.]);
     /// # Ok(())
     /// # }
     /// ```
     #[track_caller]
-    pub fn conv1d(&self, weight: &Tensor, bias: Option<&Tensor>, options: Convolution<1>) -> Result<Tensor> {
+    pub fn conv1d(&self, weight: &Tensor, bias: Option<&Tensor>, options: ConvOptions<1>) -> Result<Tensor> {
         const OP: &str = "conv1d";
         check(OP, self, weight, bias, options.groups, 1)?;
         let [along] = options.windows(OP, &weight.dims()[2..])?;
@@ -279,14 +279,14 @@ impl Tensor {
     ///
     /// ```
     /// use dtensor::comm::launch;
-    /// use dtensor::{Convolution, DType, DeviceMesh, Shard, Tensor, distribute_tensor};
+    /// use dtensor::{ConvOptions, DType, DeviceMesh, Shard, Tensor, distribute_tensor};
     /// # fn main() -> dtensor::Result<()> {
     /// launch(2, |world| {
     ///     let mesh = DeviceMesh::new(&world, [2], ())?;
     ///     let image = distribute_tensor(&Tensor::ones([1, 3, 4, 5], DType::F32)?, &mesh, [Shard(3)])?;
     ///     let weight = distribute_tensor(&Tensor::ones([8, 3, 3, 3], DType::F32)?, &mesh, [Shard(0)])?;
     ///     let bias = distribute_tensor(&Tensor::ones([8], DType::F32)?, &mesh, [Shard(0)])?;
-    ///     let y = image.conv2d(&weight, Some(&bias), Convolution { padding: [1, 1].into(), ..Default::default() })?;
+    ///     let y = image.conv2d(&weight, Some(&bias), ConvOptions { padding: [1, 1].into(), ..Default::default() })?;
     ///     assert_eq!((y.dims(), y.placements()), (&[1, 8, 4, 5][..], &[Shard(1)][..]));
     ///     assert_eq!(y.select(0, 0)?.select(0, 0)?.select(0, 0)?.full_tensor()?.to_vec::<f32>()?, [13., 19., 19., 19., 13.]);
     ///     Ok(())
@@ -295,7 +295,7 @@ impl Tensor {
     /// # }
     /// ```
     #[track_caller]
-    pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: Convolution<2>) -> Result<Tensor> {
+    pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: ConvOptions<2>) -> Result<Tensor> {
         const OP: &str = "conv2d";
         check(OP, self, weight, bias, options.groups, 2)?;
         let windows = options.windows(OP, &weight.dims()[2..])?;

@@ -41,7 +41,7 @@ impl Reduction {
 
 /// Options of [`cross_entropy`](Tensor::cross_entropy) and [`nll_loss`](Tensor::nll_loss).
 #[derive(Clone, Copy, Debug)]
-pub struct CrossEntropy<'a> {
+pub struct CrossEntropyOptions<'a> {
     /// Class weights: one factor per class.
     pub weight: Option<&'a Tensor>,
     /// Targets with this value are ignored; −100 by default.
@@ -52,9 +52,14 @@ pub struct CrossEntropy<'a> {
     pub label_smoothing: f64,
 }
 
-impl Default for CrossEntropy<'_> {
+impl Default for CrossEntropyOptions<'_> {
     fn default() -> Self {
-        CrossEntropy { weight: None, ignore_index: -100, reduction: Reduction::Mean, label_smoothing: 0.0 }
+        CrossEntropyOptions {
+            weight: None,
+            ignore_index: -100,
+            reduction: Reduction::Mean,
+            label_smoothing: 0.0,
+        }
     }
 }
 
@@ -347,17 +352,17 @@ impl Tensor {
     /// [`loss_parallel`](crate::parallel::loss_parallel).
     ///
     /// ```
-    /// use dtensor::{CrossEntropy, DType, Tensor};
+    /// use dtensor::{CrossEntropyOptions, DType, Tensor};
     /// # fn main() -> dtensor::Result<()> {
     /// let logits = Tensor::zeros([3, 10], DType::F32)?;
     /// let target = Tensor::from_slice(&[1i64, 2, -100], [3])?;
-    /// let loss = logits.cross_entropy(&target, CrossEntropy::default())?;
+    /// let loss = logits.cross_entropy(&target, CrossEntropyOptions::default())?;
     /// assert!((loss.item::<f32>()? - 10f32.ln()).abs() < 1e-6);
     /// # Ok(())
     /// # }
     /// ```
     #[track_caller]
-    pub fn cross_entropy(&self, target: &Tensor, options: CrossEntropy<'_>) -> Result<Tensor> {
+    pub fn cross_entropy(&self, target: &Tensor, options: CrossEntropyOptions<'_>) -> Result<Tensor> {
         if !(0.0..=1.0).contains(&options.label_smoothing) {
             let message =
                 format!("label_smoothing must be between 0.0 and 1.0, got {}", options.label_smoothing);
@@ -370,16 +375,16 @@ impl Tensor {
     /// [`cross_entropy`](Tensor::cross_entropy). Returns an error for label smoothing.
     ///
     /// ```
-    /// # use dtensor::{CrossEntropy, Tensor};
+    /// # use dtensor::{CrossEntropyOptions, Tensor};
     /// # fn main() -> dtensor::Result<()> {
     /// let log_probabilities = Tensor::from_slice(&[-1f32, -2., -3., -4.], [2, 2])?;
     /// let target = Tensor::from_slice(&[0i64, 1], [2])?;
-    /// assert_eq!(log_probabilities.nll_loss(&target, CrossEntropy::default())?.item::<f32>()?, 2.5);
+    /// assert_eq!(log_probabilities.nll_loss(&target, CrossEntropyOptions::default())?.item::<f32>()?, 2.5);
     /// # Ok(())
     /// # }
     /// ```
     #[track_caller]
-    pub fn nll_loss(&self, target: &Tensor, options: CrossEntropy<'_>) -> Result<Tensor> {
+    pub fn nll_loss(&self, target: &Tensor, options: CrossEntropyOptions<'_>) -> Result<Tensor> {
         if options.label_smoothing != 0.0 {
             return Err(Error::argument("nll_loss", "label_smoothing is supported by cross_entropy only"));
         }
@@ -387,7 +392,12 @@ impl Tensor {
     }
 
     #[track_caller]
-    fn class_loss(&self, from_logits: bool, target: &Tensor, options: CrossEntropy<'_>) -> Result<Tensor> {
+    fn class_loss(
+        &self,
+        from_logits: bool,
+        target: &Tensor,
+        options: CrossEntropyOptions<'_>,
+    ) -> Result<Tensor> {
         let op = ClassLoss {
             from_logits,
             ignore_index: options.ignore_index,

@@ -38,11 +38,11 @@ mode! {
 ///     let mesh = DeviceMesh::new(&world, [3], "tp")?;
 ///     let logits = Tensor::randn([4, 10], DType::F32)?;
 ///     let target = Tensor::from_slice(&[1i64, 9, -100, 4], [4])?;
-///     let single = logits.cross_entropy(&target, CrossEntropy::default())?;
+///     let single = logits.cross_entropy(&target, CrossEntropyOptions::default())?;
 ///
 ///     let logits = distribute_tensor(&logits, &mesh, [Shard(1)])?.requires_grad_(true)?;
 ///     let (loss, calls) = dtensor::comm::record(|| {
-///         let loss = loss_parallel(|| logits.cross_entropy(&target, CrossEntropy::default()))?;
+///         let loss = loss_parallel(|| logits.cross_entropy(&target, CrossEntropyOptions::default()))?;
 ///         loss.backward()?;
 ///         Ok::<_, Error>(loss)
 ///     });

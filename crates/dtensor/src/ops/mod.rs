@@ -35,13 +35,13 @@ mod write;
 use smallvec::SmallVec;
 
 pub use attention::Attention;
-pub use conv::{Convolution, Padding};
+pub use conv::{ConvOptions, Padding};
 pub(crate) use dropout::probability;
 pub use here::Here;
 pub(crate) use index::padding_row;
-pub use loss::{CrossEntropy, Reduction};
+pub use loss::{CrossEntropyOptions, Reduction};
 pub use loss_parallel::loss_parallel;
-pub use quantile::{Interpolation, Quantiles};
+pub use quantile::{Interpolation, QuantileOptions};
 pub(crate) use together::ROUNDS;
 pub use together::Together;
 pub use unary::Gelu;

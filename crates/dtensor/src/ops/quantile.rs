@@ -49,26 +49,26 @@ pub enum Interpolation {
 /// # }
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Quantiles {
+pub struct QuantileOptions {
     all: Vec<f64>,
     several: bool,
 }
 
-impl From<f64> for Quantiles {
+impl From<f64> for QuantileOptions {
     fn from(q: f64) -> Self {
-        Quantiles { all: vec![q], several: false }
+        QuantileOptions { all: vec![q], several: false }
     }
 }
 
-impl<const N: usize> From<[f64; N]> for Quantiles {
+impl<const N: usize> From<[f64; N]> for QuantileOptions {
     fn from(all: [f64; N]) -> Self {
-        Quantiles { all: all.into(), several: true }
+        QuantileOptions { all: all.into(), several: true }
     }
 }
 
-impl From<&[f64]> for Quantiles {
+impl From<&[f64]> for QuantileOptions {
     fn from(all: &[f64]) -> Self {
-        Quantiles { all: all.into(), several: true }
+        QuantileOptions { all: all.into(), several: true }
     }
 }
 
@@ -119,7 +119,7 @@ impl Tensor {
     #[track_caller]
     pub fn quantile(
         &self,
-        q: impl Into<Quantiles>,
+        q: impl Into<QuantileOptions>,
         dim: impl Into<Dim>,
         keepdim: bool,
         interpolation: Interpolation,
@@ -161,13 +161,17 @@ impl Tensor {
     /// # }
     /// ```
     #[track_caller]
-    pub fn quantile_all(&self, q: impl Into<Quantiles>, interpolation: Interpolation) -> Result<Tensor> {
+    pub fn quantile_all(
+        &self,
+        q: impl Into<QuantileOptions>,
+        interpolation: Interpolation,
+    ) -> Result<Tensor> {
         self.flatten_all()?.quantile(q, 0, false, interpolation)
     }
 
     /// Returns all quantiles along a new first dim, with `dim` of size 1 after it.
     #[track_caller]
-    fn quantile_of(&self, q: &Quantiles, dim: usize, interpolation: Interpolation) -> Result<Tensor> {
+    fn quantile_of(&self, q: &QuantileOptions, dim: usize, interpolation: Interpolation) -> Result<Tensor> {
         const OP: &str = "quantile";
         let n = self.dims()[dim];
         // Half precision is too coarse to interpolate in.

@@ -2,7 +2,7 @@
 
 use crate::nn::{Argument, Base, Inputs, Linear, Module, Outputs, downcast};
 use crate::{
-    DeviceMesh, Error, FromLocal, Placement, Placements, RedistributeOptions, Result, Shape, Tensor,
+    DeviceMesh, Error, FromLocalOptions, Placement, Placements, RedistributeOptions, Result, Shape, Tensor,
 };
 
 /// Returns the [`Base`] on which hooks of the module are registered, or an error if the module cannot run hooks.
@@ -34,7 +34,7 @@ fn to_distributed(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option
         }
         _ => None,
     };
-    Tensor::from_local_with(x, mesh, layout, FromLocal { shape, ..FromLocal::default() })
+    Tensor::from_local_with(x, mesh, layout, FromLocalOptions { shape, ..FromLocalOptions::default() })
 }
 
 /// Redistributes a tensor to one placement. The tensor's own placements count, whatever layout the caller declared

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dtensor::comm::World;
-use dtensor::{DType, DeviceMesh, FromLocal, Placement, Result, Tensor};
+use dtensor::{DType, DeviceMesh, FromLocalOptions, Placement, Result, Tensor};
 
 use crate::common::layouts::{AVG, Grid, MAX, MIN, P, Whole, all_lists, plain, reordered, strided};
 use crate::common::ranks::Random;
@@ -42,7 +42,7 @@ impl Field {
             None => Tensor::zeros(x.shape(), x.dtype())?,
         };
         let part = if seed.is_multiple_of(3) && x.ndim() > 1 { by_columns(&part)? } else { part };
-        let options = FromLocal { shape: Some(x.shape()), ..FromLocal::default() };
+        let options = FromLocalOptions { shape: Some(x.shape()), ..FromLocalOptions::default() };
         Tensor::from_local_with(&part, &self.mesh, placements, options)
     }
 

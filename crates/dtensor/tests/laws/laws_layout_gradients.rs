@@ -3,8 +3,8 @@
 use dtensor::comm::{Collective, World, WorldKind, record};
 use dtensor::testing::spmd;
 use dtensor::{
-    BackwardOptions, DType, DeviceMesh, FromLocal, Placement, RedistributeOptions, Result, Shard, Tensor,
-    distribute_tensor_from, grad,
+    BackwardOptions, DType, DeviceMesh, FromLocalOptions, Placement, RedistributeOptions, Result, Shard,
+    Tensor, distribute_tensor_from, grad,
 };
 
 use crate::common::layouts::{AVG, Grid, MAX, MIN, P, PRODUCT, R, Whole, all_lists, strided, tensor};
@@ -35,7 +35,7 @@ impl Field {
     }
 
     fn join(&self, part: &Tensor, whole: &Whole, placements: &[Placement]) -> Result<Tensor> {
-        let options = FromLocal { shape: Some(whole.shape[..].into()), ..FromLocal::default() };
+        let options = FromLocalOptions { shape: Some(whole.shape[..].into()), ..FromLocalOptions::default() };
         Tensor::from_local_with(part, &self.mesh, placements, options)
     }
 
@@ -262,10 +262,10 @@ fn local_parts_say_how_their_gradient_is_to_lie() {
         let (x, dy) = (Whole::random(&[5, 3], 1), Whole::random(&[5, 3], 2));
         let back = |from: Placement, wanted: Placement, arrives: Placement| -> Result<_> {
             let part = field.part(&x, &[from], DType::F64)?;
-            let options = FromLocal {
+            let options = FromLocalOptions {
                 shape: Some([5, 3].into()),
                 grad_placements: Some([wanted].into()),
-                ..FromLocal::default()
+                ..FromLocalOptions::default()
             };
             let joined = Tensor::from_local_with(&part, &field.mesh, [from], options)?;
             let gradient = Some(field.given(&dy, &[arrives], DType::F64)?);
@@ -432,10 +432,10 @@ fn gradients_of_other_elements_are_refused() {
         for (field, shape, [lies, said]) in turned {
             let x = Whole::random(shape, 1);
             let input = field.input(&x, &lies, DType::F64)?;
-            let options = FromLocal {
+            let options = FromLocalOptions {
                 shape: Some(shape.into()),
                 grad_placements: Some(said.clone().into()),
-                ..FromLocal::default()
+                ..FromLocalOptions::default()
             };
             let part = field.part(&x, &lies, DType::F64)?;
             let joined = Tensor::from_local_with(&part, &field.mesh, &lies[..], options);

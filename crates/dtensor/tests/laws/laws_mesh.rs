@@ -4,8 +4,8 @@
 use dtensor::comm::{World, launch, record};
 use dtensor::testing::spmd;
 use dtensor::{
-    BackwardOptions, DType, DeviceMesh, FromLocal, Replicate, Result, Shard, Tensor, distribute_tensor,
-    distribute_tensor_from, init_device_mesh, sharded, use_mesh,
+    BackwardOptions, DType, DeviceMesh, FromLocalOptions, Replicate, Result, Shard, Tensor,
+    distribute_tensor, distribute_tensor_from, init_device_mesh, sharded, use_mesh,
 };
 
 use crate::common::layouts::{Grid, P, R, Whole, all_lists, plain, strided, tensor};
@@ -254,7 +254,7 @@ fn ranks_outside_take_no_part_and_do_not_wait() {
                 let part = Tensor::ones([2, 3], DType::F32)?.requires_grad_(true)?;
                 let joined = Tensor::from_local(&part, &mesh, placed(Shard(0)))?;
                 nothing(&joined)?;
-                let even = FromLocal { run_check: true, uneven: true, ..FromLocal::default() };
+                let even = FromLocalOptions { run_check: true, uneven: true, ..FromLocalOptions::default() };
                 nothing(&Tensor::from_local_with(&part, &mesh, placed(R), even)?)?;
                 let gradient = Some(joined.detach());
                 let moved = joined.redistribute(placed(Shard(0)))?;

@@ -131,7 +131,7 @@ fn transformer(world: &World, args: ModelArgs, seq: usize, sequence: bool) -> Re
     let labels = Tensor::randint(0, vocab, [3 * seq])?;
     let loss = |model: &Transformer| {
         let logits = model.forward(&tokens)?;
-        logits.reshape([3 * seq, args.vocab_size])?.cross_entropy(&labels, CrossEntropy::default())
+        logits.reshape([3 * seq, args.vocab_size])?.cross_entropy(&labels, CrossEntropyOptions::default())
     };
     let run = || {
         let model = Transformer::parallelize(deep_copy(&alone)?, &mesh, sequence)?;
@@ -183,7 +183,7 @@ fn mixed(world: &World, sequence: bool) -> Result<()> {
         let trace = train(&model, 5, |_| {
             let logits = autocast(DType::BF16, || model.forward(&tokens))?;
             assert_eq!(logits.dtype(), DType::F32);
-            logits.reshape([28, 8])?.cross_entropy(&labels, CrossEntropy::default())
+            logits.reshape([28, 8])?.cross_entropy(&labels, CrossEntropyOptions::default())
         })?;
         assert!(model.parameters().iter().all(|p| p.get().dtype() == DType::F32));
         Ok(trace)

@@ -187,7 +187,7 @@ fn scopes_nest_and_end_however_they_end() -> Result<()> {
 fn loss(net: &[Linear; 2], scale: &Parameter, x: &Tensor, target: &Tensor) -> Result<Tensor> {
     let hidden = net[0].forward(x)?.gelu(Gelu::Tanh)?;
     let y = net[1].forward(&hidden)?.add(x)?;
-    y.layer_norm(1, Some(&scale.get()), None, 1e-5)?.cross_entropy(target, CrossEntropy::default())
+    y.layer_norm(1, Some(&scale.get()), None, 1e-5)?.cross_entropy(target, CrossEntropyOptions::default())
 }
 
 fn model(size: usize) -> Result<([Linear; 2], Parameter)> {

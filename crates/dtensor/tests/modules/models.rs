@@ -24,7 +24,9 @@ fn tokens(batch: usize, length: usize) -> Tensor {
 fn loss(model: &Transformer, tokens: &Tensor) -> Result<Tensor> {
     let length = tokens.size(1)? - 1;
     let logits = model.forward(&tokens.narrow(1, 0, length)?)?;
-    logits.flatten(0, 1)?.cross_entropy(&tokens.narrow(1, 1, length)?.flatten(0, 1)?, CrossEntropy::default())
+    logits
+        .flatten(0, 1)?
+        .cross_entropy(&tokens.narrow(1, 1, length)?.flatten(0, 1)?, CrossEntropyOptions::default())
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn transformer(world: &World, dp: usize, tp: usize, passes: usize, loss_parallel
     let replicas = DataParallel::new(&model, &mesh["dp"], SMALL)?;
     let loss = |model: &Transformer, rows: &[Tensor]| {
         let n = rows[0].numel();
-        let options = CrossEntropy { reduction: Reduction::Sum, ..CrossEntropy::default() };
+        let options = CrossEntropyOptions { reduction: Reduction::Sum, ..CrossEntropyOptions::default() };
         let loss = || {
             let scores = model.forward(&rows[0])?.reshape([n, 8])?;
             assert_eq!(

@@ -49,7 +49,7 @@ impl Example {
         &self,
         logits: &Tensor,
         target: &Tensor,
-        options: CrossEntropy<'_>,
+        options: CrossEntropyOptions<'_>,
     ) -> Result<(Tensor, Tensor, usize)> {
         let x = logits.detach().requires_grad_(true)?;
         let loss = x.cross_entropy(target, options)?;
@@ -80,14 +80,16 @@ impl Example {
             for label_smoothing in [0.0, 0.1] {
                 for weighted in [false, true] {
                     for ignore_index in [-100, 0] {
-                        let options = CrossEntropy { reduction, label_smoothing, ..Default::default() };
+                        let options =
+                            CrossEntropyOptions { reduction, label_smoothing, ..Default::default() };
                         let what = format!("{:?} {placements:?} {options:?} {weighted}", self.logits.dims());
                         let target_of = |target: &Tensor| {
                             // What was ignored is then class 0, and ignored again.
                             if ignore_index == 0 { target.relu() } else { Ok(target.clone()) }
                         };
-                        let options = CrossEntropy { ignore_index, ..options };
-                        let of = |weight| CrossEntropy { weight: weighted.then_some(weight), ..options };
+                        let options = CrossEntropyOptions { ignore_index, ..options };
+                        let of =
+                            |weight| CrossEntropyOptions { weight: weighted.then_some(weight), ..options };
                         let (want, want_grad, _) =
                             self.run(&self.logits, &target_of(&self.target)?, of(&self.weight))?;
                         let target = target_of(&target)?;
@@ -157,8 +159,12 @@ fn three_all_reduces_forward_and_none_backward() {
         for reduction in [Reduction::None, Reduction::Sum, Reduction::Mean] {
             for label_smoothing in [0.0, 0.2] {
                 for weight in [None, Some(&weight)] {
-                    let options =
-                        CrossEntropy { reduction, label_smoothing, weight, ..CrossEntropy::default() };
+                    let options = CrossEntropyOptions {
+                        reduction,
+                        label_smoothing,
+                        weight,
+                        ..CrossEntropyOptions::default()
+                    };
                     let (loss, calls) = record(|| logits.cross_entropy(&target, options));
                     let (loss, line) = (loss?, line!() - 1);
                     assert_eq!(names(&calls), ["all_reduce"; 3]);
@@ -173,7 +179,8 @@ fn three_all_reduces_forward_and_none_backward() {
             }
         }
         // In two steps: two for the logarithms, one for the losses; the softmax by itself is two, and one on the way back.
-        let (loss, calls) = record(|| logits.log_softmax(1)?.nll_loss(&target, CrossEntropy::default()));
+        let (loss, calls) =
+            record(|| logits.log_softmax(1)?.nll_loss(&target, CrossEntropyOptions::default()));
         assert_eq!((names(&calls), loss?.placements()), (vec!["all_reduce"; 3], &[Replicate][..]));
         let (y, calls) = record(|| logits.softmax(1));
         let y = y?;
@@ -219,7 +226,7 @@ fn class_weights_meet_logits_of_half_precision_under_autocast() {
         let mesh = DeviceMesh::new(&world, [3], "tp")?;
         let Example { logits: whole, target, weight } = Example::new(&[4, 7], DType::F32)?;
         let whole = whole.to_dtype(DType::BF16)?;
-        let options = CrossEntropy { weight: Some(&weight), ..CrossEntropy::default() };
+        let options = CrossEntropyOptions { weight: Some(&weight), ..CrossEntropyOptions::default() };
         let want = autocast(DType::BF16, || whole.cross_entropy(&target, options))?;
         let logits = distribute_tensor(&whole, &mesh, [Shard(1)])?;
         let run = || autocast(DType::BF16, || loss_parallel(|| logits.cross_entropy(&target, options)));
@@ -228,7 +235,7 @@ fn class_weights_meet_logits_of_half_precision_under_autocast() {
         near(&loss.full_tensor()?, &want, 1e-5, "weighted")?;
         // What does not fit is still found before anything is moved.
         let wrong = weight.to_dtype(DType::F64)?;
-        let options = CrossEntropy { weight: Some(&wrong), ..CrossEntropy::default() };
+        let options = CrossEntropyOptions { weight: Some(&wrong), ..CrossEntropyOptions::default() };
         let run = || autocast(DType::BF16, || loss_parallel(|| logits.cross_entropy(&target, options)));
         let (failed, calls) = record(run);
         let error = failed.unwrap_err().to_string();
@@ -243,16 +250,17 @@ fn what_the_scope_is_for() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let Example { logits: whole, target: labels, weight } = Example::new(&[6, 8], DType::F32)?;
-        let options = CrossEntropy { weight: Some(&weight), ..CrossEntropy::default() };
+        let options = CrossEntropyOptions { weight: Some(&weight), ..CrossEntropyOptions::default() };
         let want = whole.cross_entropy(&labels, options)?.item::<f32>()?;
 
         // Communication that is asked for.
         let logits = distribute_tensor(&whole, &mesh, [Replicate, Shard(1)])?;
         let target = distribute_tensor(&labels, &mesh, [Replicate, Replicate])?;
         explicit_communication(ImplicitCommunication::Error, || {
-            let error = logits.cross_entropy(&target, CrossEntropy::default()).unwrap_err().to_string();
+            let error =
+                logits.cross_entropy(&target, CrossEntropyOptions::default()).unwrap_err().to_string();
             assert!(error.contains("cross_entropy") && error.contains("together"), "{error}");
-            let loss = loss_parallel(|| logits.cross_entropy(&target, CrossEntropy::default()));
+            let loss = loss_parallel(|| logits.cross_entropy(&target, CrossEntropyOptions::default()));
             assert!(loss.is_ok(), "{loss:?}");
         });
         // With positions cut as well, in half precision, and on the way back.
@@ -261,7 +269,7 @@ fn what_the_scope_is_for() {
                 let logits = distribute_tensor(&whole.to_dtype(dtype)?, &mesh, [Shard(0), Shard(1)])?;
                 let logits = logits.requires_grad_(true)?;
                 let target = distribute_tensor(&labels, &mesh, [Shard(0), Replicate])?;
-                let options = CrossEntropy { reduction, ..CrossEntropy::default() };
+                let options = CrossEntropyOptions { reduction, ..CrossEntropyOptions::default() };
                 let (two, one) = explicit_communication(ImplicitCommunication::Error, || {
                     let two = loss_parallel(|| logits.log_softmax(1)?.nll_loss(&target, options))?;
                     let one = loss_parallel(|| logits.cross_entropy(&target, options))?;
@@ -298,9 +306,9 @@ fn what_the_scope_is_for() {
         let strided = logits.redistribute([Replicate, strided])?;
         let target = distribute_tensor(&labels, &mesh, [Replicate, Replicate])?;
         for (scores, words) in [(&partial, "Shard or Replicate"), (&strided, "contiguous range")] {
-            assert!(scores.cross_entropy(&target, CrossEntropy::default()).is_ok());
+            assert!(scores.cross_entropy(&target, CrossEntropyOptions::default()).is_ok());
             let (refused, calls) =
-                record(|| loss_parallel(|| scores.cross_entropy(&target, CrossEntropy::default())));
+                record(|| loss_parallel(|| scores.cross_entropy(&target, CrossEntropyOptions::default())));
             let error = refused.unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("redistribute"), "{error}");
             assert!(calls.is_empty());
@@ -325,10 +333,10 @@ fn scores_stay_whatever_their_targets_do() {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         // Two classes: to move the scores would be cheaper than to move the targets.
         let Example { logits, target, .. } = Example::new(&[64, 2], DType::F32)?;
-        let want = logits.cross_entropy(&target, CrossEntropy::default())?;
+        let want = logits.cross_entropy(&target, CrossEntropyOptions::default())?;
         let logits = distribute_tensor(&logits, &mesh, [Shard(1)])?;
         let target = distribute_tensor(&target, &mesh, [Shard(0)])?;
-        let (loss, calls) = record(|| logits.cross_entropy(&target, CrossEntropy::default()));
+        let (loss, calls) = record(|| logits.cross_entropy(&target, CrossEntropyOptions::default()));
         assert_eq!(names(&calls), ["all_gather", "all_reduce", "all_reduce", "all_reduce"]);
         near(&loss?.full_tensor()?, &want, 1e-6, "two classes")
     });
@@ -349,7 +357,7 @@ fn bad_shapes_are_refused_before_targets_move() {
         ];
         for (target, words) in bad {
             let (refused, calls) =
-                record(|| loss_parallel(|| scores.cross_entropy(&target, CrossEntropy::default())));
+                record(|| loss_parallel(|| scores.cross_entropy(&target, CrossEntropyOptions::default())));
             let error = refused.unwrap_err().to_string();
             assert!(error.contains("cross_entropy") && error.contains(words), "{error}");
             assert!(calls.is_empty(), "{calls:?}");
@@ -367,11 +375,11 @@ fn bad_targets_are_refused_by_all_ranks() {
         for bad in [7, -1] {
             let target = Tensor::from_slice(&[0i64, bad], [2])?;
             let target = distribute_tensor(&target, &mesh, [Replicate])?;
-            let (refused, calls) = record(|| logits.cross_entropy(&target, CrossEntropy::default()));
+            let (refused, calls) = record(|| logits.cross_entropy(&target, CrossEntropyOptions::default()));
             let error = refused.unwrap_err().to_string();
             assert!(error.contains(&bad.to_string()) && error.contains('7'), "{error}");
             assert!(calls.is_empty(), "{calls:?}");
-            let (refused, calls) = record(|| logits.nll_loss(&target, CrossEntropy::default()));
+            let (refused, calls) = record(|| logits.nll_loss(&target, CrossEntropyOptions::default()));
             assert!(refused.is_err() && calls.is_empty(), "{calls:?}");
         }
         Ok(())
@@ -381,7 +389,7 @@ fn bad_targets_are_refused_by_all_ranks() {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let logits = sharded::zeros([2, 7], DType::F32, &mesh, [Shard(0), Shard(1)])?;
         let target = distribute_tensor(&Tensor::from_slice(&[0i64, 9], [2])?, &mesh, [Shard(0), Replicate])?;
-        logits.cross_entropy(&target, CrossEntropy::default())?.item::<f32>()
+        logits.cross_entropy(&target, CrossEntropyOptions::default())?.item::<f32>()
     });
     assert!(failed.unwrap_err().to_string().contains('9'));
 }
@@ -400,7 +408,8 @@ fn head(world: &World, classes: usize) -> Result<()> {
         let sgd = Sgd::new(model.parameters(), 0.5)?;
         let mut losses = Vec::new();
         for _ in 0..10 {
-            let loss = loss_parallel(|| model.forward(&x)?.cross_entropy(&target, CrossEntropy::default()))?;
+            let loss =
+                loss_parallel(|| model.forward(&x)?.cross_entropy(&target, CrossEntropyOptions::default()))?;
             loss.backward()?;
             sgd.step()?;
             sgd.zero_grad();

@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::common::table::{Golden, assert_rows, steps, table};
 use dtensor::{
-    Attention, BackwardOptions, Convolution, CrossEntropy, DType, Error, Gelu, INFER, Interpolation, Operand,
-    Padding, Quantiles, Reduction, Result, Scalar, Shape, Tensor,
+    Attention, BackwardOptions, ConvOptions, CrossEntropyOptions, DType, Error, Gelu, INFER, Interpolation,
+    Operand, Padding, QuantileOptions, Reduction, Result, Scalar, Shape, Tensor,
 };
 use half::{bf16, f16};
 use serde::Deserialize;
@@ -155,19 +155,19 @@ impl Attrs {
             other => panic!("no reduction {other}"),
         }
     }
-    fn convolution<const N: usize>(&self) -> Convolution<N> {
+    fn convolution<const N: usize>(&self) -> ConvOptions<N> {
         let each = |name: &str, default: usize| {
             if self.has(name) { self.sizes(name).try_into().expect("one for each dim") } else { [default; N] }
         };
         let same = self.0.get("padding").and_then(Value::as_str) == Some("same");
-        Convolution {
+        ConvOptions {
             stride: each("stride", 1),
             padding: if same { Padding::Same } else { each("padding", 0).into() },
             dilation: each("dilation", 1),
             groups: if self.has("groups") { self.size("groups") } else { 1 },
         }
     }
-    fn quantiles(&self) -> Quantiles {
+    fn quantiles(&self) -> QuantileOptions {
         match self.get("q").as_array() {
             Some(several) => several.iter().map(float).collect::<Vec<_>>()[..].into(),
             None => self.float("q").into(),
@@ -194,9 +194,12 @@ fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
     let dims = || a.ints("dims");
     let dim = || a.int("dim");
     let keepdim = || a.flag("keepdim");
-    let class_loss = |f: &dyn Fn(&Tensor, CrossEntropy<'_>) -> Result<Tensor>| {
-        let mut options =
-            CrossEntropy { weight: x.get(2), reduction: a.reduction(), ..CrossEntropy::default() };
+    let class_loss = |f: &dyn Fn(&Tensor, CrossEntropyOptions<'_>) -> Result<Tensor>| {
+        let mut options = CrossEntropyOptions {
+            weight: x.get(2),
+            reduction: a.reduction(),
+            ..CrossEntropyOptions::default()
+        };
         if a.has("ignore_index") {
             options.ignore_index = a.int("ignore_index") as i64;
         }

@@ -6,8 +6,8 @@ use dtensor::nn::{Base, Buffer, Inputs, Linear, Module, Outputs, Parameter, Sequ
 use dtensor::parallel::{DistributeModule, distribute_module};
 use dtensor::testing::{DTensorConverter, spmd};
 use dtensor::{
-    DType, Device, DeviceMesh, FromLocal, Partial, Placement, Replicate, Result, Shard, Tensor, autocast,
-    distribute_tensor, inputs, on_device, use_mesh,
+    DType, Device, DeviceMesh, FromLocalOptions, Partial, Placement, Replicate, Result, Shard, Tensor,
+    autocast, distribute_tensor, inputs, on_device, use_mesh,
 };
 
 use crate::common::modules::{close, counted, raises};
@@ -380,7 +380,7 @@ fn tensors_of_any_placement_are_cast() {
         let rounded = values.to_dtype(DType::BF16)?.to_f64_vec()?;
         for placement in [Replicate, Shard(0), Partial(ReduceOp::Sum)] {
             let part = distribute_tensor(&values, &mesh, [placement])?.to_local()?;
-            let options = FromLocal { shape: Some([10].into()), ..Default::default() };
+            let options = FromLocalOptions { shape: Some([10].into()), ..Default::default() };
             for dt in [
                 Tensor::from_local_with(&part, &mesh, [placement], options)?,
                 distribute_tensor(&values, &mesh, [placement])?,

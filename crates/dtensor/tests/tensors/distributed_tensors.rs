@@ -3,8 +3,8 @@
 use dtensor::comm::{ReduceOp, World, launch, record};
 use dtensor::testing::{spmd, spmd_outcomes};
 use dtensor::{
-    BackwardOptions, DType, Device, DeviceMesh, Error, FromLocal, Generator, ImplicitCommunication, Partial,
-    Placement, RedistributeOptions, Reduction, Replicate, Result, Shard, StridedShard, Tensor,
+    BackwardOptions, DType, Device, DeviceMesh, Error, FromLocalOptions, Generator, ImplicitCommunication,
+    Partial, Placement, RedistributeOptions, Reduction, Replicate, Result, Shard, StridedShard, Tensor,
     distribute_tensor, explicit_communication, grad, on_device, sharded,
 };
 
@@ -124,7 +124,7 @@ fn uneven_parts_are_agreed_on_when_asked() {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let rows = [2, 1, 1, 1][world.rank()];
         let part = Tensor::full([rows, 3], world.rank() as f64, DType::F32)?;
-        let options = FromLocal { uneven: true, ..Default::default() };
+        let options = FromLocalOptions { uneven: true, ..Default::default() };
         let x = Tensor::from_local_with(&part, &mesh, [Shard(0), Shard(0)], options.clone())?;
         assert_eq!(x.dims(), [5, 3]);
         assert_eq!(x.full_tensor()?.select(1, 0)?.to_vec::<f32>()?, [0., 0., 1., 2., 3.]);
@@ -305,7 +305,7 @@ fn a_rank_outside_the_mesh_goes_by_the_shape_that_is_given() {
         } else {
             Tensor::zeros([0], DType::F32)?
         };
-        let options = FromLocal { shape: Some([2, 6].into()), ..FromLocal::default() };
+        let options = FromLocalOptions { shape: Some([2, 6].into()), ..FromLocalOptions::default() };
         let x = Tensor::from_local_with(&part, &mesh, [Shard(1)], options)?;
         assert_eq!((x.dims(), x.placements()), (&[2, 6][..], &[Shard(1)][..]));
         Ok(())

@@ -4,7 +4,7 @@
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
 use dtensor::{
-    CrossEntropy, DType, DeviceMesh, Placement, Reduction, Result, Shard, Tensor, distribute_tensor,
+    CrossEntropyOptions, DType, DeviceMesh, Placement, Reduction, Result, Shard, Tensor, distribute_tensor,
 };
 
 use crate::common::layouts::{MAX, P, R};
@@ -253,7 +253,7 @@ fn others() {
         let loss = |reduction: Reduction, expected: &'static str| {
             rows(&world, &[(&[(M, S0), (V, S0)], expected)], move |x| {
                 let target = x[1].mul(&x[1])?.clamp(0.0, 7.0)?.to_dtype(DType::I64)?;
-                x[0].cross_entropy(&target, CrossEntropy { reduction, ..Default::default() })
+                x[0].cross_entropy(&target, CrossEntropyOptions { reduction, ..Default::default() })
             })
         };
         loss(Reduction::None, "S(0)")?;

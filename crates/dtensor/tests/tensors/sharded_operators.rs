@@ -4,7 +4,7 @@
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
 use dtensor::{
-    Attention, DType, Device, DeviceMesh, Error, FromLocal, ImplicitCommunication, Layout, Partial,
+    Attention, DType, Device, DeviceMesh, Error, FromLocalOptions, ImplicitCommunication, Layout, Partial,
     Placement, Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication,
     implicit_replication, manual_seed, sharded,
 };
@@ -469,7 +469,7 @@ fn decisions_are_made_once_and_not_kept_for_ever() {
     for rows in 1..20_000 {
         let layout = Layout::new(&mesh, [Shard(0)], [rows, 2]).unwrap();
         let local = Tensor::meta_of(layout.local_shape(), DType::F32).unwrap();
-        let options = FromLocal { shape: Some([rows, 2].into()), ..Default::default() };
+        let options = FromLocalOptions { shape: Some([rows, 2].into()), ..Default::default() };
         Tensor::from_local_with(&local, &mesh, [Shard(0)], options).unwrap().neg().unwrap();
         assert!(mesh.cache_stats().entries <= 16_384);
     }

@@ -1,6 +1,6 @@
 //! Tensors made, read, printed and converted.
 
-use dtensor::{CrossEntropy, DType, Device, Element, Error, Result, Scalar, Shape, Tensor};
+use dtensor::{CrossEntropyOptions, DType, Device, Element, Error, Result, Scalar, Shape, Tensor};
 use half::{bf16, f16};
 
 use crate::common::peek::value;
@@ -443,7 +443,7 @@ fn half_precision_sums_that_do_not_fit_do_not_spoil_what_does() -> Result<()> {
     let logits =
         Tensor::cat(&[&Tensor::zeros([8192, 1], DType::F16)?, &Tensor::full([8192, 1], 10, DType::F16)?], 1)?;
     let target = Tensor::zeros([8192], DType::I64)?;
-    let loss = logits.cross_entropy(&target, CrossEntropy::default())?;
+    let loss = logits.cross_entropy(&target, CrossEntropyOptions::default())?;
     assert_eq!((loss.dtype(), loss.item_f64()?), (DType::F16, 10.0));
     // The deviation fits where the variance does not.
     let x = Tensor::from_slice(&[-300f32, 300.], [2])?.to_dtype(DType::F16)?;

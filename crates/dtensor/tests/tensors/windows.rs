@@ -4,7 +4,7 @@ use dtensor::comm::record;
 use dtensor::nn::{Conv1d, Conv2d, Module, Sequential};
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
-use dtensor::{Convolution, Interpolation, Padding};
+use dtensor::{ConvOptions, Interpolation, Padding};
 
 use crate::common::refused::refused;
 
@@ -20,29 +20,29 @@ fn zeros(shape: &[usize]) -> Tensor {
 fn convolutions_say_what_does_not_fit() -> Result<()> {
     let (x, weight) = (zeros(&[1, 4, 5, 5]), zeros(&[6, 4, 3, 3]));
     let conv = |options| x.conv2d(&weight, None, options);
-    let plain = Convolution::<2>::default();
+    let plain = ConvOptions::<2>::default();
     refused(
-        conv(Convolution { stride: [1, 0], ..plain }),
+        conv(ConvOptions { stride: [1, 0], ..plain }),
         &["conv2d", "non-positive stride is not supported"],
     );
     refused(
-        conv(Convolution { dilation: [0, 1], ..plain }),
+        conv(ConvOptions { dilation: [0, 1], ..plain }),
         &["conv2d", "dilation should be greater than zero"],
     );
     refused(
-        conv(Convolution { dilation: [3, 1], ..plain }),
+        conv(ConvOptions { dilation: [3, 1], ..plain }),
         &["conv2d", "kernel size can't be greater than"],
     );
-    refused(conv(Convolution { dilation: [usize::MAX, 1], ..plain }), &["conv2d", "dilation"]);
-    refused(conv(Convolution { padding: [usize::MAX, 1].into(), ..plain }), &["conv2d"]);
-    refused(conv(Convolution { padding: [usize::MAX / 4, 1].into(), ..plain }), &["conv2d"]);
-    refused(conv(Convolution { groups: 4, ..plain }), &["conv2d", "6 output channels", "4 groups"]);
-    refused(conv(Convolution { groups: 0, ..plain }), &["conv2d", "0 groups"]);
+    refused(conv(ConvOptions { dilation: [usize::MAX, 1], ..plain }), &["conv2d", "dilation"]);
+    refused(conv(ConvOptions { padding: [usize::MAX, 1].into(), ..plain }), &["conv2d"]);
+    refused(conv(ConvOptions { padding: [usize::MAX / 4, 1].into(), ..plain }), &["conv2d"]);
+    refused(conv(ConvOptions { groups: 4, ..plain }), &["conv2d", "6 output channels", "4 groups"]);
+    refused(conv(ConvOptions { groups: 0, ..plain }), &["conv2d", "0 groups"]);
     refused(
-        conv(Convolution { groups: 2, ..plain }),
+        conv(ConvOptions { groups: 2, ..plain }),
         &["given groups=2", "expected input", "8 channels", "got 4 channels"],
     );
-    let same = Convolution { padding: Padding::Same, stride: [2, 1], ..plain };
+    let same = ConvOptions { padding: Padding::Same, stride: [2, 1], ..plain };
     refused(conv(same), &["conv2d", "`Same` is not supported for strided convolutions"]);
     refused(x.conv2d(&zeros(&[6, 4, 3]), None, plain), &["conv2d", "the weight must have 4 dims"]);
     refused(x.conv2d(&zeros(&[6, 4, 0, 3]), None, plain), &["conv2d", "kernel is empty"]);
@@ -54,14 +54,14 @@ fn convolutions_say_what_does_not_fit() -> Result<()> {
         &["conv1d", "2D (unbatched) or 3D (batched)"],
     );
     refused(
-        Conv2d::new(4, 6, [3, 3], true, Convolution { groups: 3, ..plain }),
+        Conv2d::new(4, 6, [3, 3], true, ConvOptions { groups: 3, ..plain }),
         &["Conv2d", "4 inputs", "divisible"],
     );
     assert_eq!(conv(plain)?.dims(), [1, 6, 3, 3]);
     // Shapes are known without values.
     let meta = Tensor::meta_of([2, 4, 9, 9], DType::F32)?;
     let weight = Tensor::meta_of([6, 4, 3, 3], DType::F32)?;
-    assert_eq!(meta.conv2d(&weight, None, Convolution { stride: [2, 2], ..plain })?.dims(), [2, 6, 4, 4]);
+    assert_eq!(meta.conv2d(&weight, None, ConvOptions { stride: [2, 2], ..plain })?.dims(), [2, 6, 4, 4]);
     Ok(())
 }
 
@@ -136,7 +136,7 @@ fn half_precision_is_near_single() -> Result<()> {
     manual_seed(4);
     let (x, weight) = (Tensor::randn([2, 3, 6, 5], DType::F32)?, Tensor::randn([4, 3, 3, 2], DType::F32)?);
     let bias = Tensor::randn([4], DType::F32)?;
-    let options = Convolution { padding: [1, 1].into(), ..Default::default() };
+    let options = ConvOptions { padding: [1, 1].into(), ..Default::default() };
     let near = |a: &Tensor, b: &Tensor, tolerance: f64| -> Result<()> {
         let (a, b) = (a.to_f64_vec()?, b.to_f64_vec()?);
         assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() <= tolerance * (1.0 + b.abs())), "{a:?} {b:?}");
@@ -171,8 +171,8 @@ fn half_precision_is_near_single() -> Result<()> {
 fn layers_on_a_mesh_are_those_of_one_device() {
     let make = || -> Result<Sequential> {
         manual_seed(9);
-        let padded = Convolution { padding: [1, 1].into(), groups: 2, ..Default::default() };
-        let first = Conv2d::new(3, 6, [3, 2], true, Convolution { stride: [2, 1], ..Default::default() })?;
+        let padded = ConvOptions { padding: [1, 1].into(), groups: 2, ..Default::default() };
+        let first = Conv2d::new(3, 6, [3, 2], true, ConvOptions { stride: [2, 1], ..Default::default() })?;
         Ok(Sequential::new().push(first).push(Conv2d::new(6, 4, [3, 3], false, padded)?))
     };
     spmd(3, |world| {
@@ -220,7 +220,7 @@ fn layers_on_a_mesh_are_those_of_one_device() {
 #[test]
 fn layers_are_drawn_within_their_bound() -> Result<()> {
     manual_seed(2);
-    let groups = Convolution { groups: 2, ..Default::default() };
+    let groups = ConvOptions { groups: 2, ..Default::default() };
     let (flat, image) =
         (Conv1d::new(8, 32, [5], true, groups)?, Conv2d::new(4, 64, [3, 3], true, Default::default())?);
     for (weight, bias, seen) in [(&flat.weight, &flat.bias, 20.0f64), (&image.weight, &image.bias, 36.0)] {
@@ -240,19 +240,19 @@ fn layers_are_drawn_within_their_bound() -> Result<()> {
 #[test]
 fn sizes_beyond_counting_are_refused_or_do_no_harm() -> Result<()> {
     let (x, weight) = (zeros64(&[1, 1, 2, 3]), zeros64(&[1, 1, 2, 1]));
-    let far = Convolution { stride: [usize::MAX, usize::MAX], ..Default::default() };
+    let far = ConvOptions { stride: [usize::MAX, usize::MAX], ..Default::default() };
     let y = x.requires_grad_(true)?.conv2d(&weight, None, far)?;
     assert_eq!(y.dims(), [1, 1, 1, 1]);
     y.sum_all()?.backward()?;
-    let far = Convolution { stride: [usize::MAX, 2], padding: [1, 0].into(), dilation: [3, 1], groups: 1 };
+    let far = ConvOptions { stride: [usize::MAX, 2], padding: [1, 0].into(), dilation: [3, 1], groups: 1 };
     assert_eq!(x.conv2d(&weight, None, far)?.dims(), [1, 1, 1, 2]);
-    let refused = |options: Convolution<2>, words: &str| {
+    let refused = |options: ConvOptions<2>, words: &str| {
         let error = x.conv2d(&weight, None, options).unwrap_err().to_string();
         assert!(error.contains("conv2d") && error.contains(words), "{error}");
     };
-    refused(Convolution { padding: [usize::MAX, 1].into(), ..Default::default() }, "padding");
-    refused(Convolution { dilation: [usize::MAX - 1, 1], ..Default::default() }, "actual input size");
-    refused(Convolution { dilation: [2, 1], ..Default::default() }, "(2 x 3)");
+    refused(ConvOptions { padding: [usize::MAX, 1].into(), ..Default::default() }, "padding");
+    refused(ConvOptions { dilation: [usize::MAX - 1, 1], ..Default::default() }, "actual input size");
+    refused(ConvOptions { dilation: [2, 1], ..Default::default() }, "(2 x 3)");
     let none = Tensor::zeros([0, 1, 1 << 28, 1 << 28], DType::F32)?.requires_grad_(true)?;
     none.conv2d(&weight.to_dtype(DType::F32)?, None, Default::default())?.sum_all()?.backward()?;
     assert_eq!(none.grad().unwrap().dims()[0], 0);

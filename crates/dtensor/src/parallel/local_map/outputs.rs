@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Leaf, Leaves, OP, PerTensor, Settings, format_leaves};
 use crate::distributed::{ShardInfo, tell};
-use crate::{DeviceMesh, Error, FromLocal, Layout, Result, Tensor};
+use crate::{DeviceMesh, Error, FromLocalOptions, Layout, Result, Tensor};
 
 /// Checks that the settings fit the outputs. It needs only their types, so that errors are found before the function
 /// runs.
@@ -167,11 +167,11 @@ fn wrap_one(
 ) -> Result<Tensor> {
     // `check` has found placements for every tensor that needs them.
     let Some(placements) = settings.out_placements.get(i) else { return Ok(part.clone()) };
-    let options = FromLocal {
+    let options = FromLocalOptions {
         shape: settings.out_shapes.get(i).cloned(),
         uneven: needs_shapes(settings, i),
         grad_placements: settings.out_grad_placements.get(i).cloned(),
-        ..FromLocal::default()
+        ..FromLocalOptions::default()
     };
     Tensor::from_shards(part, mesh.clone(), placements.clone(), options, told)
 }

@@ -2,7 +2,7 @@
 
 mod windows;
 
-use dtensor::{Attention, CrossEntropy, DType, Gelu, Reduction, Result, Shape, Tensor, manual_seed};
+use dtensor::{Attention, CrossEntropyOptions, DType, Gelu, Reduction, Result, Shape, Tensor, manual_seed};
 
 /// What a gradient of the gradient is expected to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -615,25 +615,26 @@ fn losses(all: &mut Vec<Case>) {
         let classes = if shape.len() == 1 { shape[0] } else { shape[1] };
         for reduction in [Reduction::Mean, Reduction::Sum, Reduction::None] {
             for ignore_index in [-100, 1] {
-                let base = CrossEntropy { reduction, ignore_index, ..Default::default() };
+                let base = CrossEntropyOptions { reduction, ignore_index, ..Default::default() };
                 if target.contains(&-100) && ignore_index != -100 {
                     continue;
                 }
                 let plain = || vec![spread(shape, 1), ids(target, positions)];
                 let weighted = || vec![spread(shape, 1), ids(target, positions), positive(&[classes], 2)];
                 for label_smoothing in [0.0, 0.2] {
-                    let base = CrossEntropy { label_smoothing, ..base };
+                    let base = CrossEntropyOptions { label_smoothing, ..base };
                     all.push(
                         case("cross_entropy", plain(), move |x| x[0].cross_entropy(&x[1], base)).fused(),
                     );
                     let f = move |x: &[Tensor]| {
-                        x[0].cross_entropy(&x[1], CrossEntropy { weight: Some(&x[2]), ..base })
+                        x[0].cross_entropy(&x[1], CrossEntropyOptions { weight: Some(&x[2]), ..base })
                     };
                     all.push(case("cross_entropy", weighted(), f).fused().constant(&[2]));
                 }
                 all.push(case("nll_loss", plain(), move |x| x[0].nll_loss(&x[1], base)));
-                let f =
-                    move |x: &[Tensor]| x[0].nll_loss(&x[1], CrossEntropy { weight: Some(&x[2]), ..base });
+                let f = move |x: &[Tensor]| {
+                    x[0].nll_loss(&x[1], CrossEntropyOptions { weight: Some(&x[2]), ..base })
+                };
                 all.push(case("nll_loss", weighted(), f).constant(&[2]));
             }
         }

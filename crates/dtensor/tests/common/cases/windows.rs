@@ -1,6 +1,6 @@
 //! Convolutions, quantiles, and tensors with some of their elements replaced.
 
-use dtensor::{Convolution, Interpolation, Padding};
+use dtensor::{ConvOptions, Interpolation, Padding};
 
 use super::{Case, case, ids, several, spread};
 
@@ -9,12 +9,12 @@ type Sizes = &'static [usize];
 type Slice = (isize, isize, usize);
 
 pub(super) fn windows(all: &mut Vec<Case>) {
-    let plain = Convolution::<2>::default();
-    let images: [(Convolution<2>, &[usize], &[usize]); 6] = [
+    let plain = ConvOptions::<2>::default();
+    let images: [(ConvOptions<2>, &[usize], &[usize]); 6] = [
         (plain, &[2, 2, 3, 4], &[3, 2, 2, 3]),
-        (Convolution { padding: [1, 2].into(), stride: [2, 1], ..plain }, &[1, 2, 4, 3], &[2, 2, 3, 2]),
-        (Convolution { padding: Padding::Same, dilation: [1, 2], ..plain }, &[2, 1, 3, 4], &[2, 1, 2, 3]),
-        (Convolution { groups: 2, ..plain }, &[1, 4, 3, 3], &[4, 2, 2, 2]),
+        (ConvOptions { padding: [1, 2].into(), stride: [2, 1], ..plain }, &[1, 2, 4, 3], &[2, 2, 3, 2]),
+        (ConvOptions { padding: Padding::Same, dilation: [1, 2], ..plain }, &[2, 1, 3, 4], &[2, 1, 2, 3]),
+        (ConvOptions { groups: 2, ..plain }, &[1, 4, 3, 3], &[4, 2, 2, 2]),
         (plain, &[2, 3, 2, 2], &[2, 3, 1, 1]),
         (plain, &[0, 2, 3, 3], &[2, 2, 2, 2]),
     ];
@@ -23,10 +23,10 @@ pub(super) fn windows(all: &mut Vec<Case>) {
         all.push(case("conv2d", inputs.clone(), move |x| x[0].conv2d(&x[1], Some(&x[2]), options)));
         all.push(case("conv2d", inputs[..2].to_vec(), move |x| x[0].conv2d(&x[1], None, options)));
     }
-    let lines: [(Convolution<1>, &[usize], &[usize]); 3] = [
-        (Convolution::default(), &[2, 2, 5], &[3, 2, 3]),
-        (Convolution { padding: [2].into(), stride: [3], ..Default::default() }, &[1, 1, 6], &[2, 1, 2]),
-        (Convolution { groups: 3, dilation: [2], ..Default::default() }, &[3, 6], &[3, 1, 2]),
+    let lines: [(ConvOptions<1>, &[usize], &[usize]); 3] = [
+        (ConvOptions::default(), &[2, 2, 5], &[3, 2, 3]),
+        (ConvOptions { padding: [2].into(), stride: [3], ..Default::default() }, &[1, 1, 6], &[2, 1, 2]),
+        (ConvOptions { groups: 3, dilation: [2], ..Default::default() }, &[3, 6], &[3, 1, 2]),
     ];
     for (options, x, weight) in lines {
         let inputs = vec![spread(x, 1), spread(weight, 2), spread(&weight[..1], 3)];

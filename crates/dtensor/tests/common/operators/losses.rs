@@ -1,6 +1,6 @@
 //! Losses.
 
-use dtensor::{CrossEntropy, DType, Reduction, Tensor};
+use dtensor::{CrossEntropyOptions, DType, Reduction, Tensor};
 
 use super::{Operator, SHAPES, half, ids, positive};
 
@@ -9,11 +9,11 @@ const REDUCTIONS: [Reduction; 3] = [Reduction::Mean, Reduction::Sum, Reduction::
 pub(super) fn operators() -> Vec<Operator> {
     let mut all = Vec::new();
     for reduction in REDUCTIONS {
-        let base = CrossEntropy { reduction, ..Default::default() };
+        let base = CrossEntropyOptions { reduction, ..Default::default() };
         let forms = [
             ("", base),
-            (", ignore 1", CrossEntropy { ignore_index: 1, ..base }),
-            (", smoothing", CrossEntropy { label_smoothing: 0.25, ..base }),
+            (", ignore 1", CrossEntropyOptions { ignore_index: 1, ..base }),
+            (", smoothing", CrossEntropyOptions { label_smoothing: 0.25, ..base }),
         ];
         for (form, options) in forms {
             let (smooth, form) = (options.label_smoothing > 0.0, format!("{reduction:?}{form}"));
@@ -23,7 +23,7 @@ pub(super) fn operators() -> Vec<Operator> {
                 Operator::one("cross_entropy", &form[..], move |x| x[0].cross_entropy(&x[1], options));
             all.push(on_targets(plain, false));
             let weighted = Operator::one("cross_entropy", format!("{form}, weights"), move |x| {
-                x[0].cross_entropy(&x[1], CrossEntropy { weight: Some(&x[2]), ..options })
+                x[0].cross_entropy(&x[1], CrossEntropyOptions { weight: Some(&x[2]), ..options })
             });
             all.push(on_targets(weighted.constant(&[2]), true));
             if smooth {
@@ -32,7 +32,7 @@ pub(super) fn operators() -> Vec<Operator> {
             let plain = Operator::one("nll_loss", &form[..], move |x| x[0].nll_loss(&x[1], options));
             all.push(on_targets(plain, false));
             let weighted = Operator::one("nll_loss", format!("{form}, weights"), move |x| {
-                x[0].nll_loss(&x[1], CrossEntropy { weight: Some(&x[2]), ..options })
+                x[0].nll_loss(&x[1], CrossEntropyOptions { weight: Some(&x[2]), ..options })
             });
             all.push(on_targets(weighted.constant(&[2]), true));
         }

@@ -1,6 +1,6 @@
 //! Convolutions, and what is found by its place in order.
 
-use dtensor::{Convolution, Interpolation, Padding};
+use dtensor::{ConvOptions, Interpolation, Padding};
 
 use super::{Operator, Sizes, half, special, whole};
 
@@ -11,34 +11,34 @@ pub(super) fn operators() -> Vec<Operator> {
 }
 
 fn convolutions() -> Vec<Operator> {
-    let plain = Convolution::<2>::default();
+    let plain = ConvOptions::<2>::default();
     // Options, the input, and the weight.
-    let images: [(&str, Convolution<2>, Sizes, Sizes); 11] = [
+    let images: [(&str, ConvOptions<2>, Sizes, Sizes); 11] = [
         ("", plain, &[4, 4, 4, 3], &[4, 4, 3, 2]),
-        ("padding 1, 1", Convolution { padding: [1, 1].into(), ..plain }, &[2, 3, 5, 4], &[5, 3, 3, 3]),
+        ("padding 1, 1", ConvOptions { padding: [1, 1].into(), ..plain }, &[2, 3, 5, 4], &[5, 3, 3, 3]),
         (
             "stride 2, 1",
-            Convolution { stride: [2, 1], padding: [0, 2].into(), ..plain },
+            ConvOptions { stride: [2, 1], padding: [0, 2].into(), ..plain },
             &[5, 2, 4, 8],
             &[2, 2, 2, 3],
         ),
         (
             "dilation 2, 3",
-            Convolution { dilation: [2, 3], padding: [1, 3].into(), ..plain },
+            ConvOptions { dilation: [2, 3], padding: [1, 3].into(), ..plain },
             &[1, 4, 5, 4],
             &[4, 4, 2, 2],
         ),
-        ("same", Convolution { padding: Padding::Same, ..plain }, &[2, 4, 3, 4], &[8, 4, 2, 3]),
+        ("same", ConvOptions { padding: Padding::Same, ..plain }, &[2, 4, 3, 4], &[8, 4, 2, 3]),
         (
             "groups 2",
-            Convolution { groups: 2, padding: [1, 0].into(), ..plain },
+            ConvOptions { groups: 2, padding: [1, 0].into(), ..plain },
             &[2, 4, 3, 4],
             &[4, 2, 2, 2],
         ),
-        ("groups 4", Convolution { groups: 4, ..plain }, &[3, 4, 3, 3], &[8, 1, 2, 2]),
+        ("groups 4", ConvOptions { groups: 4, ..plain }, &[3, 4, 3, 3], &[8, 1, 2, 2]),
         // Elements as they are, and some of them.
         ("of elements", plain, &[2, 4, 4, 2], &[3, 4, 1, 1]),
-        ("of every other element", Convolution { stride: [2, 2], ..plain }, &[2, 5, 4, 4], &[4, 5, 1, 1]),
+        ("of every other element", ConvOptions { stride: [2, 2], ..plain }, &[2, 5, 4, 4], &[4, 5, 1, 1]),
         ("without a batch", plain, &[4, 4, 4], &[4, 4, 2, 2]),
         ("of nothing", plain, &[0, 2, 3, 3], &[4, 2, 2, 2]),
     ];
@@ -52,17 +52,17 @@ fn convolutions() -> Vec<Operator> {
         });
         all.push(biased.on([inputs(), vec![half(&weight[..1], 3)]].concat()));
     }
-    let short = Convolution::<1>::default();
-    let lines: [(&str, Convolution<1>, Sizes, Sizes); 5] = [
+    let short = ConvOptions::<1>::default();
+    let lines: [(&str, ConvOptions<1>, Sizes, Sizes); 5] = [
         ("", short, &[4, 4, 8], &[4, 4, 3]),
         (
             "padding 2, stride 3",
-            Convolution { padding: [2].into(), stride: [3], ..short },
+            ConvOptions { padding: [2].into(), stride: [3], ..short },
             &[5, 3, 7],
             &[2, 3, 3],
         ),
-        ("groups 2", Convolution { groups: 2, ..short }, &[2, 8, 4], &[4, 4, 2]),
-        ("same, without a batch", Convolution { padding: Padding::Same, ..short }, &[4, 5], &[4, 4, 4]),
+        ("groups 2", ConvOptions { groups: 2, ..short }, &[2, 8, 4], &[4, 4, 2]),
+        ("same, without a batch", ConvOptions { padding: Padding::Same, ..short }, &[4, 5], &[4, 4, 4]),
         // The kernel is too long.
         ("too long", short, &[4, 2, 3], &[4, 2, 4]),
     ];

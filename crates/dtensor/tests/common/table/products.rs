@@ -1,6 +1,6 @@
 //! Products, convolutions, attention, normalisations and losses.
 
-use dtensor::{Attention, Convolution, CrossEntropy, Reduction, Result, Tensor};
+use dtensor::{Attention, ConvOptions, CrossEntropyOptions, Reduction, Result, Tensor};
 
 use super::{AS_IS, AS_LOW, Call, FIRST, LOW, Row, SINGLE, SINGLE_MIXED, SINGLE_OF_TWO, labels, logical};
 
@@ -36,7 +36,7 @@ fn products() -> Vec<Row> {
             .call(|x, _| x[0].conv1d(&x[1], None, Default::default()))
             .call(|x, c| {
                 let (padding, stride, dilation) = ([c.n].into(), [1 + c.n % 2], [c.dim.unsigned_abs()]);
-                let options = Convolution { padding, stride, dilation, groups: 1 + (c.n / 4) };
+                let options = ConvOptions { padding, stride, dilation, groups: 1 + (c.n / 4) };
                 x[0].conv1d(&x[1], (c.other > 0).then_some(&x[2]), options)
             }),
         Row::new("conv2d")
@@ -49,7 +49,7 @@ fn products() -> Vec<Row> {
                 let weight = x[1].unsqueeze(0)?;
                 let image = if c.n > 2 { x[0].unsqueeze(0)? } else { x[0].clone() };
                 let options =
-                    Convolution { padding: [c.n, 1].into(), stride: [1, c.n], ..Default::default() };
+                    ConvOptions { padding: [c.n, 1].into(), stride: [1, c.n], ..Default::default() };
                 image.conv2d(&weight, (c.other > 0).then_some(&x[2]), options)
             }),
         Row::new("scaled_dot_product_attention")
@@ -93,21 +93,21 @@ fn normalisations() -> Vec<Row> {
     ]
 }
 
-fn weighted(weight: &Tensor) -> CrossEntropy<'_> {
-    CrossEntropy { weight: Some(weight), ..Default::default() }
+fn weighted(weight: &Tensor) -> CrossEntropyOptions<'_> {
+    CrossEntropyOptions { weight: Some(weight), ..Default::default() }
 }
 
-fn each(reduction: Reduction) -> CrossEntropy<'static> {
-    CrossEntropy { reduction, ..Default::default() }
+fn each(reduction: Reduction) -> CrossEntropyOptions<'static> {
+    CrossEntropyOptions { reduction, ..Default::default() }
 }
 
 fn reduction(c: &Call) -> Reduction {
     [Reduction::Mean, Reduction::Sum, Reduction::None][c.n % 3]
 }
 
-fn options<'a>(x: &'a [Tensor; 3], c: &Call) -> CrossEntropy<'a> {
+fn options<'a>(x: &'a [Tensor; 3], c: &Call) -> CrossEntropyOptions<'a> {
     let weight = (c.other > 2).then_some(&x[2]);
-    CrossEntropy { reduction: reduction(c), weight, ignore_index: c.dim as i64, label_smoothing: 0.0 }
+    CrossEntropyOptions { reduction: reduction(c), weight, ignore_index: c.dim as i64, label_smoothing: 0.0 }
 }
 
 /// A class for each position: random targets hardly ever fit.
@@ -118,7 +118,7 @@ fn classes(x: &Tensor) -> Result<Tensor> {
 fn losses() -> Vec<Row> {
     vec![
         Row::new("cross_entropy")
-            .cast(SINGLE, |a, _| a(&[3, 3]).cross_entropy(&labels(), CrossEntropy::default()))
+            .cast(SINGLE, |a, _| a(&[3, 3]).cross_entropy(&labels(), CrossEntropyOptions::default()))
             .cast_of("none", SINGLE, |a, _| a(&[3, 3]).cross_entropy(&labels(), each(Reduction::None)))
             .cast_of("sum", SINGLE, |a, _| a(&[3, 3]).cross_entropy(&labels(), each(Reduction::Sum)))
             .cast_of("weighted", SINGLE_OF_TWO, |a, b| {
@@ -126,9 +126,11 @@ fn losses() -> Vec<Row> {
             })
             .call(|x, c| x[0].cross_entropy(&x[1], options(x, c)))
             .call(|x, c| x[0].cross_entropy(&classes(&x[0])?, options(x, c)))
-            .call(|x, c| x[0].cross_entropy(&x[1], CrossEntropy { label_smoothing: 0.1, ..options(x, c) })),
+            .call(|x, c| {
+                x[0].cross_entropy(&x[1], CrossEntropyOptions { label_smoothing: 0.1, ..options(x, c) })
+            }),
         Row::new("nll_loss")
-            .cast(SINGLE, |a, _| a(&[3, 3]).nll_loss(&labels(), CrossEntropy::default()))
+            .cast(SINGLE, |a, _| a(&[3, 3]).nll_loss(&labels(), CrossEntropyOptions::default()))
             .cast_of("weighted", SINGLE_OF_TWO, |a, b| a(&[3, 3]).nll_loss(&labels(), weighted(&b(&[3]))))
             .call(|x, c| x[0].nll_loss(&x[1], options(x, c)))
             .call(|x, c| x[0].nll_loss(&classes(&x[0])?, options(x, c))),

@@ -1,7 +1,7 @@
 //! Dims, indices and numbers out of their range.
 
 use dtensor::optim::Sgd;
-use dtensor::{Attention, CrossEntropy, DType, Reduction, Result, Tensor};
+use dtensor::{Attention, CrossEntropyOptions, DType, Reduction, Result, Tensor};
 
 use super::{Unary, ints, zeros};
 use crate::common::cases::ids;
@@ -105,10 +105,10 @@ fn indices_out_of_bounds_are_refused_with_index_and_size() -> Result<()> {
     for bad in [4, -1, i64::MAX] {
         let target = ids(&[0, bad, 1], &[3]);
         let said = bad.to_string();
-        refused(x.cross_entropy(&target, CrossEntropy::default()), &["cross_entropy", &said, "4"]);
-        refused(x.nll_loss(&target, CrossEntropy::default()), &["nll_loss", &said, "4"]);
+        refused(x.cross_entropy(&target, CrossEntropyOptions::default()), &["cross_entropy", &said, "4"]);
+        refused(x.nll_loss(&target, CrossEntropyOptions::default()), &["nll_loss", &said, "4"]);
         // It is no error if it is the one to be ignored.
-        let ignored = CrossEntropy { ignore_index: bad, ..Default::default() };
+        let ignored = CrossEntropyOptions { ignore_index: bad, ..Default::default() };
         assert!(x.cross_entropy(&target, ignored)?.item::<f32>()?.is_finite());
         assert!(x.nll_loss(&target, ignored)?.item::<f32>()?.is_finite());
     }
@@ -151,16 +151,16 @@ fn numbers_out_of_their_range_are_refused() -> Result<()> {
             x.scaled_dot_product_attention(&x, &x, options),
             &["scaled_dot_product_attention", "between 0 and 1"],
         );
-        let options = CrossEntropy { label_smoothing: p, ..Default::default() };
+        let options = CrossEntropyOptions { label_smoothing: p, ..Default::default() };
         refused(
             x.cross_entropy(&target, options),
             &["cross_entropy", "label_smoothing", "between 0.0 and 1.0"],
         );
     }
-    let options = CrossEntropy { label_smoothing: 0.1, ..Default::default() };
+    let options = CrossEntropyOptions { label_smoothing: 0.1, ..Default::default() };
     refused(x.nll_loss(&target, options), &["nll_loss", "label_smoothing"]);
     let weight = zeros([3]).requires_grad_(true)?;
-    let options = CrossEntropy { weight: Some(&weight), ..Default::default() };
+    let options = CrossEntropyOptions { weight: Some(&weight), ..Default::default() };
     refused(x.cross_entropy(&target, options), &["cross_entropy", "weight", "detach"]);
     let float_mask = zeros([2, 2]).requires_grad_(true)?;
     let options = Attention { mask: Some(&float_mask), ..Default::default() };
@@ -240,7 +240,7 @@ fn nothing_gives_what_there_is_to_give() -> Result<()> {
     assert_eq!(none.sort(0, true)?.1.dims(), [0]);
     assert_eq!(zeros([2, 0]).matmul(&zeros([0, 3]))?.to_vec::<f32>()?, [0.; 6]);
     assert!(none.mse_loss(&none, Reduction::Mean)?.item::<f32>()?.is_nan());
-    let loss = zeros([0, 3]).cross_entropy(&ints([0]), CrossEntropy::default())?;
+    let loss = zeros([0, 3]).cross_entropy(&ints([0]), CrossEntropyOptions::default())?;
     assert!(loss.item::<f32>()?.is_nan());
     let (q, keys) = (zeros([2, 3]), zeros([0, 3]));
     let out = q.scaled_dot_product_attention(&keys, &keys, Attention::default())?;

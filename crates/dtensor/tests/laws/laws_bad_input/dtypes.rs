@@ -1,6 +1,6 @@
 //! Operators that a dtype does not have, and values read as what they are not.
 
-use dtensor::{Attention, CrossEntropy, DType, Device, Gelu, Reduction, Result, Tensor};
+use dtensor::{Attention, CrossEntropyOptions, DType, Device, Gelu, Reduction, Result, Tensor};
 
 use super::{Binary, ELEMENTWISE, Unary, bytes, ints, meta, zeros};
 use crate::common::refused::refused;
@@ -35,8 +35,8 @@ fn dtypes_that_have_no_such_operator_are_named() -> Result<()> {
         ("rms_norm", |x| x.rms_norm(1, None, 1e-5)),
         ("dropout", |x| x.dropout(0.5)),
         ("scaled_dot_product_attention", |x| x.scaled_dot_product_attention(x, x, Attention::default())),
-        ("cross_entropy", |x| x.cross_entropy(&ints([2]), CrossEntropy::default())),
-        ("nll_loss", |x| x.nll_loss(&ints([2]), CrossEntropy::default())),
+        ("cross_entropy", |x| x.cross_entropy(&ints([2]), CrossEntropyOptions::default())),
+        ("nll_loss", |x| x.nll_loss(&ints([2]), CrossEntropyOptions::default())),
         ("requires_grad_", |x| x.requires_grad_(true)),
         ("mse_loss", |x| x.mse_loss(x, Reduction::Mean)),
     ];
@@ -78,15 +78,18 @@ fn dtypes_that_have_no_such_operator_are_named() -> Result<()> {
     refused(index.embedding(&f, None), &["embedding", "index", "i64", "f32"]);
     refused(f.gather(0, &f), &["gather", "index", "i64", "f32"]);
     refused(f.scatter_add(0, &u, &f), &["scatter_add", "index", "i64", "u8"]);
-    refused(f.cross_entropy(&index, CrossEntropy::default()), &["cross_entropy", "target", "i64", "f32"]);
-    refused(f.nll_loss(&index, CrossEntropy::default()), &["nll_loss", "target", "i64", "f32"]);
+    refused(
+        f.cross_entropy(&index, CrossEntropyOptions::default()),
+        &["cross_entropy", "target", "i64", "f32"],
+    );
+    refused(f.nll_loss(&index, CrossEntropyOptions::default()), &["nll_loss", "target", "i64", "f32"]);
     refused(f.where_(&f, &f), &["where", "condition", "u8", "f32"]);
     refused(f.masked_fill(&f, 0.0), &["masked_fill", "mask", "u8", "f32"]);
     refused(f.masked_fill(&i, 0.0), &["masked_fill", "mask", "u8", "i64"]);
     let options = Attention { mask: Some(&i), ..Default::default() };
     refused(f.scaled_dot_product_attention(&f, &f, options), &["mask", "u8", "f32", "i64"]);
     let weight = zeros([2]).to_dtype(DType::F64)?;
-    let options = CrossEntropy { weight: Some(&weight), ..Default::default() };
+    let options = CrossEntropyOptions { weight: Some(&weight), ..Default::default() };
     refused(f.cross_entropy(&ints([2]), options), &["cross_entropy", "weight", "f32", "f64"]);
 
     // A number must be one of the tensor's dtype.
@@ -151,6 +154,9 @@ fn values_are_read_only_where_and_as_what_they_are() -> Result<()> {
     refused(Tensor::cat(&[&ghost, &x], 0), &["cat", "same device"]);
     refused(ghost.index_select(0, &ints([1])), &["index_select", "same device"]);
     refused(bytes([3]).where_(&ghost, &ghost), &["where", "same device"]);
-    refused(ghost.cross_entropy(&ints([2]), CrossEntropy::default()), &["cross_entropy", "same device"]);
+    refused(
+        ghost.cross_entropy(&ints([2]), CrossEntropyOptions::default()),
+        &["cross_entropy", "same device"],
+    );
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Shapes that do not fit, do not come out, or are too large.
 
-use dtensor::{Attention, CrossEntropy, DType, INFER, Reduction, Result, Shape, Tensor};
+use dtensor::{Attention, CrossEntropyOptions, DType, INFER, Reduction, Result, Shape, Tensor};
 
 use super::{ELEMENTWISE, bytes, ints, meta, zeros};
 use crate::common::cases::mask;
@@ -72,12 +72,12 @@ fn shapes_that_do_not_fit_are_named() -> Result<()> {
     refused(zeros(()).triu(0), &["triu", "2 dims", "[]"]);
 
     let logits = zeros([2, 3]);
-    let plain = CrossEntropy::default();
+    let plain = CrossEntropyOptions::default();
     refused(logits.cross_entropy(&ints([3]), plain), &["cross_entropy", "[2, 3]", "[3]"]);
     refused(logits.cross_entropy(&ints([2, 1]), plain), &["cross_entropy", "[2, 3]", "[2, 1]"]);
     refused(zeros(()).cross_entropy(&ints(()), plain), &["cross_entropy", "class dim"]);
     refused(logits.nll_loss(&ints([3]), plain), &["nll_loss", "[2, 3]", "[3]"]);
-    let weighted = CrossEntropy { weight: Some(&b), ..plain };
+    let weighted = CrossEntropyOptions { weight: Some(&b), ..plain };
     refused(logits.cross_entropy(&ints([2]), weighted), &["cross_entropy", "weight", "3 classes", "[4]"]);
     refused(logits.nll_loss(&ints([2]), weighted), &["nll_loss", "weight", "3 classes", "[4]"]);
 

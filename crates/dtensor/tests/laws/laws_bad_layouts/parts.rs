@@ -5,8 +5,8 @@ use std::time::Duration;
 use dtensor::comm::ReduceOp;
 use dtensor::testing::{spmd, spmd_outcomes};
 use dtensor::{
-    DType, DeviceMesh, FromLocal, Placement, RedistributeOptions, Replicate, Shape, Shard, Tensor, debug,
-    distribute_tensor,
+    DType, DeviceMesh, FromLocalOptions, Placement, RedistributeOptions, Replicate, Shape, Shard, Tensor,
+    debug, distribute_tensor,
 };
 
 use super::{Kept, RANKS, SUM, numbers, square};
@@ -45,7 +45,7 @@ fn distributed_tensors_are_not_parts() {
         let next = (world.rank() + 1) % RANKS;
         for x in [&x, &ghost] {
             refused_by(Tensor::from_local(x, &mesh, [Shard(0), Replicate]), "from_local", &[accepts]);
-            let options = FromLocal { run_check: true, ..Default::default() };
+            let options = FromLocalOptions { run_check: true, ..Default::default() };
             refused_by(Tensor::from_local_with(x, &mesh, (), options), "from_local", &[accepts]);
             let said = ["the tensor is distributed", "[4, 4] [S(0), R]", "to_local", "full_tensor"];
             refused_by(x.to_vec::<f32>(), "to_vec", &said);
@@ -76,7 +76,7 @@ fn parts_fit_the_whole() {
         let part = numbers([2, 3])?;
         let kept = Kept::new(&[&part])?;
         let from = |mesh: &DeviceMesh, placements: &[Placement], shape: &[usize]| {
-            let options = FromLocal { shape: Some(shape.into()), ..Default::default() };
+            let options = FromLocalOptions { shape: Some(shape.into()), ..Default::default() };
             Tensor::from_local_with(&part, mesh, placements, options)
         };
         let said = ["has a shard of shape", "on this rank, but the one given has shape [2, 3]"];
@@ -101,7 +101,7 @@ fn uneven_parts_follow_the_chunk_rule() {
         let mesh = square(&world)?;
         let line = DeviceMesh::new(&world, [RANKS], ())?;
         let uneven = |part: &Tensor, mesh: &DeviceMesh, placements: &[Placement]| {
-            let options = FromLocal { uneven: true, ..Default::default() };
+            let options = FromLocalOptions { uneven: true, ..Default::default() };
             Tensor::from_local_with(part, mesh, placements, options)
         };
         let kept = Kept::new(&[])?;
@@ -130,7 +130,7 @@ fn checked_parts_are_alike() {
         let mesh = square(&world)?;
         let last = world.rank() == RANKS - 1;
         let checked = |part: &Tensor, placements: &[Placement], shape: Option<Shape>| {
-            let options = FromLocal { run_check: true, shape, ..Default::default() };
+            let options = FromLocalOptions { run_check: true, shape, ..Default::default() };
             Tensor::from_local_with(part, &mesh, placements, options)
         };
         let (x, spec) = (numbers([2, 2])?, [Shard(0), Replicate]);

@@ -3,8 +3,8 @@
 use dtensor::comm::{ReduceOp, World};
 use dtensor::testing::spmd;
 use dtensor::{
-    DType, DeviceMesh, FromLocal, Layout, Partial, Placements, RedistributeOptions, Replicate, Result, Shape,
-    Shard, StridedShard, Tensor, distribute_tensor, distribute_tensor_from, sharded, use_mesh,
+    DType, DeviceMesh, FromLocalOptions, Layout, Partial, Placements, RedistributeOptions, Replicate, Result,
+    Shape, Shard, StridedShard, Tensor, distribute_tensor, distribute_tensor_from, sharded, use_mesh,
 };
 
 use super::{Kept, RANKS, SUM, numbers, square};
@@ -42,11 +42,11 @@ const LAYINGS: [(&str, Laying); 16] = [
     ("distribute_tensor", |b, p| use_mesh(&b.mesh, || distribute_tensor(&b.laid, None, p)).map(drop)),
     ("from_local", |b, p| Tensor::from_local(&b.plain, &b.mesh, p).map(drop)),
     ("from_local", |b, p| {
-        let options = FromLocal { run_check: true, uneven: true, ..Default::default() };
+        let options = FromLocalOptions { run_check: true, uneven: true, ..Default::default() };
         Tensor::from_local_with(&b.plain, &b.mesh, p, options).map(drop)
     }),
     ("from_local", |b, p| {
-        let options = FromLocal { grad_placements: Some(p), ..Default::default() };
+        let options = FromLocalOptions { grad_placements: Some(p), ..Default::default() };
         Tensor::from_local_with(&b.plain, &b.mesh, (), options).map(drop)
     }),
     ("redistribute", |b, p| b.laid.redistribute(p).map(drop)),

@@ -2,7 +2,7 @@
 
 use dtensor::comm::{Call, Collective, World, WorldKind, record};
 use dtensor::redistribute::{Plan, Step};
-use dtensor::{DType, DeviceMesh, FromLocal, Placement, Result, Tensor};
+use dtensor::{DType, DeviceMesh, FromLocalOptions, Placement, Result, Tensor};
 
 use crate::common::layouts::{Grid, Held, Whole};
 use crate::common::ranks::Random;
@@ -51,7 +51,7 @@ impl Checker {
     ) -> Result<Option<(Tensor, Held)>> {
         let Some(at) = &self.at else { return Ok(None) };
         let held = whole.held(&self.grid, at, from, self.seed);
-        let options = FromLocal { shape: Some(whole.shape[..].into()), ..FromLocal::default() };
+        let options = FromLocalOptions { shape: Some(whole.shape[..].into()), ..FromLocalOptions::default() };
         let x = Tensor::from_local_with(&held.tensor(dtype)?, &self.mesh, from, options)?;
         Ok(Some((x, held)))
     }

@@ -1,6 +1,6 @@
 //! Results have their true sizes: even, uneven, smaller than the mesh, empty.
 
-use dtensor::FromLocal;
+use dtensor::FromLocalOptions;
 
 use super::*;
 
@@ -173,7 +173,7 @@ fn parts_that_do_not_fit_together_are_refused_by_all() {
 #[test]
 fn a_simulated_rank_needs_the_shape() -> Result<()> {
     let mesh = DeviceMesh::new(&World::simulated(3, 2)?, [3], "tp")?;
-    let options = FromLocal { shape: Some([5, 2].into()), ..FromLocal::default() };
+    let options = FromLocalOptions { shape: Some([5, 2].into()), ..FromLocalOptions::default() };
     let x = Tensor::from_local_with(&Tensor::ones([1, 2], DType::F32)?, &mesh, [Shard(0)], options)?;
     let neg = local_map(Tensor::neg).out_placements([Shard(0)]);
     assert_eq!(neg.clone().out_shapes([5, 2]).call(&x)?.dims(), [5, 2]);

@@ -3,7 +3,7 @@
 use dtensor::debug::{CommDebugMode, OperationRecord};
 use dtensor::testing::spmd;
 use dtensor::{
-    Convolution, Error, Interpolation, Padding, Replicate, Result, Shard, Tensor, distribute_tensor,
+    ConvOptions, Error, Interpolation, Padding, Replicate, Result, Shard, Tensor, distribute_tensor,
 };
 
 use super::{line, lists, numbers, plane, same, same_everywhere, whole_or_cut};
@@ -12,15 +12,15 @@ use super::{line, lists, numbers, plane, same, same_everywhere, whole_or_cut};
 /// replicated.
 #[test]
 fn item_02_convolution_of_sharded_weights_and_padded_images() {
-    let conv = |options: Convolution<2>| {
+    let conv = |options: ConvOptions<2>| {
         move |x: &[Tensor]| -> Result<Tensor> { x[0].conv2d(&x[1], Some(&x[2]), options) }
     };
-    let plain = Convolution::<2>::default();
-    let padded = Convolution { padding: [1, 2].into(), ..plain };
-    let strided = Convolution { stride: [2, 1], padding: Padding::Each([2, 1]), dilation: [1, 2], ..plain };
-    let grouped = Convolution { groups: 2, padding: [1, 1].into(), ..plain };
+    let plain = ConvOptions::<2>::default();
+    let padded = ConvOptions { padding: [1, 2].into(), ..plain };
+    let strided = ConvOptions { stride: [2, 1], padding: Padding::Each([2, 1]), dilation: [1, 2], ..plain };
+    let grouped = ConvOptions { groups: 2, padding: [1, 1].into(), ..plain };
     // Even, uneven and smaller than the mesh.
-    let cases: [(&[usize], &[usize], Convolution<2>); 5] = [
+    let cases: [(&[usize], &[usize], ConvOptions<2>); 5] = [
         (&[4, 4, 4, 8], &[8, 4, 3, 3], padded),
         (&[5, 3, 3, 7], &[6, 3, 2, 3], padded),
         (&[2, 2, 5, 5], &[3, 2, 3, 2], strided),
@@ -57,7 +57,7 @@ fn item_02_convolution_of_sharded_weights_and_padded_images() {
 fn the_gradient_of_a_weight_is_not_made_image_by_image() {
     spmd(3, |world| {
         let mesh = line(&world)?;
-        let options = Convolution { padding: [1, 1].into(), ..Convolution::default() };
+        let options = ConvOptions { padding: [1, 1].into(), ..ConvOptions::default() };
         // Images of which ranks have two, two and one, each with many more places than the weight has numbers, and with fewer.
         for (height, width) in [(9, 11), (2, 3)] {
             let (images, weight) = (numbers(&[5, 2, height, width]), numbers(&[3, 2, 3, 3]));
@@ -89,7 +89,7 @@ fn the_gradient_of_a_weight_is_not_made_image_by_image() {
 fn item_02_convolution_of_sequences() {
     spmd(3, |world| {
         let mesh = line(&world)?;
-        let options = Convolution { padding: Padding::Same, ..Convolution::<1>::default() };
+        let options = ConvOptions { padding: Padding::Same, ..ConvOptions::<1>::default() };
         let inputs = [numbers(&[2, 4, 7]), numbers(&[5, 4, 4]), numbers(&[5])];
         for a in lists(&mesh, &whole_or_cut(3)) {
             for b in lists(&mesh, &whole_or_cut(3)) {

@@ -6,7 +6,8 @@ use dtensor::optim::{Optimizer, Sgd};
 use dtensor::parallel::SequenceParallel;
 use dtensor::testing::spmd;
 use dtensor::{
-    DType, FromLocal, Replicate, Shard, StridedShard, Tensor, distribute_tensor, manual_seed, parallel, plan,
+    DType, FromLocalOptions, Replicate, Shard, StridedShard, Tensor, distribute_tensor, manual_seed,
+    parallel, plan,
 };
 
 use super::{P, line, lists, numbers, plane, refused, same, same_everywhere, whole_or_cut};
@@ -70,7 +71,7 @@ fn issue_118836_parts_may_lie_in_memory_in_any_way() {
                 same(&laid, &plain)?;
                 // A part that was turned on this rank alone.
                 let part = laid.to_local()?.t()?.contiguous()?.t()?;
-                let options = FromLocal { shape: Some(shape.into()), ..Default::default() };
+                let options = FromLocalOptions { shape: Some(shape.into()), ..Default::default() };
                 let joined = Tensor::from_local_with(&part, &mesh, list, options)?;
                 same(&joined, &plain)?;
                 same(&joined.flatten_all()?, &plain.flatten_all()?)?;
@@ -91,7 +92,7 @@ fn issue_144109_parts_that_were_cut_by_another_rule_are_refused() {
         let mesh = line(&world)?;
         // 10 rows as 3, 3, 2 and 2, and not as 3, 3, 3 and 1.
         let part = numbers(&[[3, 3, 2, 2][world.rank()], 2]);
-        let asked = FromLocal { uneven: true, ..Default::default() };
+        let asked = FromLocalOptions { uneven: true, ..Default::default() };
         refused(Tensor::from_local_with(&part, &mesh, [Shard(0)], asked.clone()), &["from_local"]);
         let part = numbers(&[[3, 3, 3, 1][world.rank()], 2]);
         assert_eq!(Tensor::from_local_with(&part, &mesh, [Shard(0)], asked)?.dims(), [10, 2]);

@@ -6,7 +6,7 @@ use dtensor::comm::record;
 use dtensor::parallel::{local_map, loss_parallel};
 use dtensor::testing::spmd;
 use dtensor::{
-    CrossEntropy, Error, ImplicitCommunication, Replicate, Result, Shard, Tensor, distribute_tensor,
+    CrossEntropyOptions, Error, ImplicitCommunication, Replicate, Result, Shard, Tensor, distribute_tensor,
     explicit_communication,
 };
 
@@ -22,7 +22,7 @@ fn item_09_loss_parallel_ends_with_an_error() {
         let (scores, labels) = (numbers(&[5, 7]), Tensor::from_slice(&[0i64, 6, 3, -100, 2], [5])?);
         let partial = distribute_tensor(&scores, &mesh, [P])?;
         let target = distribute_tensor(&labels, &mesh, [Replicate])?;
-        let options = CrossEntropy::default();
+        let options = CrossEntropyOptions::default();
         // Inside, scores that would have to be moved are refused. So the scope is over if they are not.
         let inside = |body: &dyn Fn() -> Result<()>| loss_parallel(body);
         refused(inside(&|| partial.log_softmax(1).map(drop)), &["Shard or Replicate"]);
