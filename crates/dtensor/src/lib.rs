@@ -149,7 +149,8 @@ pub use dtensor_layout::{CacheStats, Chunk, MeshDim, MeshNames, Placements};
 pub use layout::Layout;
 pub use mesh::{DeviceMesh, init_device_mesh, use_mesh};
 pub use ops::{
-    Attention, ConvOptions, CrossEntropyOptions, Gelu, Interpolation, Padding, QuantileOptions, Reduction,
+    AttentionOptions, ConvOptions, CrossEntropyOptions, Gelu, Interpolation, Padding, QuantileOptions,
+    Reduction,
 };
 pub use random::{
     Generator, GeneratorState, manual_seed, rng_state, set_rng_state, synchronize_rng, with_generator,
@@ -189,7 +190,7 @@ pub mod prelude {
     };
     pub use crate::plan;
     pub use crate::{
-        Attention, CrossEntropyOptions, DType, Device, DeviceMesh, Error, FromLocalOptions, Gelu,
+        AttentionOptions, CrossEntropyOptions, DType, Device, DeviceMesh, Error, FromLocalOptions, Gelu,
         ImplicitCommunication, Layout, Partial, Placement, Reduction, Replicate, Result, Shape, Shard,
         StridedShard, Tensor, autocast, checkpoint, checkpoint_all, distribute_tensor,
         explicit_communication, implicit_replication, init_device_mesh, manual_seed, no_grad, sharded,

@@ -51,7 +51,7 @@ mod tests {
     use std::rc::Rc;
 
     use super::*;
-    use crate::{Attention, CrossEntropyOptions, DType, Gelu, Reduction, Result, autocast};
+    use crate::{AttentionOptions, CrossEntropyOptions, DType, Gelu, Reduction, Result, autocast};
 
     /// Calls methods, most of them made of several operators, each on its own line of this file.
     fn call_methods(x: &Tensor, vector: &Tensor, labels: &Tensor) -> Result<()> {
@@ -88,7 +88,7 @@ mod tests {
         batch.unsqueeze(0)?.scaled_dot_product_attention(
             &batch.unsqueeze(0)?,
             &batch.unsqueeze(0)?,
-            Attention { causal: true, ..Default::default() },
+            AttentionOptions { causal: true, ..Default::default() },
         )?;
         half.layer_norm(1, Some(vector), None, 1e-5)?.rms_norm(1, None, 1e-5)?;
         x.sum_all()?;

@@ -2,7 +2,7 @@
 
 use super::{Base, Dropout, Linear, Module, forward};
 use crate::ops::probability;
-use crate::{Attention, Error, Result, Tensor};
+use crate::{AttentionOptions, Error, Result, Tensor};
 
 /// Multi-head self-attention: three linear layers project the input to queries, keys and values, every head attends
 /// with its slice of them, and a fourth layer projects the concatenated heads to the output. No layer has a bias.
@@ -90,7 +90,7 @@ impl MultiHeadAttention {
         let keys = self.heads("keys", &self.wk.forward(x)?)?;
         let values = self.heads("values", &self.wv.forward(x)?)?;
         let dropout = if self.base.is_training() { self.dropout_p } else { 0.0 };
-        let options = Attention { causal: self.causal, dropout, ..Attention::default() };
+        let options = AttentionOptions { causal: self.causal, dropout, ..AttentionOptions::default() };
         let attended = queries.scaled_dot_product_attention(&keys, &values, options)?.transpose(1, 2)?;
         let &[batch, length, heads, size] = attended.dims() else {
             unreachable!("it has the dims of the queries")

@@ -12,7 +12,7 @@ use crate::random::{Draw, next_draw};
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::Window;
-use dtensor_array::kernels::attention::{self as kernel, AttentionOptions};
+use dtensor_array::kernels::attention::{self as kernel, AttentionOptions as KernelOptions};
 use dtensor_array::{DType, Meta, Shape};
 use dtensor_layout::Rule;
 
@@ -20,7 +20,7 @@ const OP: &str = "scaled_dot_product_attention";
 
 /// Options of [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention).
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Attention<'a> {
+pub struct AttentionOptions<'a> {
     /// The attention mask, broadcast to `[…, queries, keys]`: `u8` (a query attends to keys that are not 0), or a
     /// float to add to the logits. It gets no gradient.
     pub mask: Option<&'a Tensor>,
@@ -50,9 +50,9 @@ impl Sdpa {
     }
 
     /// Returns the kernel's options for this rank's shard of the queries, input `q`.
-    fn options<'a>(&self, here: &Here<'_>, q: usize, heads: Option<&'a Window>) -> AttentionOptions<'a> {
+    fn options<'a>(&self, here: &Here<'_>, q: usize, heads: Option<&'a Window>) -> KernelOptions<'a> {
         let sequence = here.whole(q).shape.ndim() - 2;
-        AttentionOptions {
+        KernelOptions {
             scale: self.scale.get(),
             causal: self.causal,
             dropout: self.dropout.get(),
@@ -187,10 +187,10 @@ impl Tensor {
     /// and values are summed over the ranks: this is context parallelism.
     ///
     /// ```
-    /// use dtensor::{Attention, DType, Tensor};
+    /// use dtensor::{AttentionOptions, DType, Tensor};
     /// # fn main() -> dtensor::Result<()> {
     /// let q = Tensor::randn([2, 4, 8, 16], DType::F32)?;
-    /// let out = q.scaled_dot_product_attention(&q, &q, Attention { causal: true, ..Default::default() })?;
+    /// let out = q.scaled_dot_product_attention(&q, &q, AttentionOptions { causal: true, ..Default::default() })?;
     /// assert_eq!(out.dims(), [2, 4, 8, 16]);
     /// # Ok(())
     /// # }
@@ -200,7 +200,7 @@ impl Tensor {
         &self,
         key: &Tensor,
         value: &Tensor,
-        options: Attention<'_>,
+        options: AttentionOptions<'_>,
     ) -> Result<Tensor> {
         if let Some(mask) = options.mask
             && mask.requires_grad()

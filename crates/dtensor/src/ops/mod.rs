@@ -34,7 +34,7 @@ mod write;
 
 use smallvec::SmallVec;
 
-pub use attention::Attention;
+pub use attention::AttentionOptions;
 pub use conv::{ConvOptions, Padding};
 pub(crate) use dropout::probability;
 pub use here::Here;

@@ -5,7 +5,8 @@ use dtensor::comm::record;
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
 
-const LAST: Attention<'static> = Attention { mask: None, causal: false, dropout: 0.0, scale: None };
+const LAST: AttentionOptions<'static> =
+    AttentionOptions { mask: None, causal: false, dropout: 0.0, scale: None };
 
 fn input(seed: u64, shape: [usize; 4]) -> Result<Tensor> {
     manual_seed(seed);
@@ -22,7 +23,7 @@ fn same(got: &Tensor, expected: &Tensor, what: &str) {
 }
 
 /// Attention and the gradients of a loss, in this order: result, q, k, v.
-fn run(x: &[Tensor; 3], options: Attention) -> Result<[Tensor; 4]> {
+fn run(x: &[Tensor; 3], options: AttentionOptions) -> Result<[Tensor; 4]> {
     manual_seed(7);
     let [q, k, v] = x;
     let y = q.scaled_dot_product_attention(k, v, options)?;
@@ -50,17 +51,17 @@ fn laid(x: &[Tensor; 3], mesh: &DeviceMesh, placements: &[Placement]) -> Result<
 /// What lies along the sequence costs two gathers forward and two scattered sums backward, whatever the options.
 fn along_the_sequence(
     world: &World,
-    options: impl Fn(usize, usize) -> Result<(Option<Tensor>, Attention<'static>)>,
+    options: impl Fn(usize, usize) -> Result<(Option<Tensor>, AttentionOptions<'static>)>,
 ) -> Result<()> {
     let mesh = DeviceMesh::new(world, [world.size()], "cp")?;
     // Queries and keys: as many as ranks can share evenly, not evenly, fewer than ranks, of different lengths.
     for (queries, keys) in [(8, 8), (70, 70), (7, 7), (5, 9), (9, 5), (3, 3), (1, 6)] {
         let (mask, options) = options(queries, keys)?;
         let x = leaves([[2, 3, queries, 4], [2, 3, keys, 4], [2, 3, keys, 5]])?;
-        let expected = run(&x, Attention { mask: mask.as_ref(), ..options })?;
+        let expected = run(&x, AttentionOptions { mask: mask.as_ref(), ..options })?;
         let parts = laid(&x, &mesh, &[Shard(2)])?;
         let mask = mask.map(|mask| distribute_tensor(&mask, &mesh, [Shard(0)])).transpose()?;
-        let (got, calls) = record(|| run(&parts, Attention { mask: mask.as_ref(), ..options }));
+        let (got, calls) = record(|| run(&parts, AttentionOptions { mask: mask.as_ref(), ..options }));
         let (got, what) = (got?, format!("{queries} queries, {keys} keys, {options:?}"));
         let names: Vec<&str> = calls.iter().map(|call| call.collective.name()).collect();
         assert_eq!(names, ["all_gather", "all_gather", "reduce_scatter", "reduce_scatter"], "{what}");
@@ -76,17 +77,17 @@ fn along_the_sequence(
 #[test]
 fn every_query_sees_what_it_does_on_one_device() {
     for causal in [false, true] {
-        spmd(4, |world| along_the_sequence(&world, |_, _| Ok((None, Attention { causal, ..LAST }))));
+        spmd(4, |world| along_the_sequence(&world, |_, _| Ok((None, AttentionOptions { causal, ..LAST }))));
     }
     for causal in [false, true] {
-        spmd(2, |world| along_the_sequence(&world, |_, _| Ok((None, Attention { causal, ..LAST }))));
+        spmd(2, |world| along_the_sequence(&world, |_, _| Ok((None, AttentionOptions { causal, ..LAST }))));
     }
 }
 
 #[test]
 fn dropout_drops_the_same() {
     spmd(4, |world| {
-        along_the_sequence(&world, |_, _| Ok((None, Attention { causal: true, dropout: 0.4, ..LAST })))
+        along_the_sequence(&world, |_, _| Ok((None, AttentionOptions { causal: true, dropout: 0.4, ..LAST })))
     });
 }
 
@@ -106,8 +107,8 @@ fn nothing_attends_to_nothing() {
         let mesh = DeviceMesh::new(&world, [2], "cp")?;
         for (queries, keys) in [(0, 3), (3, 0), (0, 0)] {
             let x = leaves([[1, 2, queries, 4], [1, 2, keys, 4], [1, 2, keys, 4]])?;
-            let expected = run(&x, Attention { causal: true, ..LAST })?;
-            let got = run(&laid(&x, &mesh, &[Shard(2)])?, Attention { causal: true, ..LAST })?;
+            let expected = run(&x, AttentionOptions { causal: true, ..LAST })?;
+            let got = run(&laid(&x, &mesh, &[Shard(2)])?, AttentionOptions { causal: true, ..LAST })?;
             for (got, expected) in got.iter().zip(&expected) {
                 same(&got.full_tensor()?, expected, "empty");
             }
@@ -122,7 +123,7 @@ fn nothing_attends_to_nothing() {
 fn with_heads_batches_and_both_dims() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["tp", "cp"])?;
-        let options = Attention { causal: true, ..LAST };
+        let options = AttentionOptions { causal: true, ..LAST };
         let x = leaves([[3, 5, 7, 4]; 3])?;
         let expected = run(&x, options)?;
         for placements in [

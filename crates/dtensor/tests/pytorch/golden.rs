@@ -7,8 +7,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::common::table::{Golden, assert_rows, steps, table};
 use dtensor::{
-    Attention, BackwardOptions, ConvOptions, CrossEntropyOptions, DType, Error, Gelu, INFER, Interpolation,
-    Operand, Padding, QuantileOptions, Reduction, Result, Scalar, Shape, Tensor,
+    AttentionOptions, BackwardOptions, ConvOptions, CrossEntropyOptions, DType, Error, Gelu, INFER,
+    Interpolation, Operand, Padding, QuantileOptions, Reduction, Result, Scalar, Shape, Tensor,
 };
 use half::{bf16, f16};
 use serde::Deserialize;
@@ -315,8 +315,12 @@ fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
         "rms_norm" => x[0].rms_norm(a.size("dims"), x.get(1), a.float("eps")),
         "scaled_dot_product_attention" => {
             let scale = a.has("scale").then(|| a.float("scale"));
-            let options =
-                Attention { mask: x.get(3), causal: a.flag("causal"), scale, ..Attention::default() };
+            let options = AttentionOptions {
+                mask: x.get(3),
+                causal: a.flag("causal"),
+                scale,
+                ..AttentionOptions::default()
+            };
             x[0].scaled_dot_product_attention(&x[1], &x[2], options)
         }
         "cross_entropy" => class_loss(&|target, options| x[0].cross_entropy(target, options)),

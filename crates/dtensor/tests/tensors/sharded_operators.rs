@@ -4,9 +4,9 @@
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
 use dtensor::{
-    Attention, DType, Device, DeviceMesh, Error, FromLocalOptions, ImplicitCommunication, Layout, Partial,
-    Placement, Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor, explicit_communication,
-    implicit_replication, manual_seed, sharded,
+    AttentionOptions, DType, Device, DeviceMesh, Error, FromLocalOptions, ImplicitCommunication, Layout,
+    Partial, Placement, Replicate, Result, Shard, StridedShard, Tensor, distribute_tensor,
+    explicit_communication, implicit_replication, manual_seed, sharded,
 };
 
 const P: Placement = Placement::PARTIAL;
@@ -353,7 +353,7 @@ fn attention_stays_on_its_heads_and_batches() {
         };
         let [q, k, v] = [input(1)?, input(2)?, input(3)?];
         for dropout in [0.0, 0.4] {
-            let options = Attention { causal: true, dropout, ..Default::default() };
+            let options = AttentionOptions { causal: true, dropout, ..Default::default() };
             let run = |q: &Tensor, k: &Tensor, v: &Tensor| {
                 manual_seed(7);
                 let y = q.scaled_dot_product_attention(k, v, options)?;

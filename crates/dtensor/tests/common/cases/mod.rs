@@ -2,7 +2,9 @@
 
 mod windows;
 
-use dtensor::{Attention, CrossEntropyOptions, DType, Gelu, Reduction, Result, Shape, Tensor, manual_seed};
+use dtensor::{
+    AttentionOptions, CrossEntropyOptions, DType, Gelu, Reduction, Result, Shape, Tensor, manual_seed,
+};
 
 /// What a gradient of the gradient is expected to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -577,23 +579,23 @@ fn attention(all: &mut Vec<Case>) {
             spread(&shape(keys, size), 2),
             spread(&shape(keys, width), 3),
         ];
-        let plain = |options: Attention<'static>| {
+        let plain = |options: AttentionOptions<'static>| {
             case(NAME, base.clone(), move |x| {
                 manual_seed(11);
                 x[0].scaled_dot_product_attention(&x[1], &x[2], options)
             })
             .fused()
         };
-        all.push(plain(Attention::default()));
-        all.push(plain(Attention { scale: Some(0.3), ..Default::default() }));
-        all.push(plain(Attention { causal: true, ..Default::default() }));
-        all.push(plain(Attention { dropout: 0.4, ..Default::default() }));
-        all.push(plain(Attention { dropout: 0.4, causal: true, ..Default::default() }));
+        all.push(plain(AttentionOptions::default()));
+        all.push(plain(AttentionOptions { scale: Some(0.3), ..Default::default() }));
+        all.push(plain(AttentionOptions { causal: true, ..Default::default() }));
+        all.push(plain(AttentionOptions { dropout: 0.4, ..Default::default() }));
+        all.push(plain(AttentionOptions { dropout: 0.4, causal: true, ..Default::default() }));
         for shape in [vec![queries, keys], vec![1, keys], vec![keys], shape(queries, keys)] {
             for masks in [mask(&shape, 5), spread(&shape, 4)] {
                 let inputs = base.iter().cloned().chain([masks]).collect();
                 let masked = case(NAME, inputs, |x| {
-                    let options = Attention { mask: Some(&x[3]), ..Default::default() };
+                    let options = AttentionOptions { mask: Some(&x[3]), ..Default::default() };
                     x[0].scaled_dot_product_attention(&x[1], &x[2], options)
                 });
                 all.push(masked.fused().constant(&[3]));

@@ -1,6 +1,6 @@
 //! Matrix products, and attention.
 
-use dtensor::{Attention, manual_seed};
+use dtensor::{AttentionOptions, manual_seed};
 
 use super::{Operator, half, mask};
 
@@ -89,11 +89,11 @@ fn attention() -> Vec<Operator> {
         (&[0, 2], 2, 2, 2, 2),
     ];
     let mut all = Vec::new();
-    let plain: [(&str, Attention<'static>); 4] = [
-        ("", Attention::default()),
-        ("causal", Attention { causal: true, ..Default::default() }),
-        ("scale", Attention { scale: Some(0.25), ..Default::default() }),
-        ("dropout", Attention { dropout: 0.4, ..Default::default() }),
+    let plain: [(&str, AttentionOptions<'static>); 4] = [
+        ("", AttentionOptions::default()),
+        ("causal", AttentionOptions { causal: true, ..Default::default() }),
+        ("scale", AttentionOptions { scale: Some(0.25), ..Default::default() }),
+        ("dropout", AttentionOptions { dropout: 0.4, ..Default::default() }),
     ];
     let inputs = |&(batch, queries, keys, size, width): &(&[usize], usize, usize, usize, usize)| {
         let shape = |rows: usize, columns: usize| [batch, &[rows, columns]].concat();
@@ -111,7 +111,7 @@ fn attention() -> Vec<Operator> {
     }
     let masked = |form: &str| {
         let operator = Operator::one(NAME, form, |x| {
-            let options = Attention { mask: Some(&x[3]), ..Default::default() };
+            let options = AttentionOptions { mask: Some(&x[3]), ..Default::default() };
             x[0].scaled_dot_product_attention(&x[1], &x[2], options)
         });
         operator.constant(&[3])

@@ -1,6 +1,6 @@
 //! Products, convolutions, attention, normalisations and losses.
 
-use dtensor::{Attention, ConvOptions, CrossEntropyOptions, Reduction, Result, Tensor};
+use dtensor::{AttentionOptions, ConvOptions, CrossEntropyOptions, Reduction, Result, Tensor};
 
 use super::{AS_IS, AS_LOW, Call, FIRST, LOW, Row, SINGLE, SINGLE_MIXED, SINGLE_OF_TWO, labels, logical};
 
@@ -55,18 +55,26 @@ fn products() -> Vec<Row> {
         Row::new("scaled_dot_product_attention")
             .cast(LOW, |a, b| {
                 let b = b(&[1, 2, 3, 4]);
-                a(&[1, 2, 3, 4]).scaled_dot_product_attention(&b, &b, Attention::default())
+                a(&[1, 2, 3, 4]).scaled_dot_product_attention(&b, &b, AttentionOptions::default())
             })
             .cast_of("with a mask", LOW, |a, b| {
                 let (a, mask) = (a(&[1, 2, 3, 4]), b(&[3, 3]));
-                a.scaled_dot_product_attention(&a, &a, Attention { mask: Some(&mask), ..Default::default() })
+                a.scaled_dot_product_attention(
+                    &a,
+                    &a,
+                    AttentionOptions { mask: Some(&mask), ..Default::default() },
+                )
             })
             .cast_of("with a logical mask", AS_LOW, |a, _| {
                 let (a, mask) = (a(&[1, 2, 3, 4]), logical());
-                a.scaled_dot_product_attention(&a, &a, Attention { mask: Some(&mask), ..Default::default() })
+                a.scaled_dot_product_attention(
+                    &a,
+                    &a,
+                    AttentionOptions { mask: Some(&mask), ..Default::default() },
+                )
             })
             .call(|x, c| {
-                let options = Attention {
+                let options = AttentionOptions {
                     mask: (c.other > 0).then_some(&x[2]),
                     causal: c.dim > 0,
                     dropout: if c.n == 4 { 0.5 } else { 0.0 },

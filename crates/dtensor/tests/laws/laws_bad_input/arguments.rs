@@ -1,7 +1,7 @@
 //! Dims, indices and numbers out of their range.
 
 use dtensor::optim::Sgd;
-use dtensor::{Attention, CrossEntropyOptions, DType, Reduction, Result, Tensor};
+use dtensor::{AttentionOptions, CrossEntropyOptions, DType, Reduction, Result, Tensor};
 
 use super::{Unary, ints, zeros};
 use crate::common::cases::ids;
@@ -146,7 +146,7 @@ fn numbers_out_of_their_range_are_refused() -> Result<()> {
     for p in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
         refused(x.dropout(p), &["dropout", "between 0 and 1", &p.to_string()]);
         refused(Tensor::bernoulli(p, [2], DType::F32), &["bernoulli", "between 0 and 1", &p.to_string()]);
-        let options = Attention { dropout: p, ..Default::default() };
+        let options = AttentionOptions { dropout: p, ..Default::default() };
         refused(
             x.scaled_dot_product_attention(&x, &x, options),
             &["scaled_dot_product_attention", "between 0 and 1"],
@@ -163,7 +163,7 @@ fn numbers_out_of_their_range_are_refused() -> Result<()> {
     let options = CrossEntropyOptions { weight: Some(&weight), ..Default::default() };
     refused(x.cross_entropy(&target, options), &["cross_entropy", "weight", "detach"]);
     let float_mask = zeros([2, 2]).requires_grad_(true)?;
-    let options = Attention { mask: Some(&float_mask), ..Default::default() };
+    let options = AttentionOptions { mask: Some(&float_mask), ..Default::default() };
     refused(x.scaled_dot_product_attention(&x, &x, options), &["mask", "detach"]);
     for step in [0.0, f64::NAN, f64::INFINITY] {
         refused(Tensor::arange(0.0, 1.0, step, DType::F32), &["arange", "step"]);
@@ -243,7 +243,7 @@ fn nothing_gives_what_there_is_to_give() -> Result<()> {
     let loss = zeros([0, 3]).cross_entropy(&ints([0]), CrossEntropyOptions::default())?;
     assert!(loss.item::<f32>()?.is_nan());
     let (q, keys) = (zeros([2, 3]), zeros([0, 3]));
-    let out = q.scaled_dot_product_attention(&keys, &keys, Attention::default())?;
+    let out = q.scaled_dot_product_attention(&keys, &keys, AttentionOptions::default())?;
     assert_eq!(out.to_vec::<f32>()?, [0.; 6]);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Operators that a dtype does not have, and values read as what they are not.
 
-use dtensor::{Attention, CrossEntropyOptions, DType, Device, Gelu, Reduction, Result, Tensor};
+use dtensor::{AttentionOptions, CrossEntropyOptions, DType, Device, Gelu, Reduction, Result, Tensor};
 
 use super::{Binary, ELEMENTWISE, Unary, bytes, ints, meta, zeros};
 use crate::common::refused::refused;
@@ -34,7 +34,9 @@ fn dtypes_that_have_no_such_operator_are_named() -> Result<()> {
         ("layer_norm", |x| x.layer_norm(1, None, None, 1e-5)),
         ("rms_norm", |x| x.rms_norm(1, None, 1e-5)),
         ("dropout", |x| x.dropout(0.5)),
-        ("scaled_dot_product_attention", |x| x.scaled_dot_product_attention(x, x, Attention::default())),
+        ("scaled_dot_product_attention", |x| {
+            x.scaled_dot_product_attention(x, x, AttentionOptions::default())
+        }),
         ("cross_entropy", |x| x.cross_entropy(&ints([2]), CrossEntropyOptions::default())),
         ("nll_loss", |x| x.nll_loss(&ints([2]), CrossEntropyOptions::default())),
         ("requires_grad_", |x| x.requires_grad_(true)),
@@ -67,7 +69,7 @@ fn dtypes_that_have_no_such_operator_are_named() -> Result<()> {
     refused(f.layer_norm(1, Some(&d.select(0, 0)?), None, 1e-5), &["layer_norm", "f32", "f64"]);
     refused(f.linear(&f, Some(&d.select(0, 0)?)), &["linear", "f32", "f64"]);
     refused(
-        f.scaled_dot_product_attention(&d, &f, Attention::default()),
+        f.scaled_dot_product_attention(&d, &f, AttentionOptions::default()),
         &["scaled_dot_product_attention", "f32", "f64"],
     );
     refused(f.scatter_add(0, &i, &d), &["scatter_add", "f32", "f64"]);
@@ -86,7 +88,7 @@ fn dtypes_that_have_no_such_operator_are_named() -> Result<()> {
     refused(f.where_(&f, &f), &["where", "condition", "u8", "f32"]);
     refused(f.masked_fill(&f, 0.0), &["masked_fill", "mask", "u8", "f32"]);
     refused(f.masked_fill(&i, 0.0), &["masked_fill", "mask", "u8", "i64"]);
-    let options = Attention { mask: Some(&i), ..Default::default() };
+    let options = AttentionOptions { mask: Some(&i), ..Default::default() };
     refused(f.scaled_dot_product_attention(&f, &f, options), &["mask", "u8", "f32", "i64"]);
     let weight = zeros([2]).to_dtype(DType::F64)?;
     let options = CrossEntropyOptions { weight: Some(&weight), ..Default::default() };

@@ -1,6 +1,6 @@
 //! Shapes that do not fit, do not come out, or are too large.
 
-use dtensor::{Attention, CrossEntropyOptions, DType, INFER, Reduction, Result, Shape, Tensor};
+use dtensor::{AttentionOptions, CrossEntropyOptions, DType, INFER, Reduction, Result, Shape, Tensor};
 
 use super::{ELEMENTWISE, bytes, ints, meta, zeros};
 use crate::common::cases::mask;
@@ -82,10 +82,10 @@ fn shapes_that_do_not_fit_are_named() -> Result<()> {
     refused(logits.nll_loss(&ints([2]), weighted), &["nll_loss", "weight", "3 classes", "[4]"]);
 
     const SDPA: &str = "scaled_dot_product_attention";
-    let attend = |q: &[usize], k: &[usize], v: &[usize], options: Attention<'_>| {
+    let attend = |q: &[usize], k: &[usize], v: &[usize], options: AttentionOptions<'_>| {
         zeros(q).scaled_dot_product_attention(&zeros(k), &zeros(v), options)
     };
-    let default = Attention::default();
+    let default = AttentionOptions::default();
     refused(attend(&[3], &[3], &[3], default), &[SDPA, "at least 2", "[3]"]);
     refused(attend(&[2, 3], &[1, 2, 3], &[2, 3], default), &[SDPA, "[2, 3]", "[1, 2, 3]"]);
     refused(attend(&[2, 3], &[2, 3], &[1, 2, 3], default), &[SDPA, "[2, 3]", "[1, 2, 3]"]);
@@ -93,7 +93,7 @@ fn shapes_that_do_not_fit_are_named() -> Result<()> {
     refused(attend(&[2, 2, 3], &[1, 2, 3], &[1, 2, 3], default), &[SDPA, "[2, 2, 3]", "[1, 2, 3]"]);
     refused(attend(&[2, 3], &[2, 3], &[4, 3], default), &[SDPA, "[2, 3]", "[4, 3]"]);
     let wrong = bytes([3, 3]);
-    let masked = Attention { mask: Some(&wrong), ..default };
+    let masked = AttentionOptions { mask: Some(&wrong), ..default };
     refused(attend(&[2, 3], &[2, 3], &[2, 3], masked), &[SDPA, "mask", "[3, 3]", "[2, 2]"]);
     Ok(())
 }

@@ -4,8 +4,9 @@
 use dtensor::comm::{World, record};
 use dtensor::testing::{spmd, spmd_outcomes};
 use dtensor::{
-    Attention, DType, Device, DeviceMesh, Generator, Placement, Replicate, Result, Shard, Tensor, checkpoint,
-    implicit_replication, manual_seed, on_device, rng_state, sharded, synchronize_rng, with_generator,
+    AttentionOptions, DType, Device, DeviceMesh, Generator, Placement, Replicate, Result, Shard, Tensor,
+    checkpoint, implicit_replication, manual_seed, on_device, rng_state, sharded, synchronize_rng,
+    with_generator,
 };
 
 use super::bits::bits;
@@ -158,7 +159,7 @@ fn inputs_that_are_replicated_for_it_count() {
             let keys = sharded::ones([3, 4], F, &mesh, [Replicate])?;
             let query = Tensor::ones([5, 4], F)?;
             manual_seed(5 + world.rank() as u64);
-            let options = Attention { dropout: 0.5, ..Default::default() };
+            let options = AttentionOptions { dropout: 0.5, ..Default::default() };
             implicit_replication(|| query.scaled_dot_product_attention(&keys, &keys, options))?;
             let met = sharded::ones([5], F, &mesh, [Shard(0)])?.full_tensor();
             Ok(met.expect_err("different weights were dropped").to_string())

@@ -3,8 +3,8 @@
 use dtensor::comm::World;
 use dtensor::testing::spmd;
 use dtensor::{
-    Attention, DType, Device, DeviceMesh, Generator, Placement, Replicate, Result, Shard, Tensor, autocast,
-    on_device, rng_state, sharded, use_mesh,
+    AttentionOptions, DType, Device, DeviceMesh, Generator, Placement, Replicate, Result, Shard, Tensor,
+    autocast, on_device, rng_state, sharded, use_mesh,
 };
 
 use super::bits::{Field, bits};
@@ -195,7 +195,7 @@ fn arguments_are_checked_before_anything_is_drawn() {
         "floating-point",
         [whole.bernoulli_each_with(&mut generator), laid.bernoulli_each_with(&mut generator)],
     );
-    let options = Attention { dropout: 0.5, ..Default::default() };
+    let options = AttentionOptions { dropout: 0.5, ..Default::default() };
     let attend = |q: &Tensor, k: &Tensor| q.scaled_dot_product_attention(k, k, options);
     let (q, k) = (Tensor::ones([2, 3], f).unwrap(), Tensor::ones([2, 4], f).unwrap());
     let name = "scaled_dot_product_attention";

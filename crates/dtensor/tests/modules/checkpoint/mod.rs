@@ -139,7 +139,7 @@ impl SelfAttention {
         let split = |y: Tensor| y.reshape([batch, length, self.heads, size / self.heads])?.transpose(1, 2);
         let (q, k, v) =
             (split(self.query.forward(x)?)?, split(self.key.forward(x)?)?, split(self.value.forward(x)?)?);
-        let options = Attention { causal: true, dropout: 0.2, ..Default::default() };
+        let options = AttentionOptions { causal: true, dropout: 0.2, ..Default::default() };
         let y = q.scaled_dot_product_attention(&k, &v, options)?;
         let y = self.out.forward(&y.transpose(1, 2)?.reshape([batch, length, size])?)?;
         x.add(&y.dropout(0.3)?)?.layer_norm(1, None, None, 1e-5)
