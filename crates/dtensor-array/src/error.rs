@@ -195,7 +195,7 @@ impl Error {
     /// ```
     /// use dtensor_array::Error;
     /// let error = Error::argument("linear", "expected 3 features, but got 4");
-    /// assert_eq!(error.about("linear", "weight").to_string(), "linear: weight: expected 3 features, but got 4");
+    /// assert_eq!(error.with_context("linear", "weight").to_string(), "linear: weight: expected 3 features, but got 4");
     /// ```
     pub fn with_context(self, op: &'static str, what: impl Display) -> Self {
         if matches!(self, Error::Other(_)) {

@@ -245,8 +245,8 @@ impl std::fmt::Debug for Snapshot {
 /// }
 /// let sum = Rc::new(std::cell::Cell::new(0));
 /// let total = sum.clone();
-/// NUMBERS.listen(Rc::new(move |n| total.set(total.get() + n)), || NUMBERS.tell(&2));
-/// NUMBERS.tell(&3);
+/// NUMBERS.listen(Rc::new(move |n| total.set(total.get() + n)), || NUMBERS.notify(&2));
+/// NUMBERS.notify(&3);
 /// assert_eq!(sum.get(), 2);
 /// ```
 #[macro_export]

@@ -14,11 +14,11 @@ use serde::{Deserialize, Serialize};
 /// use dtensor_comm::{DrawRecord, World, record};
 /// # fn main() -> dtensor_comm::Result<()> {
 /// let world = World::simulated(2, 0)?;
-/// world.group().note_draws(|drawn| drawn.and(7, 0));
+/// world.group().update_draws(|drawn| drawn.and(7, 0));
 /// let (_, calls) = record(|| world.group().barrier());
 /// let drawn: DrawRecord = calls[0].drawn;
 /// assert_eq!(drawn.to_string(), "once (last: draw 0 of seed 7)");
-/// assert_ne!(drawn, Drawn::default());
+/// assert_ne!(drawn, DrawRecord::default());
 /// # Ok(())
 /// # }
 /// ```
