@@ -198,12 +198,12 @@ impl Tensor {
         }
         let placements = placements.into();
         // Exchange before any check, so that an error on one rank is an error on all.
-        let told = if options.run_check || options.uneven {
-            tell(&mesh, &ShardInfo::of(local, &placements, options.shape.as_ref()))?
+        let shards = if options.run_check || options.uneven {
+            exchange(&mesh, &ShardInfo::of(local, &placements, options.shape.as_ref()))?
         } else {
             Vec::new()
         };
-        Tensor::from_shards(local, mesh, placements, options, &told)
+        Tensor::from_shards(local, mesh, placements, options, &shards)
     }
 
     /// The rest of [`from_local_with`](Tensor::from_local_with), after ranks have exchanged descriptions of their local tensors.
@@ -213,7 +213,7 @@ impl Tensor {
         mesh: DeviceMesh,
         placements: Placements,
         options: FromLocalOptions,
-        told: &[ShardInfo],
+        shards: &[ShardInfo],
     ) -> Result<Tensor> {
         let at = Site::caller();
         let ndim = options.shape.as_ref().map_or(local.ndim(), |shape| shape.ndim());
@@ -230,11 +230,11 @@ impl Tensor {
                 );
                 return Err(Error::argument(OP, message));
             }
-            None => global_shape_of_uneven(told, &mesh, &placements),
+            None => global_shape_of_uneven(shards, &mesh, &placements),
         };
         let layout = Layout::checked(OP, &mesh, placements[..].into(), shape)?;
         if options.run_check || options.uneven {
-            check_consistent(told, &layout)?;
+            check_consistent(shards, &layout)?;
         }
         let grad = match options.grad_placements {
             Some(placements) => Some(layout.for_gradient(OP, placements)?),
@@ -262,7 +262,7 @@ impl Tensor {
 
 /// Gathers a value from all ranks of the mesh, in its order. Returns an empty list on a rank outside the mesh.
 #[track_caller]
-pub(crate) fn tell<T: Serialize + DeserializeOwned>(mesh: &DeviceMesh, mine: &T) -> Result<Vec<T>> {
+pub(crate) fn exchange<T: Serialize + DeserializeOwned>(mesh: &DeviceMesh, mine: &T) -> Result<Vec<T>> {
     if mesh.coordinate().is_none() {
         return Ok(Vec::new());
     }
@@ -282,18 +282,18 @@ fn global_shape_of_even(local: &Tensor, mesh: &DeviceMesh, placements: &Placemen
 }
 
 /// Returns the global shape, given the shards of all ranks.
-fn global_shape_of_uneven(told: &[ShardInfo], mesh: &DeviceMesh, placements: &PlacementList) -> Shape {
-    let ndim = told.first().map_or(0, |told| told.meta.shape.ndim());
+fn global_shape_of_uneven(shards: &[ShardInfo], mesh: &DeviceMesh, placements: &PlacementList) -> Shape {
+    let ndim = shards.first().map_or(0, |shard| shard.meta.shape.ndim());
     (0..ndim)
         .map(|dim| {
             // Sums the sizes along the mesh dims that shard this dim, at coordinate 0 of all other mesh dims.
-            let shards =
+            let is_sharded_along =
                 |mesh_dim: usize| placements[mesh_dim].sharded_dim().is_some_and(|(cut, _)| cut == dim);
             let mut sum = 0usize;
-            for (i, told) in told.iter().enumerate() {
+            for (i, shard) in shards.iter().enumerate() {
                 let at = unravel(i, mesh.shape());
-                if (0..mesh.ndim()).all(|mesh_dim| shards(mesh_dim) || at[mesh_dim] == 0) {
-                    sum = sum.saturating_add(told.meta.shape.get(dim).copied().unwrap_or(0));
+                if (0..mesh.ndim()).all(|mesh_dim| is_sharded_along(mesh_dim) || at[mesh_dim] == 0) {
+                    sum = sum.saturating_add(shard.meta.shape.get(dim).copied().unwrap_or(0));
                 }
             }
             sum
@@ -302,30 +302,30 @@ fn global_shape_of_uneven(told: &[ShardInfo], mesh: &DeviceMesh, placements: &Pl
 }
 
 /// Returns an error if the local tensors of the ranks disagree with each other or with the layout.
-fn check_consistent(told: &[ShardInfo], layout: &Layout) -> Result<()> {
-    let Some(first) = told.first() else { return Ok(()) };
-    for (i, other) in told.iter().enumerate() {
+fn check_consistent(shards: &[ShardInfo], layout: &Layout) -> Result<()> {
+    let Some(first) = shards.first() else { return Ok(()) };
+    for (i, other) in shards.iter().enumerate() {
         let rank = layout.mesh().ranks()[i];
         let (expected, _) = layout.shard_at(&unravel(i, layout.mesh().shape()));
         let shape = first.meta.shape.clone();
         let same_shape = ShardInfo { meta: Meta { shape, ..other.meta.clone() }, ..other.clone() };
         if same_shape != *first {
-            let shown = |told: &ShardInfo| {
-                let grad = if told.requires_grad { ", requires grad" } else { "" };
+            let describe = |shard: &ShardInfo| {
+                let grad = if shard.requires_grad { ", requires grad" } else { "" };
                 let global =
-                    told.global.as_ref().map_or_else(String::new, |shape| format!(", global shape {shape}"));
-                format!("{} on {}{grad}{global}, {}", told.meta.dtype, told.meta.device, told.placements)
+                    shard.global.as_ref().map_or_else(String::new, |shape| format!(", global shape {shape}"));
+                format!("{} on {}{grad}{global}, {}", shard.meta.dtype, shard.meta.device, shard.placements)
             };
             let message = format!(
                 "inconsistent tensor metadata: rank {} has {}, rank {rank} has {}",
                 layout.mesh().ranks()[0],
-                shown(first),
-                shown(other)
+                describe(first),
+                describe(other)
             );
             return Err(Error::argument(OP, message));
         }
         if expected != other.meta.shape {
-            let shapes: Vec<String> = told.iter().map(|told| told.meta.shape.to_string()).collect();
+            let shapes: Vec<String> = shards.iter().map(|shard| shard.meta.shape.to_string()).collect();
             let message = format!(
                 "inconsistent tensor metadata: a tensor {layout} has a shard of shape {expected} on rank {rank}, but the one \
                  given there has shape {}; the shapes on ranks {:?} are {}",

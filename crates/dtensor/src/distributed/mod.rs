@@ -9,5 +9,5 @@ mod to_local;
 
 pub use distribute::{distribute_tensor, distribute_tensor_from};
 pub use from_local::FromLocalOptions;
-pub(crate) use from_local::{ShardInfo, tell};
+pub(crate) use from_local::{ShardInfo, exchange};
 pub use redistribute::RedistributeOptions;

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{Leaf, Leaves, OP, PerTensor, Settings, format_leaves};
-use crate::distributed::{ShardInfo, tell};
+use crate::distributed::{ShardInfo, exchange};
 use crate::{DeviceMesh, Error, FromLocalOptions, Layout, Result, Tensor};
 
 /// Checks that the settings fit the outputs. It needs only their types, so that errors are found before the function
@@ -84,9 +84,9 @@ pub(super) fn wrap(settings: &Settings, mesh: &DeviceMesh, leaves: &mut Leaves) 
     let mut wrapped = Vec::with_capacity(leaves.tensors.len());
     for (i, (_, tensor)) in leaves.iter().enumerate() {
         let Some(part) = tensor else { continue };
-        let told: Vec<ShardInfo> = reports.iter().filter_map(|report| report[i].shard.clone()).collect();
+        let shards: Vec<ShardInfo> = reports.iter().filter_map(|report| report[i].shard.clone()).collect();
         wrapped.push(
-            wrap_one(settings, mesh, i, part, &told)
+            wrap_one(settings, mesh, i, part, &shards)
                 .map_err(|error| error.with_context(OP, format!("output {i}")))?,
         );
     }
@@ -132,7 +132,7 @@ fn exchange_reports(
             OutputReport { present: tensor.is_some(), shard }
         })
         .collect();
-    let all = tell(mesh, &mine)?;
+    let all = exchange(mesh, &mine)?;
     for (rank, reports) in mesh.ranks().iter().zip(&all) {
         let present =
             |reports: &[OutputReport]| reports.iter().map(|report| report.present).collect::<Vec<_>>();
@@ -163,7 +163,7 @@ fn wrap_one(
     mesh: &DeviceMesh,
     i: usize,
     part: &Tensor,
-    told: &[ShardInfo],
+    shards: &[ShardInfo],
 ) -> Result<Tensor> {
     // `check` has found placements for every tensor that needs them.
     let Some(placements) = settings.out_placements.get(i) else { return Ok(part.clone()) };
@@ -173,5 +173,5 @@ fn wrap_one(
         grad_placements: settings.out_grad_placements.get(i).cloned(),
         ..FromLocalOptions::default()
     };
-    Tensor::from_shards(part, mesh.clone(), placements.clone(), options, told)
+    Tensor::from_shards(part, mesh.clone(), placements.clone(), options, shards)
 }
