@@ -67,3 +67,11 @@ macro_rules! scalar_from {
     )*};
 }
 scalar_from!(f64 => Float, f32 => Float, i64 => Int, i32 => Int, u8 => Int);
+
+impl From<usize> for Scalar {
+    /// Converts a size or an index. No size exceeds `i64::MAX`; a larger number becomes that.
+    #[inline]
+    fn from(x: usize) -> Self {
+        Scalar::Int(i64::try_from(x).unwrap_or(i64::MAX))
+    }
+}

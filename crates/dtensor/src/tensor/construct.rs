@@ -145,6 +145,8 @@ impl Tensor {
     /// # fn main() -> dtensor::Result<()> {
     /// assert_eq!(Tensor::arange(1, 7, 2, DType::I64)?.to_vec::<i64>()?, [1, 3, 5]);
     /// assert!(Tensor::arange(1, 7, -1, DType::I64).is_err());
+    /// let length: usize = 3;
+    /// assert_eq!(Tensor::arange(0, length, 1, DType::F32)?.to_vec::<f32>()?, [0., 1., 2.]);
     /// # Ok(())
     /// # }
     /// ```

@@ -34,4 +34,4 @@ macro_rules! numbers {
         }
     )*};
 }
-numbers!(f64, f32, i64, i32, u8);
+numbers!(f64, f32, i64, i32, u8, usize);
