@@ -1,8 +1,8 @@
 //! Bad input, continued (see `laws_bad_input`): meshes that cannot be, tensors that do not lie so, and plain tensors in
 //! place of distributed ones.
 //!
-//! A refusal names the function and what is wrong with which argument. It changes nothing: the tensors are what they were,
-//! and the ranks can go on with each other.
+//! A refusal names the function and what is wrong with which argument. It changes nothing: the tensors are what they
+//! were, and the ranks can go on with each other.
 
 mod meshes;
 mod operands;

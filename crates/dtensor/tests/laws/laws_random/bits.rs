@@ -49,8 +49,8 @@ impl Field {
         lists
     }
 
-    /// That a tensor lies so, and has these bits: of the whole and, where nothing is partial, of the part that this rank is to
-    /// have by counting.
+    /// That a tensor lies so, and has these bits: of the whole and, where nothing is partial, of the part that this
+    /// rank is to have by counting.
     #[track_caller]
     pub(crate) fn expect(&self, got: &Tensor, list: &[Placement], whole: &Tensor, what: &str) -> Result<()> {
         let what = || format!("{what} {} {} as {list:?} on {:?}", whole.dtype(), whole.shape(), self.sizes);

@@ -1,5 +1,5 @@
-//! Ranks whose generators have diverged draw parts that do not fit together. They learn of it when they next meet, wherever that is;
-//! and nobody is told so who has done nothing wrong.
+//! Ranks whose generators have diverged draw parts that do not fit together. They learn of it when they next meet,
+//! wherever that is; and nobody is told so who has done nothing wrong.
 
 use dtensor::comm::{World, record};
 use dtensor::testing::{spmd, spmd_outcomes};

@@ -107,8 +107,8 @@ fn truncated_normal_numbers() -> Result<()> {
     Ok(())
 }
 
-/// The distribution function of what is between two bounds, of which the first is nearer to the mean, by sums from there on: the
-/// density may be too small for a number, but not in relation to that at the bound.
+/// The distribution function of what is between two bounds, of which the first is nearer to the mean, by sums from
+/// there on: the density may be too small for a number, but not in relation to that at the bound.
 fn summed_cdf(mean: f64, std: f64, near: f64, far: f64) -> impl Fn(f64) -> f64 {
     const STEPS: usize = 200_000;
     let h = (far - near) / STEPS as f64;
@@ -226,7 +226,8 @@ fn coins() -> Result<()> {
     Ok(())
 }
 
-/// The first answer that Random123 publishes for Philox 4×32-10, of key and counter 0: the others' counters are out of a tensor's reach.
+/// The first answer that Random123 publishes for Philox 4×32-10, of key and counter 0: the others' counters are out of
+/// a tensor's reach.
 #[test]
 fn the_first_block_is_known() -> Result<()> {
     let words: [u32; 4] = [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8];

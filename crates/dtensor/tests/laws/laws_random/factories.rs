@@ -213,7 +213,8 @@ fn arguments_are_checked_before_anything_is_drawn() {
     assert!(p.to_dtype(DType::I64).unwrap().bernoulli_each().is_err());
 }
 
-/// What is like a tensor without a value has none, as with zeros; but a draw is used up, as by a model that is made with values.
+/// What is like a tensor without a value has none, as with zeros; but a draw is used up, as by a model that is made
+/// with values.
 #[test]
 fn what_is_like_a_tensor_is_on_its_device() -> Result<()> {
     let mesh = DeviceMesh::new(&World::simulated(2, 1)?, [2], "tp")?;

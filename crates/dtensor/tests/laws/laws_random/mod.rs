@@ -1,4 +1,5 @@
-//! Law: random numbers are those of a single device, bit for bit, whatever the mesh and the placements; and they are random.
+//! Law: random numbers are those of a single device, bit for bit, whatever the mesh and the placements; and they are
+//! random.
 //!
 //! The generator's own known answers are in `host::random::philox::tests::known_answers` of `dtensor-array`.
 

@@ -163,7 +163,8 @@ fn operators_that_draw_have_the_bits_of_one_device() {
     spmd(4, |world| all_operators(&world));
 }
 
-/// What one probability means to a draw, a tensor full of it means too; and half precision is single precision, rounded.
+/// What one probability means to a draw, a tensor full of it means too; and half precision is single precision,
+/// rounded.
 #[test]
 fn forms_agree() -> Result<()> {
     for dtype in FLOATS {

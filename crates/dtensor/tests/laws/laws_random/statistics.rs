@@ -1,13 +1,13 @@
 //! Tests of randomness, with the limits that they have.
 //!
-//! Seeds are fixed, so a test passes always or never. All limits are those of five standard deviations: what is random passes a
-//! test with a probability of all but one in a million.
+//! Seeds are fixed, so a test passes always or never. All limits are those of five standard deviations: what is random
+//! passes a test with a probability of all but one in a million.
 
 /// How many standard deviations off is too far.
 pub(crate) const SIGMAS: f64 = 5.0;
 
-/// That numbers, which should be uniform on [0, 1], fill `bins` equal parts evenly (Pearson's test): neither too unevenly nor too
-/// evenly.
+/// That numbers, which should be uniform on [0, 1], fill `bins` equal parts evenly (Pearson's test): neither too
+/// unevenly nor too evenly.
 #[track_caller]
 pub(crate) fn expect_even(numbers: &[f64], bins: usize, what: &str) {
     let mut counts = vec![0usize; bins];
@@ -35,7 +35,8 @@ pub(crate) fn expect_counts(counts: &[usize], probabilities: &[f64], what: &str)
     assert!(z.abs() < SIGMAS, "{what}: chi-square {statistic} of {freedom} is {z} standard deviations off");
 }
 
-/// That numbers, which should be uniform on [0, 1], are nowhere further from it than chance takes them (Kolmogorov's test).
+/// That numbers, which should be uniform on [0, 1], are nowhere further from it than chance takes them (Kolmogorov's
+/// test).
 #[track_caller]
 pub(crate) fn expect_uniform(numbers: &[f64], what: &str) {
     let mut sorted = numbers.to_vec();
@@ -59,7 +60,8 @@ pub(crate) fn expect_moments(numbers: &[f64], mean: f64, variance: f64, fourth: 
     assert!(off < SIGMAS, "{what}: variance {got}, {off} standard deviations from {variance}");
 }
 
-/// That two lists of numbers, each uniform on [0, 1), know nothing of each other: by correlation, and by what falls where in the square.
+/// That two lists of numbers, each uniform on [0, 1), know nothing of each other: by correlation, and by what falls
+/// where in the square.
 #[track_caller]
 pub(crate) fn expect_independent(a: &[f64], b: &[f64], what: &str) {
     const SIDE: usize = 16;
