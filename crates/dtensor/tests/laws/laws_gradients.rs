@@ -1,7 +1,8 @@
-//! Gradients through any operator on tensors laid out in any way are those on one device, and a leaf's has the leaf's layout.
+//! Gradients of every operator match one device for inputs in any layout, and the gradient of a leaf has the leaf's
+//! layout.
 //!
-//! A case is an operator of the table, one list of inputs, a mesh, and a way for each input to lie on it. `DTENSOR_LONG=1`
-//! tries many more ways.
+//! A case is an operator of the table, one list of inputs, a mesh, and a layout for each input. `DTENSOR_LONG=1` tries
+//! many more layouts.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ use crate::common::operators::{Operator, half, operators};
 use crate::common::ranks::Random;
 use crate::common::table::steps;
 
-/// A number that depends on every element of all results in its own way. Nothing if no result is a float.
+/// Returns a scalar that depends differently on each element of all results, or `None` if no result is a float.
 fn loss(results: &[Tensor], field: Option<&Field>) -> Result<Option<Tensor>> {
     let mut total: Option<Tensor> = None;
     for (i, y) in results.iter().enumerate().filter(|(_, y)| y.dtype().is_float()) {
@@ -32,21 +33,21 @@ fn loss(results: &[Tensor], field: Option<&Field>) -> Result<Option<Tensor>> {
     Ok(total)
 }
 
-/// Leaves of those inputs that gradients flow into, and the others as they are.
+/// Makes a leaf of each input; only the differentiable ones require a gradient.
 fn leaves(operator: &Operator, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let wanted = operator.differentiable(inputs);
     let leaf = |(i, x): (usize, &Tensor)| x.detach().requires_grad_(wanted.contains(&i));
     inputs.iter().enumerate().map(leaf).collect()
 }
 
-/// The gradients of all inputs. Nothing if the results depend on none of them.
+/// Returns the gradients of all inputs, or `None` if the results depend on none of them.
 fn gradients(leaves: &[Tensor], loss: Option<Tensor>) -> Result<Option<Vec<Option<Tensor>>>> {
     let Some(loss) = loss.filter(Tensor::requires_grad) else { return Ok(None) };
     loss.backward()?;
     Ok(Some(leaves.iter().map(Tensor::grad).collect()))
 }
 
-/// One case: what is wrong with it.
+/// Checks one case and returns what is wrong with it, if anything.
 fn check(
     field: &Field,
     operator: &Operator,
@@ -83,7 +84,7 @@ fn check(
     Ok(None)
 }
 
-/// All cases on one mesh, or one of every `one_of` examples; with the operators that have a gradient.
+/// Checks one of every `one_of` examples on one mesh. Also returns the names of the operators that have a gradient.
 fn check_all(
     table: &[Operator],
     world: &World,
@@ -102,7 +103,7 @@ fn check_all(
                 continue;
             }
             let whole = leaves(operator, inputs)?;
-            // What fails on one device has no gradient anywhere.
+            // An operator that fails on one device has no gradient to compare.
             let Ok(results) = operator.run(&whole) else { continue };
             let Some(expected) = gradients(&whole, loss(&results, None)?)? else { continue };
             names.insert(operator.name);
@@ -120,7 +121,7 @@ fn check_all(
 }
 
 #[test]
-fn every_operator_on_sampled_placements() {
+fn gradients_match_one_device_on_sampled_placements() {
     let (table, steps) = (operators(), steps());
     let began = std::time::Instant::now();
     let sample = if long() { Sample { common: 500, rare: 50 } } else { Sample { common: 4, rare: 1 } };
@@ -140,7 +141,7 @@ fn every_operator_on_sampled_placements() {
 }
 
 #[test]
-fn some_operators_on_every_kind_of_world() {
+fn some_gradients_match_one_device_on_every_kind_of_world() {
     let table = operators();
     let body = |world: World, sizes: &[usize]| -> Result<()> {
         let (tally, _) = check_all(&table, &world, Grid::new(sizes), Sample { common: 1, rare: 1 }, 16)?;
@@ -158,9 +159,9 @@ fn some_operators_on_every_kind_of_world() {
     });
 }
 
-/// Where a rank stands in a mesh is not its number, and some have no place in it.
+/// Mesh coordinates differ from rank numbers here, and some ranks are outside the mesh.
 #[test]
-fn on_some_ranks_in_any_order() {
+fn gradients_match_one_device_on_some_ranks_in_any_order() {
     let table = operators();
     let sample = Sample { common: 1, rare: 1 };
     for (world, grid) in [(3, Grid::of(&[2], &[2, 0])), (5, Grid::of(&[2, 2], &[3, 0, 4, 1]))] {
@@ -172,7 +173,7 @@ fn on_some_ranks_in_any_order() {
     }
 }
 
-/// Leaves in every layout, on a mesh of 4 or of 2 × 2.
+/// Runs `test` on a mesh of 4 and on one of 2 × 2, with several placements on each.
 fn on_every_layout(world: &World, test: impl Fn(&Field, &[Placement]) -> Result<()>) -> Result<()> {
     let line = Field::new(world, Grid::new(&[4]))?;
     for placement in [Replicate, Shard(0), Shard(1), P, AVG, MAX] {
@@ -185,9 +186,9 @@ fn on_every_layout(world: &World, test: impl Fn(&Field, &[Placement]) -> Result<
     Ok(())
 }
 
-/// A sum of what is sharded is partial. It is a loss like any other.
+/// The sum of a sharded tensor is partial. Backward works from such a loss as from any other.
 #[test]
-fn a_partial_loss() {
+fn a_partial_loss_has_the_gradients_of_one_device() {
     type Loss = fn(&Tensor) -> Result<Tensor>;
     type Derivative = fn(f64) -> f64;
     let losses: [(&str, Loss, Derivative); 4] = [
@@ -213,9 +214,9 @@ fn a_partial_loss() {
     });
 }
 
-/// Gradients of several passes, and of several uses in one, add up where the leaf lies.
+/// Gradients of several passes, and of several uses in one pass, add up in the layout of the leaf.
 #[test]
-fn gradients_add_up() {
+fn gradients_accumulate_in_the_layout_of_the_leaf() {
     spmd(4, |world| {
         on_every_layout(&world, |field, placements| {
             let (whole, other) = (half(&[6, 3], 1), half(&[3, 6], 2));
@@ -240,9 +241,9 @@ fn gradients_add_up() {
     });
 }
 
-/// A gradient that is wrong, or missing, is found, though the results are right.
+/// The results of these operators are right; only their gradients are wrong or missing.
 #[test]
-fn the_check_finds_what_is_wrong() {
+fn the_check_finds_wrong_and_missing_gradients() {
     type Spoiled = fn(&Tensor) -> Result<Tensor>;
     let spoiled: [(&str, Spoiled, &str); 2] = [
         ("twice as much", |x| x.mul(2.0)?.sub(&x.detach()), "the gradient of input 0: element [0, 0] is"),

@@ -1,4 +1,5 @@
-//! Gradients through changes of layout: where they arrive, what they are worth, and which collectives bring them there.
+//! Gradients through changes of layout (`redistribute`, `from_local`, `to_local`, `full_tensor`): their placements,
+//! their values, and the collectives they need.
 
 use dtensor::comm::{Collective, World, WorldKind, record};
 use dtensor::testing::spmd;
@@ -13,7 +14,7 @@ use crate::common::ranks::Random;
 const S0: Placement = Shard(0);
 const S1: Placement = Shard(1);
 
-/// A mesh, and this rank's place in it.
+/// A mesh, and this rank's coordinate in it.
 struct Field {
     world: World,
     grid: Grid,
@@ -22,14 +23,14 @@ struct Field {
 }
 
 impl Field {
-    /// Of all ranks of the world.
+    /// The mesh must contain all ranks of the world.
     fn new(world: &World, grid: Grid) -> Result<Field> {
         let mesh = grid.mesh(world)?;
         let at = grid.coordinate(world.rank()).expect("all ranks are in the mesh");
         Ok(Field { world: world.clone(), grid, mesh, at })
     }
 
-    /// This rank's part of a tensor, and a local leaf with it.
+    /// Returns this rank's local tensor as a leaf that requires a gradient.
     fn part(&self, whole: &Whole, placements: &[Placement], dtype: DType) -> Result<Tensor> {
         whole.held(&self.grid, &self.at, placements, 3).tensor(dtype)?.requires_grad_(true)
     }
@@ -39,17 +40,17 @@ impl Field {
         Tensor::from_local_with(part, &self.mesh, placements, options)
     }
 
-    /// A tensor that is no leaf.
+    /// Returns a tensor that is not a leaf.
     fn input(&self, whole: &Whole, placements: &[Placement], dtype: DType) -> Result<Tensor> {
         self.join(&self.part(whole, placements, dtype)?, whole, placements)
     }
 
-    /// A tensor that needs no gradient.
+    /// Returns a tensor that requires no gradient.
     fn given(&self, whole: &Whole, placements: &[Placement], dtype: DType) -> Result<Tensor> {
         Ok(self.input(whole, placements, dtype)?.detach())
     }
 
-    /// What all ranks have of a tensor, put together by the oracle.
+    /// Gathers the local tensors of all ranks; the oracle builds the full tensor from them.
     fn whole(&self, x: &Tensor) -> Result<Whole> {
         let parts = self.world.group().all_gather_object(&x.to_local()?.to_f64_vec()?)?;
         let parts: Vec<Vec<f64>> = self.grid.ranks.iter().map(|&rank| parts[rank].clone()).collect();
@@ -57,7 +58,7 @@ impl Field {
     }
 }
 
-/// The gradient of `y` at `x` when `dy` arrives, and the collectives that took.
+/// Returns the gradient of `y` at `x` for the output gradient `dy`, and the collectives that this took.
 fn gradient(y: &Tensor, x: &Tensor, dy: &Tensor) -> Result<(Tensor, Vec<String>)> {
     let options = BackwardOptions { gradient: Some(dy.clone()), ..BackwardOptions::default() };
     let (found, calls) = record(|| grad(y, &[x], options));
@@ -78,12 +79,12 @@ fn close(got: &Whole, expected: &Whole, label: &str) {
     assert!(!differ, "{label}: {:?} instead of {:?}", got.values, expected.values);
 }
 
-/// Whether it is the turn of a case over MPI, where one of `mpi` is done.
+/// Returns true if case `i` runs. Over MPI, only one of `mpi` cases runs.
 fn turn(world: &World, i: usize, mpi: usize) -> bool {
     world.kind() != WorldKind::Mpi || Random::new(&[i as u64]).below(mpi) == 0
 }
 
-/// The collective from one placement to another along one mesh dim.
+/// The collective that redistributes from one placement to another along one mesh dim.
 fn one_step(from: Placement, to: Placement) -> Option<&'static str> {
     match (from, to) {
         (from, to) if from == to => None,
@@ -95,7 +96,7 @@ fn one_step(from: Placement, to: Placement) -> Option<&'static str> {
     }
 }
 
-/// Where the gradient of a tensor that lay so goes to when it arrives in another placement.
+/// The placement that the gradient of a tensor with placement `from` ends in when it arrives as `arrives`.
 fn goes_to(from: Placement, arrives: Placement) -> Placement {
     match (from.is_partial(), arrives.is_partial()) {
         (true, true) => arrives,
@@ -105,8 +106,8 @@ fn goes_to(from: Placement, arrives: Placement) -> Placement {
 }
 
 #[test]
-fn back_through_a_redistribution() {
-    // Forward from and to, how the gradient arrives, the collective, and where the gradient goes.
+fn the_gradient_of_a_redistribution_takes_at_most_one_collective() {
+    // Forward from and to, the placement of the arriving gradient, the collective, and the placement of the result.
     type Row = (Placement, Placement, Placement, Option<&'static str>, Placement);
     const TABLE: [Row; 13] = [
         (S0, R, R, None, S0),
@@ -150,7 +151,7 @@ fn back_through_a_redistribution() {
 }
 
 #[test]
-fn back_through_redistributions_on_a_plane() {
+fn gradients_of_redistributions_are_right_on_a_2d_mesh() {
     spmd(4, |world| {
         let field = Field::new(&world, Grid::new(&[2, 2]))?;
         let (x, dy) = (Whole::random(&[5, 3], 1), Whole::random(&[5, 3], 2));
@@ -163,7 +164,7 @@ fn back_through_redistributions_on_a_plane() {
                 let y = input.redistribute(to.clone())?;
                 for arrives in &all {
                     i += 1;
-                    // Every one of three, over MPI every one of two hundred.
+                    // All triples would be too many: one of 3 runs, over MPI about one of 200.
                     if !turn(&world, i, 70) || i % 3 > 0 {
                         continue;
                     }
@@ -186,7 +187,7 @@ fn back_through_redistributions_on_a_plane() {
 }
 
 #[test]
-fn back_to_local_parts() {
+fn from_local_passes_gradients_to_the_local_tensors() {
     spmd(4, |world| {
         let field = Field::new(&world, Grid::of(&[4], &[1, 3, 2, 0]))?;
         let (x, dy) = (Whole::random(&[6, 3], 1), Whole::random(&[6, 3], 2));
@@ -215,11 +216,11 @@ fn back_to_local_parts() {
                 (dx, calls),
                 (dy.values.clone(), Vec::from_iter(one_step(arrives, R).map(String::from)))
             );
-            // A change of one rank's value changes the average by a fourth of it.
+            // Each rank contributes a quarter of its value to the average.
             let (dx, calls) = back(AVG, arrives)?;
             assert_eq!(dx, dy.values.iter().map(|g| g / 4.0).collect::<Vec<_>>());
             assert_eq!(calls, Vec::from_iter(one_step(arrives, R)));
-            // Only those that hold the extreme have a share, and all of them the same.
+            // Only the ranks that hold the extreme get a gradient, in equal shares.
             for extreme in [MAX, MIN] {
                 let held = |at: &[usize]| x.held(&field.grid, at, &[extreme], 3).values;
                 let all: Vec<Vec<f64>> = field.grid.coordinates().iter().map(|at| held(at)).collect();
@@ -239,7 +240,7 @@ fn back_to_local_parts() {
 }
 
 #[test]
-fn all_ties_share_a_gradient() {
+fn ranks_that_tie_for_an_extreme_share_its_gradient() {
     spmd(4, |world| {
         let field = Field::new(&world, Grid::new(&[2, 2]))?;
         let dy = Whole::random(&[3], 2);
@@ -256,7 +257,7 @@ fn all_ties_share_a_gradient() {
 }
 
 #[test]
-fn local_parts_say_how_their_gradient_is_to_lie() {
+fn from_local_takes_the_placements_of_its_gradient() {
     spmd(2, |world| {
         let field = Field::new(&world, Grid::new(&[2]))?;
         let (x, dy) = (Whole::random(&[5, 3], 1), Whole::random(&[5, 3], 2));
@@ -290,7 +291,7 @@ fn local_parts_say_how_their_gradient_is_to_lie() {
             assert_eq!(calls, Vec::from_iter(one_step(arrives, S0)));
             assert_eq!(field.whole(&field.join(&dx, &dy, &[S0])?)?, dy);
         }
-        // One that does not fit the part is found out.
+        // A gradient placement that does not fit the local tensor is an error.
         let error = back(S0, R, R).unwrap_err().to_string();
         assert!(error.contains("from_local"), "{error}");
         Ok(())
@@ -298,12 +299,13 @@ fn local_parts_say_how_their_gradient_is_to_lie() {
 }
 
 #[test]
-fn back_from_local_parts() {
+fn to_local_passes_gradients_back() {
     spmd(3, |world| {
         let field = Field::new(&world, Grid::new(&[3]))?;
         let x = Whole::random(&[5, 4], 1);
         let mine = |dims: &[usize]| Whole::random(dims, 50 + world.rank() as u64);
-        // Without a word, the gradient lies as the tensor does, whole where that is partial.
+        // By default, the gradient has the placement of the tensor. If that is partial, the gradient is replicated, or
+        // for an extreme a partial sum.
         for (from, lies, times) in [
             (S0, S0, 1.0),
             (S1, S1, 1.0),
@@ -323,7 +325,7 @@ fn back_from_local_parts() {
             let due: Vec<f64> = dy.values.iter().map(|g| g * times).collect();
             assert_eq!(dx.to_local()?.to_f64_vec()?, due, "{from}");
         }
-        // Or as it is said to.
+        // With explicit placements, the gradient has those.
         for from in [R, P, AVG, MAX] {
             for lies in [R, P, AVG, MAX] {
                 let input = field.input(&x, &[from], DType::F64)?;
@@ -337,7 +339,7 @@ fn back_from_local_parts() {
         let input = field.input(&x, &[S0], DType::F64)?;
         let error = input.to_local_with([S1]).unwrap_err().to_string();
         assert!(error.starts_with("to_local: ") && error.contains("S(1)"), "{error}");
-        // Every rank uses the replica in its own way.
+        // Each rank uses its replica differently, so the gradients of all ranks are summed.
         let leaf = field.part(&x, &[S0], DType::F64)?;
         let part = field.join(&leaf, &x, &[S0])?.redistribute([R])?.to_local_with([P])?;
         let dy = tensor(&mine(&[5, 4]).values, &[5, 4], DType::F64)?;
@@ -354,7 +356,7 @@ fn back_from_local_parts() {
 }
 
 #[test]
-fn back_from_the_whole() {
+fn full_tensor_passes_gradients_back() {
     spmd(3, |world| {
         let field = Field::new(&world, Grid::of(&[3], &[1, 2, 0]))?;
         let x = Whole::random(&[5, 4], 1);
@@ -374,7 +376,7 @@ fn back_from_the_whole() {
             gradient(&input.full_tensor_with([P])?, &input, &tensor(&mine.values, &[5, 4], DType::F64)?)?;
         assert_eq!((dx.placements(), calls.len()), (&[P][..], 0));
         assert_eq!(field.whole(&dx)?, total);
-        // Without a word, all ranks are taken to mean the same.
+        // By default, the gradient is taken to be the same on all ranks.
         let same = Whole::random(&[5, 4], 77);
         for from in [S0, S1, R, P, AVG] {
             let input = field.input(&x, &[from], DType::F64)?;
@@ -388,7 +390,7 @@ fn back_from_the_whole() {
 }
 
 #[test]
-fn to_local_and_back_is_nothing_for_gradients() {
+fn to_local_then_from_local_leaves_gradients_unchanged() {
     spmd(4, |world| {
         let line = Field::new(&world, Grid::new(&[4]))?;
         let plane = Field::new(&world, Grid::of(&[2, 2], &[3, 1, 0, 2]))?;
@@ -418,9 +420,9 @@ fn to_local_and_back_is_nothing_for_gradients() {
     });
 }
 
-/// Gradients that are said to lie in parts of the right shapes, but of other elements.
+/// These gradient placements give local tensors of the right shapes, but with other elements.
 #[test]
-fn gradients_of_other_elements_are_refused() {
+fn gradient_placements_with_other_elements_are_an_error() {
     spmd(4, |world| {
         let line = Field::new(&world, Grid::new(&[4]))?;
         let plane = Field::new(&world, Grid::new(&[2, 2]))?;
@@ -450,11 +452,11 @@ fn gradients_of_other_elements_are_refused() {
                     "{error}"
                 );
             }
-            // The same elements are none of others, whether a part or a share of a sum.
+            // Partial instead of replicated keeps the elements on each rank, so it is accepted.
             let shares: Vec<Placement> = lies.iter().map(|&p| if p == R { P } else { p }).collect();
             assert_eq!(input.to_local_with(shares)?.dims(), input.to_local()?.dims());
         }
-        // Nothing is nothing, wherever it would lie.
+        // Empty local tensors have no elements that could differ: only their shapes must agree.
         let nothing = plane.input(&Whole::random(&[0, 3], 1), &[S0, R], DType::F64)?;
         assert_eq!(nothing.to_local_with([R, S0])?.dims(), [0, 3]);
         assert!(nothing.to_local_with([S1, R]).is_err());
@@ -463,7 +465,7 @@ fn gradients_of_other_elements_are_refused() {
 }
 
 #[test]
-fn second_derivatives_pass_through_local_parts() {
+fn second_derivatives_pass_through_local_tensors() {
     spmd(4, |world| {
         let graph = || BackwardOptions { create_graph: true, ..BackwardOptions::default() };
         let line = Field::new(&world, Grid::of(&[4], &[1, 3, 2, 0]))?;
@@ -478,7 +480,7 @@ fn second_derivatives_pass_through_local_parts() {
                 shape: x.shape.clone(),
                 values: x.values.iter().zip(&c.values).map(|(x, c)| 6.0 * x * c * times).collect(),
             };
-            // The gradient of the sum of cubes, weighed: 6xc.
+            // The gradient of the sum of cubes is 3x²; the gradient of its sum weighted with c is 6xc.
             let twice = |leaf: &Tensor, cubes: &Tensor, lies: &[Placement]| -> Result<Whole> {
                 let dx = grad(&cubes.sum_all()?, &[leaf], graph())?.swap_remove(0).expect("used");
                 let weighted = dx.mul(&field.given(&c, lies, DType::F64)?)?.sum_all()?;
@@ -497,7 +499,7 @@ fn second_derivatives_pass_through_local_parts() {
                     close(&twice(&leaf, &cubes, lies)?, &due(1.0), &format!("{placements:?}, {lies:?}"));
                 }
             }
-            // Every rank uses the whole in its own way, and they have the sum.
+            // Each rank scales its replica by another factor. The factors add up to 1 + 2 + 3 + 4 = 10.
             let everywhere = |p: Placement| vec![p; field.grid.sizes.len()];
             for lies in all {
                 let leaf = leaf(&everywhere(R))?;
@@ -532,7 +534,7 @@ fn second_derivatives_pass_through_redistributions() {
                         continue;
                     }
                     let label = format!("{from:?} -> {to:?}");
-                    // The sum of cubes: 3x², and of that times c, 6xc.
+                    // The gradient of the sum of cubes is 3x²; the gradient of its sum weighted with c is 6xc.
                     let leaf = distribute_tensor_from(
                         &tensor(&x.values, &x.shape, DType::F64)?.requires_grad_(true)?,
                         &field.mesh,
@@ -548,7 +550,7 @@ fn second_derivatives_pass_through_redistributions() {
                     assert_eq!(ddx.layout(), leaf.layout(), "{label}");
                     close(&field.whole(&ddx)?, &values(&|x, c| 6.0 * x * c), &label);
 
-                    // The gradient is linear in the one that arrives.
+                    // The gradient is linear in the gradient that arrives.
                     let dy = field.given(&c, to, DType::F64)?.requires_grad_(true)?;
                     let options = BackwardOptions { gradient: Some(dy.clone()), ..graph() };
                     let y = leaf.redistribute(to.clone())?;
@@ -569,7 +571,7 @@ fn second_derivatives_pass_through_redistributions() {
 }
 
 #[test]
-fn the_gradient_of_a_leaf_lies_as_the_leaf() {
+fn the_gradient_of_a_leaf_has_the_layout_of_the_leaf() {
     spmd(4, |world| {
         let line = Field::new(&world, Grid::new(&[4]))?;
         let plane = Field::new(&world, Grid::new(&[2, 2]))?;
@@ -594,7 +596,7 @@ fn the_gradient_of_a_leaf_lies_as_the_leaf() {
                         }
                         let label = format!("{lies:?} -> {to:?}, {arrives:?} arrives");
                         let leaf = field.given(&x, lies, DType::F64)?.requires_grad_(true)?;
-                        // Once, and a second time on top of it.
+                        // The second pass adds to the gradient of the first.
                         for times in [1.0, 2.0] {
                             let gradient = Some(field.given(&dy, arrives, DType::F64)?);
                             let y = leaf.redistribute(to.clone())?;
@@ -605,7 +607,7 @@ fn the_gradient_of_a_leaf_lies_as_the_leaf() {
                             close(&field.whole(&dx)?, &Whole { shape: vec![5, 3], values: due }, &label);
                         }
                         leaf.zero_grad();
-                        // Twice in one pass, in two layouts.
+                        // One pass uses the leaf twice, in two layouts.
                         let y = leaf.redistribute(to.clone())?;
                         let both = y.add(&leaf)?;
                         let gradient = Some(field.given(&dy, arrives, DType::F64)?);
@@ -623,7 +625,7 @@ fn the_gradient_of_a_leaf_lies_as_the_leaf() {
 }
 
 #[test]
-fn values_and_gradients_travel_in_the_dtypes_asked_for() {
+fn redistribution_communicates_in_the_requested_dtypes() {
     spmd(2, |world| {
         let field = Field::new(&world, Grid::new(&[2]))?;
         let (x, dy) = (Whole::random(&[5, 4], 1), Whole::random(&[5, 4], 2));
@@ -648,7 +650,8 @@ fn values_and_gradients_travel_in_the_dtypes_asked_for() {
                     };
                     let (dx, calls) = record(|| grad(&y, &[&input], options));
                     let dx = dx?.swap_remove(0).expect("it depends on it");
-                    // It comes back in the input's dtype, and if nothing else is asked for travels in it too.
+                    // The gradient has the input's dtype. It is also sent in that dtype, unless `backward_dtype` is
+                    // set.
                     assert_eq!(dx.dtype(), DType::F32);
                     let back = backward_dtype.unwrap_or(DType::F32);
                     assert!(dtypes(&calls).iter().all(|&dtype| dtype == back), "{calls:?}");
@@ -661,7 +664,7 @@ fn values_and_gradients_travel_in_the_dtypes_asked_for() {
     });
 }
 
-/// Where ranks tie for the extreme, each has a share of the gradient, and the second derivative is that of one device.
+/// Ranks that tie for the extreme share the gradient, and the second derivative is that of one device.
 #[test]
 fn second_derivatives_pass_through_extremes_that_several_ranks_hold() {
     for ranks in [1, 2, 3] {

@@ -1,5 +1,5 @@
-//! The gradient of every operator, and the gradient of that gradient, against finite differences; and that neither
-//! depends on how the inputs lie in memory.
+//! First and second gradients of every operator on one device: both match finite differences. Results and gradients do
+//! not depend on the strides of the inputs.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +8,8 @@ use dtensor::{BackwardOptions, DType, Error, Result, Tensor, grad};
 use crate::common::cases::{Case, Numbers, Second, cases};
 use crate::common::table::{Examples, assert_complete, steps};
 
-/// Half the width of the inner pair of points of a difference quotient. The formula is of fourth order, so what it
-/// leaves out is about 1e-13 of a fifth derivative, and rounding about 1e-12.
+/// Half the distance of the two inner points of a difference quotient. The formula is of fourth order: its truncation
+/// error is about 1e-13 times the fifth derivative, its rounding error about 1e-12.
 const STEP: f64 = 5e-4;
 
 fn numbers(shape: &[usize], which: u64) -> Tensor {
@@ -31,13 +31,13 @@ fn dot<'a>(pairs: impl IntoIterator<Item = (&'a Tensor, &'a Tensor)>) -> Result<
     Ok(total)
 }
 
-/// The weighted sum of those outputs that have a gradient.
+/// The weighted sum of the float outputs.
 fn weighted(outputs: &[Tensor], weights: &[Tensor]) -> Result<Tensor> {
     dot(outputs.iter().filter(|y| y.dtype().is_float()).zip(weights))
 }
 
-/// The inputs of a case as variables: those a gradient flows into, and one weight for each element of each output.
-/// What is differentiated is the weighted sum of the outputs.
+/// A case as a scalar function: the weighted sum of its outputs. The variables are the differentiable inputs and the
+/// weights, one for each element of each output.
 struct Problem<'a> {
     case: &'a Case,
     weights: Vec<Tensor>,
@@ -66,7 +66,7 @@ impl<'a> Problem<'a> {
         weighted(&self.outputs(variables)?, weights)
     }
 
-    /// The gradients of the variables, or none at all if the outputs do not depend on them.
+    /// Returns the gradients of the variables, or `None` if the outputs do not depend on them.
     fn gradients(
         &self,
         variables: &[Tensor],
@@ -87,7 +87,7 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// The derivative of `f` by every element of every variable.
+/// The derivative of `f` by every element of every variable, from finite differences.
 fn differences(variables: &[Tensor], f: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<Vec<Vec<f64>>> {
     let mut all = Vec::new();
     for (i, x) in variables.iter().enumerate() {
@@ -137,7 +137,8 @@ fn check_first(case: &Case) -> Result<()> {
     Ok(())
 }
 
-/// Differentiates `Σ gradient · direction` by the variables and by the weights of the outputs, in which it is linear.
+/// Differentiates `Σ gradient · direction` by the variables and by the weights of the outputs. It is linear in the
+/// weights.
 fn check_second(case: &Case) -> Result<()> {
     let problem = Problem::new(case)?;
     let count = case.wrt.len();
@@ -151,7 +152,7 @@ fn check_second(case: &Case) -> Result<()> {
     let leaves: Vec<Tensor> = plain.iter().map(leaf).collect();
     let Some(total) = along(&leaves, true)? else { return Ok(()) };
     let wanted: Vec<&Tensor> = leaves.iter().collect();
-    // A gradient that is zero everywhere depends on nothing.
+    // A gradient that is zero everywhere depends on no variable.
     let second = match total.requires_grad() {
         true => grad(&total, &wanted, BackwardOptions::default()),
         false => Ok(vec![None; wanted.len()]),
@@ -172,7 +173,7 @@ fn check_second(case: &Case) -> Result<()> {
         let leaves: Vec<Tensor> = all.iter().map(leaf).collect();
         along(&leaves, false).map(|total| total.expect("it had a gradient before"))
     };
-    // The mean of nothing is not a number: neither is the derivative by what it is multiplied with.
+    // The mean of an empty tensor is NaN, and so is the derivative by its weight: the weights are not compared then.
     let outputs = problem.outputs(&plain)?;
     let defined = outputs.iter().all(|y| y.to_f64_vec().unwrap().iter().all(|v| !v.is_nan()));
     let compared = if defined { plain.len() } else { count };
@@ -181,14 +182,14 @@ fn check_second(case: &Case) -> Result<()> {
         let what = format!("{}, second gradient of variable {i}", case.label());
         match got {
             Some(got) => assert_close(&what, got, want, case.tolerance),
-            // Nothing depends on it: then the difference is nothing, too.
+            // The gradient does not depend on this variable, so the difference must be zero.
             None => assert!(want.iter().all(|&w| w == 0.0), "{what}: none, but {want:?} is expected"),
         }
     }
     Ok(())
 }
 
-/// Runs a check on every case and reports all that fail, not the first alone.
+/// Runs a check on every case and reports all failures, not only the first.
 fn check_all(check: impl Fn(&Case) -> Result<()> + std::panic::RefUnwindSafe) {
     let mut failures = BTreeSet::new();
     let all = cases();
@@ -219,11 +220,11 @@ fn gradients_agree_with_finite_differences() {
 }
 
 #[test]
-fn gradients_of_gradients_agree_with_finite_differences_or_are_refused() {
+fn second_gradients_agree_with_finite_differences_or_are_an_error() {
     check_all(check_second);
 }
 
-/// The same elements, but not row by row, and not from the start of the storage.
+/// Returns the same elements, but strided and with an offset into the storage.
 fn strided(x: &Tensor) -> Result<Tensor> {
     let twice = |dim: usize| Tensor::stack(&[x, x], dim);
     match x.ndim() {
@@ -237,7 +238,7 @@ fn strided(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// The outputs of a case on these inputs, and the gradients of those inputs that have one.
+/// Returns the outputs of a case on these inputs, and the gradients of the differentiable inputs.
 fn run(problem: &Problem<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     let case = problem.case;
     let leaves: Vec<Tensor> = case.wrt.iter().map(|&i| leaf(&inputs[i])).collect();
@@ -253,7 +254,7 @@ fn run(problem: &Problem<'_>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 #[test]
-fn results_and_gradients_do_not_depend_on_the_layout() {
+fn results_and_gradients_do_not_depend_on_strides() {
     check_all(|case| {
         let problem = Problem::new(case)?;
         let moved: Vec<Tensor> = case.inputs.iter().map(strided).collect::<Result<_>>()?;
@@ -267,7 +268,7 @@ fn results_and_gradients_do_not_depend_on_the_layout() {
         for (i, (a, b)) in plain.iter().zip(&strided).enumerate() {
             assert_eq!((a.dims(), a.dtype()), (b.dims(), b.dtype()));
             for (a, b) in a.to_f64_vec()?.iter().zip(b.to_f64_vec()?) {
-                // Sums may be formed in another order.
+                // The order of summation may differ.
                 let same = a.is_nan() && b.is_nan() || (a - b).abs() <= 1e-14 * (1.0 + a.abs());
                 assert!(same, "{}, result {i}: {a} but strided {b}", case.label());
             }
@@ -286,7 +287,7 @@ fn the_padding_row_of_an_embedding_gets_no_gradient() -> Result<()> {
         let value = dot([(&ids.embedding(&weight, padding)?, &dy)])?;
         let options = BackwardOptions { create_graph: true, ..Default::default() };
         let first = grad(&value, &[&weight], options)?.remove(0).unwrap();
-        // Linear in the weights of the outputs: the second gradient picks the same rows again.
+        // The gradient is linear in `dy`, so the second gradient picks the same rows again.
         let second = grad(&dot([(&first, &numbers(&[5, 3], 3))])?, &[&dy], Default::default())?.remove(0);
         Ok((first.to_vec()?, second.unwrap().to_vec()?))
     };

@@ -1,5 +1,5 @@
-//! A mesh is its ranks in a grid: coordinates, groups, and the meshes cut out of it, whatever the numbers of the ranks. Those
-//! outside may call everything the others call, and take no part.
+//! Device meshes: coordinates, groups, slices and flattened dims, for ranks in any order. Ranks outside a mesh may make
+//! the same calls as the ranks inside, but do not communicate.
 
 use dtensor::comm::{World, launch, record};
 use dtensor::testing::spmd;
@@ -20,7 +20,7 @@ fn names(mesh: &DeviceMesh) -> Vec<String> {
 }
 
 #[test]
-fn ranks_lie_row_by_row() {
+fn ranks_fill_a_mesh_in_row_major_order() {
     for shape in [&[4][..], &[1], &[2, 3], &[2, 2, 2], &[1, 4, 1, 2]] {
         let n: usize = shape.iter().product();
         let given: Vec<usize> = (0..n).map(|i| (i * 7 + 3) % 16).collect();
@@ -39,7 +39,7 @@ fn ranks_lie_row_by_row() {
             };
             assert_eq!(mesh.groups().len(), shape.len());
             for (dim, group) in mesh.groups().iter().enumerate() {
-                // Along a dim, in the order of coordinates.
+                // The ranks of a group are in the order of their coordinates along the dim.
                 let along: Vec<usize> = grid
                     .coordinates()
                     .iter()
@@ -84,7 +84,7 @@ fn a_slice_is_the_mesh_of_some_dims_at_this_coordinate() {
 }
 
 #[test]
-fn several_dims_can_be_one_and_one_several() {
+fn flatten_joins_dims_and_unflatten_splits_one() {
     for rank in 0..8 {
         let world = simulated(8, rank);
         let mesh = DeviceMesh::new(&world, [2, 2, 2], ["pp", "dp", "tp"]).unwrap();
@@ -92,10 +92,10 @@ fn several_dims_can_be_one_and_one_several() {
         let flat = mesh.slice(["pp", "tp"]).unwrap().flatten("pp_tp").unwrap();
         assert_eq!((flat.shape(), flat.coordinate().unwrap()), (&[4][..], &[2 * pp + tp][..]));
         assert_eq!(flat.ranks(), mesh.slice(["pp", "tp"]).unwrap().ranks());
-        // The name holds for the mesh it was cut out of, and for those of it that have the dims.
+        // The name works on the root mesh and on every slice of it that has the flattened dims.
         assert_eq!(mesh.slice("pp_tp").unwrap(), flat);
         assert_eq!(mesh.slice(["pp", "tp"]).unwrap().slice("pp_tp").unwrap(), flat);
-        // Again is the same.
+        // Flattening again gives an equal mesh.
         assert_eq!(mesh.slice(["pp", "tp"]).unwrap().flatten("pp_tp").unwrap(), flat);
         let all = mesh.flatten("all").unwrap();
         assert_eq!((all.ranks(), all.coordinate().unwrap()), (mesh.ranks(), &[rank][..]));
@@ -103,7 +103,7 @@ fn several_dims_can_be_one_and_one_several() {
         let two = mesh.slice(["upper", "tp"]).unwrap();
         assert_eq!((two.shape(), names(&two)), (&[4, 2][..], vec!["upper".into(), "tp".to_string()]));
         assert_eq!(two.slice("upper").unwrap(), upper);
-        // One dim under another name.
+        // Flattening a single dim renames it.
         let alias = mesh["dp"].flatten("data").unwrap();
         assert_eq!((names(&alias), alias.ranks()), (vec!["data".to_string()], mesh["dp"].ranks()));
         assert_eq!(mesh.slice("data").unwrap(), alias);
@@ -122,7 +122,7 @@ fn several_dims_can_be_one_and_one_several() {
 }
 
 #[test]
-fn equal_meshes_are_equal_and_show_themselves() {
+fn meshes_compare_by_content_and_print_it() {
     let world = simulated(8, 0);
     let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"]).unwrap();
     assert_eq!(mesh, mesh.clone());
@@ -145,7 +145,7 @@ fn equal_meshes_are_equal_and_show_themselves() {
 }
 
 #[test]
-fn the_innermost_scope_gives_the_mesh() {
+fn the_innermost_use_mesh_scope_gives_the_mesh() {
     let world = simulated(8, 0);
     let outer = DeviceMesh::new(&world, [8], "dp").unwrap();
     let inner = DeviceMesh::new(&world, [2, 4], ["dp", "tp"]).unwrap();
@@ -154,7 +154,7 @@ fn the_innermost_scope_gives_the_mesh() {
         assert_eq!(here().unwrap(), outer);
         use_mesh(&inner, || {
             assert_eq!(here().unwrap(), inner);
-            // One that is given comes first.
+            // An explicit mesh wins over the scope.
             let given = sharded::zeros([8], DType::F32, &outer, ()).unwrap();
             assert_eq!(given.mesh(), Some(&outer));
             let part = Tensor::ones([2], DType::F32).unwrap();
@@ -162,19 +162,19 @@ fn the_innermost_scope_gives_the_mesh() {
             assert_eq!((joined.mesh(), joined.dims()), (Some(&inner), &[4][..]));
         });
         assert_eq!(here().unwrap(), outer);
-        // Also when the body panics.
+        // The outer mesh is restored even if the body panics.
         let body = std::panic::AssertUnwindSafe(|| use_mesh(&inner, || panic!("on purpose")));
         let panicked = std::panic::catch_unwind(body);
         assert!(panicked.is_err());
         assert_eq!(here().unwrap(), outer);
-        // Another thread has its own.
+        // Scopes belong to one thread: another thread has no mesh.
         std::thread::scope(|scope| scope.spawn(|| refused(here(), &["no device mesh"])).join().unwrap());
     });
     refused(here(), &["no device mesh is currently active"]);
 }
 
 #[test]
-fn coordinates_not_numbers_say_who_has_what() {
+fn coordinates_not_rank_numbers_select_the_shard() {
     spmd(4, |world| {
         for ranks in [[3, 1, 0, 2], [2, 3, 0, 1], [1, 2, 3, 0]] {
             for sizes in [&[4][..], &[2, 2]] {
@@ -208,9 +208,9 @@ fn coordinates_not_numbers_say_who_has_what() {
 }
 
 #[test]
-fn ranks_outside_take_no_part_and_do_not_wait() {
+fn ranks_outside_a_mesh_do_not_communicate() {
     spmd(4, |world| {
-        // Ranks 1 and 3 are outside the first, and every rank is outside one of the others.
+        // Ranks 1 and 3 are outside the first mesh, and every rank is outside at least one mesh.
         for (sizes, ranks) in [(&[2][..], &[2, 0][..]), (&[3], &[3, 1, 0]), (&[1, 2], &[1, 2])] {
             let grid = Grid::of(sizes, ranks);
             let mesh = grid.mesh(&world)?;
@@ -250,7 +250,7 @@ fn ranks_outside_take_no_part_and_do_not_wait() {
                 if inside {
                     assert!(grad.to_local()?.to_f64_vec()?.iter().all(|&g| g == 1.0));
                 }
-                // Parts that each rank has, of which those outside have none that counts.
+                // Every rank passes a local tensor. Those of the ranks outside are ignored.
                 let part = Tensor::ones([2, 3], DType::F32)?.requires_grad_(true)?;
                 let joined = Tensor::from_local(&part, &mesh, placed(Shard(0)))?;
                 nothing(&joined)?;
@@ -268,7 +268,7 @@ fn ranks_outside_take_no_part_and_do_not_wait() {
 }
 
 #[test]
-fn meshes_cut_out_of_one_work_side_by_side() {
+fn slices_of_a_mesh_communicate_side_by_side() {
     spmd(4, |world| {
         let mesh = DeviceMesh::from_ranks(&world, &[2, 0, 3, 1], [2, 2], ["dp", "tp"])?;
         let at = mesh.coordinate().expect("all ranks are in the mesh").to_vec();
@@ -292,8 +292,8 @@ fn meshes_cut_out_of_one_work_side_by_side() {
 }
 
 #[test]
-fn a_mesh_may_be_made_by_its_ranks_alone() {
-    // The others do something else meanwhile.
+fn a_mesh_can_be_created_by_its_ranks_alone() {
+    // Ranks 2 and 3 do not make the call.
     launch(4, |world| {
         if world.rank() < 2 {
             let mesh = DeviceMesh::new(&world, [2], "tp")?;

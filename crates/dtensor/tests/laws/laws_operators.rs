@@ -1,7 +1,7 @@
-//! Any operator on tensors laid out in any way gives what it gives on one device.
+//! Every operator gives the same results as on one device for inputs in any layout.
 //!
-//! A case is an operator of the table, one list of inputs, a mesh, and a way for each input to lie on it. `DTENSOR_LONG=1`
-//! tries all ways there are with replicas, shards and partial sums; of more than 5,000, as attention has on a plane, so many.
+//! A case is an operator of the table, one list of inputs, a mesh, and a layout for each input. `DTENSOR_LONG=1` tries
+//! all layouts of replicas, shards and partial sums, but at most 5,000 per example (attention on a 2-d mesh has more).
 
 use dtensor::comm::{World, launch, launch_each, record};
 use dtensor::op::{Arrays, Backward, Grads, Here, Meta, Metas, Op, Rule, apply};
@@ -14,7 +14,7 @@ use crate::common::operators::{Operator, half, operators};
 use crate::common::ranks::Random;
 use crate::common::table::{Examples, Row, assert_complete, gaps, table};
 
-/// One case: what is wrong with it.
+/// Checks one case and returns what is wrong with it, if anything.
 fn check(
     field: &Field,
     operator: &Operator,
@@ -32,7 +32,7 @@ fn check(
         }
     };
     let (got, calls) = record(|| operator.run_laid(&laid));
-    // Whatever it moves, it is the doing of the line in the table.
+    // Every collective must be attributed to the operator's call in the table.
     if let Some(call) = calls.iter().find(|call| !call.at.file.contains("tests/")) {
         return Ok(Some(format!("{call} is not where it was asked for")));
     }
@@ -57,7 +57,7 @@ fn check(
     Ok(None)
 }
 
-/// All cases on one mesh, or one of every `one_of` examples.
+/// Checks one of every `one_of` examples on one mesh.
 fn check_all(table: &[Operator], world: &World, grid: Grid, sample: Sample, one_of: usize) -> Result<Tally> {
     let field = Field::new(world, grid)?;
     let sizes = &field.grid.sizes;
@@ -102,9 +102,9 @@ fn every_operator_on_all_placements() {
 }
 
 #[test]
-fn some_operators_on_every_kind_of_world() {
+fn some_operators_match_one_device_on_every_kind_of_world() {
     let table = operators();
-    // The ranks of one process are judged together, and over MPI each by itself.
+    // Each rank judges its own cases, because over MPI the ranks are separate processes.
     let body = |world: World, sizes: &[usize]| -> Result<()> {
         let sample = Sample { common: 1, rare: 1 };
         let tally = check_all(&table, &world, Grid::new(sizes), sample, 12)?;
@@ -122,9 +122,9 @@ fn some_operators_on_every_kind_of_world() {
     });
 }
 
-/// Where a rank stands in a mesh is not its number, and some have no place in it.
+/// Mesh coordinates differ from rank numbers here, and some ranks are outside the mesh.
 #[test]
-fn on_some_ranks_in_any_order() {
+fn operators_match_one_device_on_some_ranks_in_any_order() {
     let table = operators();
     let sample = Sample { common: 2, rare: 1 };
     for (world, grid) in [(3, Grid::of(&[2], &[2, 0])), (5, Grid::of(&[2, 2], &[3, 0, 4, 1]))] {
@@ -135,10 +135,10 @@ fn on_some_ranks_in_any_order() {
     }
 }
 
-/// What only the rank that has the value can find wrong is an error of that rank. The others learn of it, at the latest
-/// when they wait for it.
+/// Only the rank that holds the value can find the error. The other ranks return an error too, at the latest when they
+/// wait for that rank.
 #[test]
-fn an_index_out_of_range_on_one_rank() {
+fn an_index_out_of_range_on_one_rank_is_an_error_on_all() {
     let index = Tensor::from_slice(&[0i64, 1, 2, 9], [4]).unwrap();
     let weight = half(&[4, 8], 1);
     let row = index.reshape([1, 4]).unwrap();
@@ -166,13 +166,13 @@ fn an_index_out_of_range_on_one_rank() {
     }
 }
 
-/// A result that is wrong in one element, one that is missing, and an error that is not one are found.
+/// The check finds a wrong element, a missing result, an unexpected error, and an error that is missing.
 #[test]
-fn the_check_finds_what_is_wrong() {
+fn the_check_finds_wrong_and_missing_results() {
     type Spoiled = fn(&[Tensor]) -> Result<Vec<Tensor>>;
     let local = |x: &Tensor| !x.is_distributed();
     let spoiled: [(&str, Spoiled, &str); 4] = [
-        // As if a partial value were squared before it is summed.
+        // Squares partial values before they are summed.
         (
             "pow",
             |x| {
@@ -209,7 +209,7 @@ fn the_check_finds_what_is_wrong() {
         assert_eq!(found.len(), expected, "{name}: {found:?}");
         let told = format!("{name}(spoiled) of f64 [4, 2], laid as [");
         assert!(found.iter().all(|text| text.starts_with(&told) && text.contains(words)), "{found:?}");
-        // What passes as it should must not fail: only the partial sum is squared wrongly.
+        // Squaring is wrong for the partial sum only, so the check must not report other layouts.
         assert!(name != "pow" || found[0].contains("laid as [P(sum)]"), "{found:?}");
     }
 }
@@ -222,11 +222,11 @@ fn the_table_has_every_operator() {
     }
 }
 
-/// An operator without a row, in two rows, without examples, or with examples that its row excludes is named.
+/// Names each operator without a row, with two rows, without examples, or with examples that its row excludes.
 #[test]
 fn a_gap_in_the_table_is_named() {
     let without = |name: &str| -> Vec<Row> { table().into_iter().filter(|row| row.name != name).collect() };
-    // Of a method, one that a macro declares, and one of several along dims.
+    // Three ways to declare an operator: a method, a macro, and a macro for reductions along dims.
     for name in ["matmul", "tanh", "sum_keepdim"] {
         for examples in [Examples::Meshes, Examples::Local] {
             let text = gaps(&without(name), examples).join("\n");
@@ -251,7 +251,7 @@ fn a_gap_in_the_table_is_named() {
     assert!(renamed.iter().any(|gap| gap.starts_with("`relu` has examples (Local) although")), "{renamed:?}");
 }
 
-/// An operator on inputs and back again, for operators that are observed meanwhile.
+/// Runs an operator forward and backward, so that a validator around it sees the operators of both passes.
 fn there_and_back(operator: &Operator, inputs: &[Tensor]) -> Result<()> {
     let wanted = operator.differentiable(inputs);
     let leaf =
@@ -264,14 +264,15 @@ fn there_and_back(operator: &Operator, inputs: &[Tensor]) -> Result<()> {
     Ok(())
 }
 
-/// The validator: all rows that rules offer, those of gradients included, and in the long mode what they could offer besides.
+/// Validates all rows that rules offer, including the rules in backward passes. The long mode also searches for sound
+/// rows that no rule offers.
 #[test]
 fn every_row_of_every_rule_is_sound() {
     let began = std::time::Instant::now();
     let mut all = Validation::default();
     for operator in operators() {
         for (number, inputs) in operator.examples.iter().enumerate() {
-            // Single precision, too.
+            // Some examples also run in single precision.
             let narrow =
                 |x: &Tensor| if x.dtype().is_float() { x.to_dtype(DType::F32) } else { Ok(x.clone()) };
             let mut forms = vec![inputs.clone()];
@@ -301,7 +302,8 @@ fn every_row_of_every_rule_is_sound() {
     assert!(all.cases > 20_000, "only {}", all.cases);
 }
 
-/// Each row minus its largest element, with a rule that has it wrong: rows may be cut.
+/// Subtracts from each row its largest element. The rule is wrong: it lets rows be sharded, or claims that the operator
+/// is linear.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Planted {
     linear: bool,
@@ -331,7 +333,7 @@ impl Op for Planted {
     }
 }
 
-/// Its input, with a rule that says less than it could.
+/// Returns its input. Its rule offers fewer rows than are sound.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Idle;
 

@@ -1,6 +1,6 @@
-//! Law: a model that is laid on a mesh learns what it would learn on one device. Losses and gradients of ten steps are compared,
-//! for every size of the mesh from one to four, sizes that the mesh does not divide, dropout, tied weights, and what is computed again;
-//! and a run gives the same bits when it is repeated.
+//! A tensor-parallel model learns as on one device, and a repeated run gives the same bits. Compares losses and
+//! gradients of ten steps, on meshes of one to four ranks, with uneven sizes, dropout, tied weights and recomputed
+//! activations.
 
 use dtensor::models::{MLPModule, ModelArgs, Transformer};
 use dtensor::nn::deep_copy;
@@ -12,14 +12,14 @@ use dtensor::testing::spmd;
 
 const STEPS: usize = 10;
 
-/// The losses of all steps, and the gradients of all parameters in each.
+/// The losses of all steps, and the gradients of all parameters in each step.
 #[derive(PartialEq)]
 struct Trace {
     losses: Vec<f32>,
     grads: Vec<Vec<(String, Vec<f32>)>>,
 }
 
-/// The whole of a tensor, wherever it lies.
+/// Returns the full tensor, whether `x` is distributed or not.
 fn whole(x: &Tensor) -> Result<Tensor> {
     if x.is_distributed() { x.full_tensor() } else { Ok(x.clone()) }
 }
@@ -45,7 +45,7 @@ fn train(model: &dyn Module, seed: u64, loss: impl Fn(usize) -> Result<Tensor>) 
 }
 
 impl Trace {
-    /// That this is what happened on one device, but for the order of sums.
+    /// Asserts that this trace matches the one of one device, up to the order of sums.
     fn expect_near(&self, alone: &Trace, what: &str) {
         let near = |a: f32, b: f32| (a - b).abs() <= 1e-5 * b.abs().max(1.0);
         for (step, (a, b)) in self.losses.iter().zip(&alone.losses).enumerate() {
@@ -77,7 +77,7 @@ fn mlp(world: &World, hidden: usize, sequence: bool) -> Result<()> {
         format!("MLP with {hidden} hidden units on {} ranks, sequence parallel: {sequence}", world.size());
     manual_seed(5);
     let alone = MLPModule::with_sizes(10, hidden, 10, true)?;
-    // Seven rows: not the same number on all ranks.
+    // Seven rows give ranks different numbers of rows.
     let (x, target) = (Tensor::randn([7, 10], DType::F32)?, Tensor::randn([7, 10], DType::F32)?);
     let run = || {
         let model = deep_copy(&alone)?;
@@ -103,7 +103,7 @@ fn mlp(world: &World, hidden: usize, sequence: bool) -> Result<()> {
     Ok(())
 }
 
-/// Even, uneven, and fewer than ranks.
+/// Hidden sizes that split evenly, unevenly, and into fewer shards than ranks.
 fn mlps(world: &World) -> Result<()> {
     for hidden in [16, 7, 2] {
         for sequence in [false, true] {
@@ -114,7 +114,7 @@ fn mlps(world: &World) -> Result<()> {
 }
 
 #[test]
-fn an_mlp_learns_what_it_would_on_one_device() {
+fn an_mlp_learns_as_on_one_device() {
     spmd(1, |world| mlps(&world));
     spmd(2, |world| mlps(&world));
     spmd(3, |world| mlps(&world));
@@ -144,7 +144,7 @@ fn transformer(world: &World, args: ModelArgs, seq: usize, sequence: bool) -> Re
 }
 
 fn transformers(world: &World) -> Result<()> {
-    // Heads that can be shared out among the ranks.
+    // The number of ranks must divide the number of heads.
     let heads = if world.size() == 3 { 3 } else { 4 };
     let args = ModelArgs { dim: 4 * heads, n_heads: heads, dropout_p: 0.0, ..ModelArgs::default() };
     for sequence in [false, true] {
@@ -160,14 +160,15 @@ fn transformers(world: &World) -> Result<()> {
 }
 
 #[test]
-fn a_transformer_learns_what_it_would_on_one_device() {
+fn a_transformer_learns_as_on_one_device() {
     spmd(1, |world| transformers(&world));
     spmd(2, |world| transformers(&world));
     spmd(3, |world| transformers(&world));
     spmd(4, |world| transformers(&world));
 }
 
-/// In half precision, with layers computed again: bit for bit as without that, near what one device gets, and learning.
+/// Trains in half precision. Recomputing activations gives the same bits, the losses are close to those of one device,
+/// and the loss decreases.
 fn mixed(world: &World, sequence: bool) -> Result<()> {
     let mesh = DeviceMesh::new(world, [world.size()], "tp")?;
     let what = format!("half precision on {} ranks, sequence parallel: {sequence}", world.size());
@@ -199,7 +200,7 @@ fn mixed(world: &World, sequence: bool) -> Result<()> {
 }
 
 #[test]
-fn a_transformer_learns_in_half_precision_with_layers_computed_again() {
+fn a_transformer_with_recomputed_layers_learns_in_half_precision() {
     spmd(2, |world| mixed(&world, false));
     spmd(4, |world| mixed(&world, true));
 }

@@ -1,4 +1,5 @@
-//! Promises over tables and random cases: every operator, gradient, layout, mesh and random number against one device.
+//! Laws over tables and random cases: compares operators, gradients, layouts, meshes and random numbers with one
+//! device.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Dims, indices and numbers out of their range.
+//! Dims, indices and numbers out of range.
 
 use dtensor::optim::Sgd;
 use dtensor::{AttentionOptions, CrossEntropyOptions, DType, Reduction, Result, Tensor};
@@ -8,7 +8,7 @@ use crate::common::cases::ids;
 use crate::common::refused::refused;
 
 #[test]
-fn dims_out_of_range_are_refused_with_the_range() -> Result<()> {
+fn dims_out_of_range_are_an_error_that_names_the_range() -> Result<()> {
     type Along = fn(&Tensor, isize) -> Result<()>;
     let functions: [(&str, Along); 35] = [
         ("size", |x, d| x.size(d).map(drop)),
@@ -58,12 +58,12 @@ fn dims_out_of_range_are_refused_with_the_range() -> Result<()> {
         }
     }
     refused(Tensor::cat(&[&zeros([2, 3])], 2), &["cat", "[-2, 1]", "got 2"]);
-    // One place more than there are dims.
+    // `unsqueeze` and `stack` accept one dim more than the tensor has.
     refused(zeros([2, 3]).unsqueeze(3), &["unsqueeze", "[-3, 2]", "got 3"]);
     refused(zeros([2, 3]).unsqueeze(-4), &["unsqueeze", "[-3, 2]", "got -4"]);
     refused(Tensor::stack(&[&zeros([2])], 2), &["stack", "[-2, 1]", "got 2"]);
     refused(zeros(()).size(0), &["size", "dim"]);
-    // A size that is no dim is not taken for a negative one.
+    // `usize::MAX` must not wrap around to dim -1.
     refused(zeros([2, 3]).sum(usize::MAX), &["sum", "out of range"]);
     refused(zeros([2, 3]).softmax(usize::MAX), &["softmax", "out of range"]);
 
@@ -77,7 +77,7 @@ fn dims_out_of_range_are_refused_with_the_range() -> Result<()> {
 }
 
 #[test]
-fn indices_out_of_bounds_are_refused_with_index_and_size() -> Result<()> {
+fn indices_out_of_bounds_are_an_error_that_names_index_and_size() -> Result<()> {
     let x = zeros([3, 4]);
     for bad in [3, -1, i64::MAX, i64::MIN] {
         let index = ids(&[0, bad], &[2]);
@@ -107,7 +107,7 @@ fn indices_out_of_bounds_are_refused_with_index_and_size() -> Result<()> {
         let said = bad.to_string();
         refused(x.cross_entropy(&target, CrossEntropyOptions::default()), &["cross_entropy", &said, "4"]);
         refused(x.nll_loss(&target, CrossEntropyOptions::default()), &["nll_loss", &said, "4"]);
-        // It is no error if it is the one to be ignored.
+        // A target that equals `ignore_index` is not an error.
         let ignored = CrossEntropyOptions { ignore_index: bad, ..Default::default() };
         assert!(x.cross_entropy(&target, ignored)?.item::<f32>()?.is_finite());
         assert!(x.nll_loss(&target, ignored)?.item::<f32>()?.is_finite());
@@ -129,7 +129,7 @@ fn indices_out_of_bounds_are_refused_with_index_and_size() -> Result<()> {
         refused(f(&zeros(())), &["0-d"]);
     }
     refused(x.slice(0, 0, 2, 0), &["slice", "step", "greater than zero"]);
-    // As in Python, a slice is clipped to what is there.
+    // As in Python, a slice is clipped to the size of the dim.
     assert_eq!(x.slice(0, -100, 100, 1)?.dims(), [3, 4]);
     assert_eq!(x.slice(0, 2, 1, 1)?.dims(), [0, 4]);
     assert_eq!(x.slice(0, isize::MIN, isize::MAX, usize::MAX)?.dims(), [1, 4]);
@@ -140,7 +140,7 @@ fn indices_out_of_bounds_are_refused_with_index_and_size() -> Result<()> {
 }
 
 #[test]
-fn numbers_out_of_their_range_are_refused() -> Result<()> {
+fn options_out_of_range_are_an_error() -> Result<()> {
     let x = zeros([2, 3]);
     let target = ints([2]);
     for p in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
@@ -180,7 +180,7 @@ fn numbers_out_of_their_range_are_refused() -> Result<()> {
 }
 
 #[test]
-fn numbers_that_an_integer_dtype_does_not_hold_are_refused() -> Result<()> {
+fn numbers_that_overflow_an_integer_dtype_are_an_error() -> Result<()> {
     let x = Tensor::from_slice(&[1u8, 44, 255], [3])?;
     for refused in [
         x.lt(300),
@@ -202,7 +202,7 @@ fn numbers_that_an_integer_dtype_does_not_hold_are_refused() -> Result<()> {
 }
 
 #[test]
-fn nothing_gives_what_there_is_to_give() -> Result<()> {
+fn empty_tensors_give_an_error_or_a_defined_result() -> Result<()> {
     let none = zeros([0]);
     for f in [
         (|x| x.max_all()) as Unary,
@@ -222,7 +222,7 @@ fn nothing_gives_what_there_is_to_give() -> Result<()> {
     refused(Tensor::stack(&[], 0), &["stack", "non-empty"]);
     refused(none.item::<f32>(), &["item", "0 elements"]);
 
-    // No rows to choose in is another matter than nothing in a row.
+    // Without rows, the result is empty. Only empty rows are an error.
     assert_eq!(zeros([0, 3]).max(1)?.dims(), [0]);
     assert_eq!(zeros([0, 3]).argmax(1, true)?.dims(), [0, 1]);
     refused(zeros([3, 0]).max(1), &["max", "[3, 0]"]);

@@ -1,4 +1,4 @@
-//! Operators that a dtype does not have, and values read as what they are not.
+//! Operators on unsupported dtypes, and values read as another dtype or from meta tensors.
 
 use dtensor::{AttentionOptions, CrossEntropyOptions, DType, Device, Gelu, Reduction, Result, Tensor};
 
@@ -6,7 +6,7 @@ use super::{Binary, ELEMENTWISE, Unary, bytes, ints, meta, zeros};
 use crate::common::refused::refused;
 
 #[test]
-fn dtypes_that_have_no_such_operator_are_named() -> Result<()> {
+fn unsupported_dtypes_are_an_error_that_names_them() -> Result<()> {
     let (f, i, u) = (zeros([2, 2]), ints([2, 2]), bytes([2, 2]));
     let float_only: [(&str, Unary); 30] = [
         ("exp", |x| x.exp()),
@@ -94,7 +94,7 @@ fn dtypes_that_have_no_such_operator_are_named() -> Result<()> {
     let options = CrossEntropyOptions { weight: Some(&weight), ..Default::default() };
     refused(f.cross_entropy(&ints([2]), options), &["cross_entropy", "weight", "f32", "f64"]);
 
-    // A number must be one of the tensor's dtype.
+    // A number must be representable in the tensor's dtype.
     for x in [&i, &u] {
         let dtype = x.dtype().name();
         for (name, result) in [
@@ -128,7 +128,7 @@ fn dtypes_that_have_no_such_operator_are_named() -> Result<()> {
 }
 
 #[test]
-fn values_are_read_only_where_and_as_what_they_are() -> Result<()> {
+fn reading_values_as_another_dtype_or_from_meta_is_an_error() -> Result<()> {
     let x = zeros([2, 3]);
     refused(x.item::<f32>(), &["item", "6 elements", "scalar"]);
     refused(x.item_f64(), &["item", "6 elements"]);

@@ -1,4 +1,4 @@
-//! Arguments that nobody chose.
+//! Random arguments: no operator panics, meta tensors predict shape and dtype, and backward works if forward does.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use proptest::test_runner::{RngSeed, TestCaseResult, TestRunner};
 use crate::common::table::{Call, Examples, Fuzzed, Row, assert_complete, table};
 
 fn calls() -> impl Strategy<Value = Call> {
-    // Often the same shape and dtype, or nothing but errors would be seen.
+    // Shapes and dtypes are often equal, because otherwise nearly every call would return an error.
     let size = prop_oneof![4 => 1usize..4, 1 => Just(0usize)];
     let shape = prop::collection::vec(size, 0..4);
     let dtype = prop::sample::select(DType::ALL.to_vec());
@@ -25,7 +25,7 @@ fn calls() -> impl Strategy<Value = Call> {
         .prop_map(|(shapes, dtypes, dim, other, n, strided)| Call { shapes, dtypes, dim, other, n, strided })
 }
 
-/// Numbers that are small, so that they are often valid indices, and not all equal.
+/// Makes a tensor of small numbers, so that they are often valid indices. They are not all equal.
 fn content(shape: &[usize], dtype: DType, strided: bool) -> Result<Tensor> {
     let n: usize = shape.iter().product();
     let values: Vec<f64> = (0..n).map(|i| (i % 3) as f64).collect();
@@ -49,7 +49,7 @@ fn fuzz(row: &Row, operator: &Fuzzed, call: &Call, done: &Cell<u32>) -> TestCase
         for y in outputs {
             prop_assert_eq!(y.to_f64_vec().unwrap().len(), y.shape().numel());
         }
-        // The shape rule alone says the same, unless values decide.
+        // Meta tensors give the same shapes and dtypes, unless the shape depends on values.
         if row.shape_from_values {
             prop_assert!(run(&ghosts()).is_err());
         } else {
@@ -58,7 +58,7 @@ fn fuzz(row: &Row, operator: &Fuzzed, call: &Call, done: &Cell<u32>) -> TestCase
             prop_assert_eq!(promised, kept);
         }
     }
-    // And back, as far as the mask and the class weights let it.
+    // Backward must work too. Only a mask or class weights that require a gradient may be an error.
     let back = catch_unwind(AssertUnwindSafe(|| -> Result<()> {
         for y in run(&leaves)? {
             if y.requires_grad() {
@@ -83,7 +83,7 @@ fn fuzz(row: &Row, operator: &Fuzzed, call: &Call, done: &Cell<u32>) -> TestCase
     Ok(())
 }
 
-/// So many random arguments for each call of the table.
+/// The number of random arguments for each call of the table.
 const CASES: u32 = 800;
 
 #[test]

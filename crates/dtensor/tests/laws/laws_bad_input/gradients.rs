@@ -1,4 +1,4 @@
-//! Gradients that cannot be, and operators that do not keep what they promise.
+//! Impossible gradients, and operators that break their own rules.
 
 use dtensor::nn::{Linear, Parameter};
 use dtensor::op::{Arrays, Aside, Backward, Grads, Here, Meta, Metas, Op, Rule, apply};
@@ -8,7 +8,7 @@ use super::{ints, meta, zeros};
 use crate::common::refused::refused;
 
 #[test]
-fn gradients_that_cannot_be_are_refused_and_change_nothing() -> Result<()> {
+fn impossible_gradients_are_an_error_and_change_nothing() -> Result<()> {
     let x = Tensor::ones([2, 3], DType::F64)?.requires_grad_(true)?;
     let y = x.mul(2.0)?;
     refused(y.backward(), &["grad can be implicitly created only for scalar outputs", "[2, 3]"]);
@@ -24,7 +24,7 @@ fn gradients_that_cannot_be_are_refused_and_change_nothing() -> Result<()> {
         &["grad", "input 0", "not require grad"],
     );
     assert!(x.grad().is_none());
-    // None of that has used the graph up.
+    // None of these errors has freed the graph.
     y.backward_with(with(Tensor::ones([2, 3], DType::F64)?))?;
     assert_eq!(x.grad().unwrap().to_vec::<f64>()?, [2.; 6]);
 
@@ -53,7 +53,7 @@ fn gradients_that_cannot_be_are_refused_and_change_nothing() -> Result<()> {
     Ok(())
 }
 
-/// An operator whose gradient rule is wrong in one way or another.
+/// An operator whose gradient rule is wrong; each variant is wrong in another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Wrong {
     Shape,
@@ -95,7 +95,7 @@ impl Op for Wrong {
 }
 
 #[test]
-fn a_wrong_gradient_rule_is_found_where_it_is_wrong() -> Result<()> {
+fn a_wrong_gradient_rule_is_an_error_that_names_the_operator() -> Result<()> {
     for (op, words) in [
         (Wrong::Shape, &["f32 []", "input 0", "f32 [2]"][..]),
         (Wrong::DType, &["f64 [2]", "input 0", "f32 [2]"]),
@@ -114,7 +114,7 @@ fn a_wrong_gradient_rule_is_found_where_it_is_wrong() -> Result<()> {
 
 type Lie = fn(&Array) -> Result<Vec<Array>>;
 
-/// An operator whose kernel does not keep what its shape rule promised.
+/// An operator whose kernel does not return what its shape rule promises.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Liar(Aside<Lie>);
 
@@ -134,7 +134,7 @@ impl Op for Liar {
 }
 
 #[test]
-fn a_kernel_that_breaks_its_promise_is_found_out() -> Result<()> {
+fn a_kernel_that_contradicts_its_shape_rule_is_an_error() -> Result<()> {
     let x = zeros([2]);
     refused(
         apply(Liar(Aside(|_| Ok(vec![Array::from_vec(vec![0f32; 3], &[3])?]))), &[&x]),

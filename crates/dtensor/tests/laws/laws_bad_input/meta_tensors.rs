@@ -1,11 +1,11 @@
-//! Values that are not there.
+//! Meta tensors, which have a shape and a dtype but no values.
 
 use dtensor::{BackwardOptions, DType, Device, Error, Result, Tensor, grad};
 
 use crate::common::cases::cases;
 
 #[test]
-fn meta_tensors_go_through_every_operator_as_real_ones_do() -> Result<()> {
+fn every_operator_works_on_meta_tensors() -> Result<()> {
     for case in cases() {
         let real = (case.f)(&case.inputs)?;
         let ghosts: Vec<Tensor> = case
@@ -28,7 +28,7 @@ fn meta_tensors_go_through_every_operator_as_real_ones_do() -> Result<()> {
                 total = total.add(&ghost.sum_all()?)?;
             }
         }
-        // And back.
+        // Gradients of meta tensors have the right shapes, too.
         if total.requires_grad() {
             let wanted: Vec<&Tensor> = case.wrt.iter().map(|&i| &ghosts[i]).collect();
             let grads = grad(&total, &wanted, BackwardOptions::default());

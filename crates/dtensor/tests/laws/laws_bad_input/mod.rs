@@ -1,5 +1,5 @@
-//! What cannot be computed is refused with a message that says what and why; nothing panics and nothing changes.
-//! What is not known of a value is known of its shape: meta tensors go through every operator as real ones do.
+//! Invalid input returns an error that says what is wrong and why; nothing panics and nothing changes. Meta tensors go
+//! through every operator as tensors with values do.
 
 mod arguments;
 mod dtypes;

@@ -1,4 +1,4 @@
-//! Shapes that do not fit, do not come out, or are too large.
+//! Shapes that do not fit together, have another number of elements, or are too large.
 
 use dtensor::{AttentionOptions, CrossEntropyOptions, DType, INFER, Reduction, Result, Shape, Tensor};
 
@@ -7,7 +7,7 @@ use crate::common::cases::mask;
 use crate::common::refused::refused;
 
 #[test]
-fn shapes_that_do_not_fit_are_named() -> Result<()> {
+fn mismatched_shapes_are_an_error_that_names_them() -> Result<()> {
     let shapes = ["[2, 3]", "[4]"];
     let (a, b) = (zeros([2, 3]), zeros([4]));
     for (name, f) in ELEMENTWISE {
@@ -99,7 +99,7 @@ fn shapes_that_do_not_fit_are_named() -> Result<()> {
 }
 
 #[test]
-fn reshapes_that_do_not_come_out_are_refused() -> Result<()> {
+fn reshapes_to_another_number_of_elements_are_an_error() -> Result<()> {
     let x = zeros([2, 3]);
     for (result, said) in [
         (x.reshape([4]), "[4]"),
@@ -121,7 +121,7 @@ fn reshapes_that_do_not_come_out_are_refused() -> Result<()> {
 }
 
 #[test]
-fn shapes_too_large_to_address_are_refused() -> Result<()> {
+fn shapes_too_large_to_address_are_an_error() -> Result<()> {
     let too_many: [&[usize]; 6] = [
         &[usize::MAX],
         &[usize::MAX, 2],
@@ -147,7 +147,7 @@ fn shapes_too_large_to_address_are_refused() -> Result<()> {
     refused(Tensor::linspace(0.0, 1.0, usize::MAX, DType::F32), &["linspace", "too many elements"]);
     refused(Tensor::arange(0.0, 1e300, 1.0, DType::F64), &["arange", "too many elements"]);
     refused(Tensor::arange(0, i64::MAX, 1, DType::I64), &["arange", "too many elements"]);
-    // What could be addressed but is more than there is.
+    // These shapes are addressable, but larger than memory.
     refused(Tensor::zeros([1 << 50], DType::F32), &["full", "memory"]);
     refused(Tensor::ones([1 << 25, 1 << 25], DType::F64), &["full", "memory"]);
     refused(Tensor::randn([1 << 50], DType::F32), &["randn", "memory"]);
@@ -155,7 +155,7 @@ fn shapes_too_large_to_address_are_refused() -> Result<()> {
     refused(Tensor::arange(0, 1i64 << 50, 1, DType::I64), &["arange", "memory"]);
     refused(Tensor::linspace(0.0, 1.0, 1 << 50, DType::F64), &["linspace", "memory"]);
 
-    // A result that is too large, of inputs that are not.
+    // The inputs are addressable, but the result is not.
     let long = zeros([1]).expand([1 << 40])?;
     let (column, row) = (long.unsqueeze(1)?, long.unsqueeze(0)?);
     for (name, f) in ELEMENTWISE {
@@ -172,8 +172,8 @@ fn shapes_too_large_to_address_are_refused() -> Result<()> {
 }
 
 #[test]
-fn results_larger_than_memory_are_errors() -> Result<()> {
-    // More than any address space holds, so that no machine promises the memory and fails later.
+fn results_larger_than_memory_are_an_error() -> Result<()> {
+    // This is more than any address space holds, so no machine overcommits the memory and fails later.
     let huge = Tensor::ones([1], DType::F32)?.expand([1 << 46])?;
     for refused in [huge.exp(), huge.add(&huge), huge.softmax(0), huge.relu()] {
         let message = refused.unwrap_err().to_string();
@@ -185,7 +185,7 @@ fn results_larger_than_memory_are_errors() -> Result<()> {
 }
 
 #[test]
-fn a_value_that_does_not_fill_its_shape_is_refused() {
+fn values_that_do_not_fill_their_shape_are_an_error() {
     assert!(dtensor::Array::from_vec(vec![1f32], &[64, 64]).is_err());
     assert!(dtensor::Array::from_vec(vec![1f32], &[]).is_ok());
     assert!(dtensor::Array::from_vec(Vec::<f32>::new(), &[usize::MAX, 2]).is_err());

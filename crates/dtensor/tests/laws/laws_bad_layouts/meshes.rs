@@ -1,4 +1,4 @@
-//! Meshes, their dims and names.
+//! Invalid meshes, mesh dims and mesh dim names.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -13,7 +13,7 @@ use super::{Kept, RANKS, numbers, square};
 use crate::common::refused::refused_by;
 
 #[test]
-fn meshes_are_grids_of_different_ranks_of_the_world() {
+fn invalid_ranks_shapes_and_names_of_meshes_are_an_error() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let kept = Kept::new(&[])?;
@@ -54,7 +54,7 @@ fn meshes_are_grids_of_different_ranks_of_the_world() {
 }
 
 #[test]
-fn mesh_dims_are_called_by_their_names() {
+fn unknown_mesh_dims_are_an_error() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let unnamed = DeviceMesh::new(&world, [2, 2], ())?;
@@ -107,7 +107,7 @@ fn mesh_dims_are_called_by_their_names() {
 }
 
 #[test]
-fn names_mean_one_thing() {
+fn a_mesh_dim_name_means_one_dim_only() {
     let mesh = DeviceMesh::new(&World::simulated(8, 0).unwrap(), [2, 2, 2], ["pp", "dp", "tp"]).unwrap();
     let plane = mesh.slice(["pp", "dp"]).unwrap();
     refused_by(plane.flatten("tp"), "flatten", &["`tp` already exists"]);
@@ -124,16 +124,16 @@ fn names_mean_one_thing() {
 }
 
 #[test]
-fn numbers_too_large_are_refused_or_counted_to_the_limit() {
+fn huge_numbers_are_an_error_or_saturate() {
     let mesh = DeviceMesh::new(&World::simulated(64, 0).unwrap(), [64], "world").unwrap();
     for sizes in [[1 << 33, 1 << 33], [1 << 62, 256], [usize::MAX, 2]] {
         refused_by(mesh.unflatten("world", sizes, ["a", "b"]), "unflatten", &["the product of", "64"]);
     }
-    // The bytes of a plan stop counting where numbers end.
+    // The byte count of a plan saturates.
     let x =
         distribute_tensor(&Tensor::meta_of([1 << 59, 1], DType::F32).unwrap(), &mesh, [Shard(1)]).unwrap();
     assert_eq!(x.explain_redistribute([Replicate]).unwrap().bytes(), usize::MAX);
-    // More pieces than indices.
+    // A split factor may be larger than the dim.
     for split_factor in [9, 1 << 24, usize::MAX] {
         let layout = Layout::new(&mesh, StridedShard { dim: 0, split_factor }, [8]).unwrap();
         assert_eq!(layout.local_shape()[..], [8]);
@@ -142,7 +142,7 @@ fn numbers_too_large_are_refused_or_counted_to_the_limit() {
 }
 
 #[test]
-fn without_a_mesh_there_must_be_an_active_one() {
+fn no_mesh_and_no_active_mesh_is_an_error() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let x = numbers([4])?;
@@ -158,7 +158,7 @@ fn without_a_mesh_there_must_be_an_active_one() {
             refused_by(sharded::empty([4], DType::F32, None, ()), "empty", &none);
         };
         refuse();
-        // A scope that ends in an error or a panic has ended.
+        // A scope ends even if its body returns an error or panics.
         let length = ["must have the same length"];
         refused_by(use_mesh(&mesh, || distribute_tensor(&x, None, [Shard(0)])), "distribute_tensor", &length);
         refuse();
@@ -170,7 +170,7 @@ fn without_a_mesh_there_must_be_an_active_one() {
 }
 
 #[test]
-fn the_source_is_a_rank_of_every_mesh_dim() {
+fn a_source_outside_a_mesh_dim_is_an_error() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let line = DeviceMesh::new(&world, [1, 4], ())?;
@@ -188,12 +188,12 @@ fn the_source_is_a_rank_of_every_mesh_dim() {
 }
 
 #[test]
-fn tensors_stay_on_their_mesh() {
+fn operations_across_meshes_are_an_error() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let plain = numbers([4, 4])?;
         let x = distribute_tensor(&plain, &mesh, [Shard(0), Shard(1)])?;
-        // Another shape, other names, no names, other ranks, another part.
+        // The other meshes have another shape, other names, no names, other ranks, or are a slice.
         let others = [
             DeviceMesh::new(&world, [4], "all")?,
             DeviceMesh::new(&world, [2, 2], ["tp", "dp"])?,
@@ -225,7 +225,7 @@ fn tensors_stay_on_their_mesh() {
             refused_by(x.gt(3)?.where_(&x, &y), "where", &both);
             kept.check(&world, &other)?;
         }
-        // An equal mesh is the same.
+        // An equal mesh counts as the same mesh.
         let equal = square(&world)?;
         let y = distribute_tensor(&x, &equal, [Shard(0), Shard(1)])?;
         assert_eq!(x.add(&y)?.full_tensor()?.to_f64_vec()?, plain.add(&plain)?.to_f64_vec()?);

@@ -1,8 +1,8 @@
-//! Bad input, continued (see `laws_bad_input`): meshes that cannot be, tensors that do not lie so, and plain tensors in
-//! place of distributed ones.
+//! Invalid input on meshes (see also `laws_bad_input`): invalid meshes and layouts, and plain tensors in place of
+//! distributed ones.
 //!
-//! A refusal names the function and what is wrong with which argument. It changes nothing: the tensors are what they were,
-//! and the ranks can go on with each other.
+//! An error names the function, the argument, and what is wrong with it. It changes nothing: tensors keep their values,
+//! and the ranks can still communicate.
 
 mod meshes;
 mod operands;
@@ -24,12 +24,12 @@ fn numbers(shape: impl Into<Shape>) -> Result<Tensor> {
     Tensor::arange(1, 1 + shape.numel() as i64, 1, DType::F32)?.reshape(&shape)
 }
 
-/// What this rank has of a tensor.
+/// Returns the values of this rank's local tensor, or of a plain tensor.
 fn values(x: &Tensor) -> Result<Vec<f64>> {
     if x.is_distributed() { x.detach().to_local()?.to_f64_vec() } else { x.to_f64_vec() }
 }
 
-/// Tensors that refusals must leave as they are.
+/// Tensors that errors must leave unchanged.
 struct Kept(Vec<(Tensor, Vec<f64>)>);
 
 impl Kept {
@@ -38,7 +38,7 @@ impl Kept {
         Ok(Kept(tensors.iter().map(with_values).collect::<Result<_>>()?))
     }
 
-    /// Asserts that they are, and that the ranks of the world and of a mesh still work together.
+    /// Asserts that the tensors are unchanged, and that the ranks of the world and of a mesh can still communicate.
     fn check(self, world: &World, mesh: &DeviceMesh) -> Result<()> {
         for (x, before) in self.0 {
             assert_eq!(values(&x)?, before);

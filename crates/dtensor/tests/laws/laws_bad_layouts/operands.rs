@@ -1,4 +1,4 @@
-//! Operands, gradients and parameters.
+//! Operands, gradients and parameters with a wrong layout.
 
 use dtensor::nn::Parameter;
 use dtensor::testing::spmd;
@@ -10,7 +10,7 @@ use super::{Kept, RANKS, SUM, numbers, square, values};
 use crate::common::refused::refused_by;
 
 #[test]
-fn what_lies_already_is_redistributed_and_results_are_not_distributed() {
+fn distributing_a_distributed_tensor_or_a_result_is_an_error() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let plain = numbers([4, 4])?.requires_grad_(true)?;
@@ -73,7 +73,7 @@ fn local_and_distributed_operands_do_not_mix() {
         refused_by(mask.where_(&x, &x), "where", &mixed);
         refused_by(x.add(&numbers([1])?), "add", &mixed);
 
-        // What has no dims lies everywhere.
+        // A plain scalar is an exception: it counts as replicated.
         let (scalar, twice) = (Tensor::scalar(2f32)?, plain.mul(2)?.to_f64_vec()?);
         for y in [x.mul(&scalar)?, scalar.mul(&x)?, x.mul(2)?, x.mul(2.0)?] {
             assert_eq!(y.full_tensor()?.to_f64_vec()?, twice);
@@ -83,7 +83,7 @@ fn local_and_distributed_operands_do_not_mix() {
 }
 
 #[test]
-fn gradients_lie_as_their_leaves() {
+fn a_gradient_in_another_layout_than_its_leaf_is_an_error() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let plain = numbers([4, 4])?;

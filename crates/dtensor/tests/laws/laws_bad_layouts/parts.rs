@@ -1,4 +1,4 @@
-//! Parts that are none, or none of this whole.
+//! Local tensors that do not fit their layout, and distributed or plain tensors in the wrong place.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::{Kept, RANKS, SUM, numbers, square};
 use crate::common::refused::refused_by;
 
 #[test]
-fn plain_tensors_lie_on_no_mesh() {
+fn layout_functions_of_plain_tensors_are_an_error() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let x = numbers([4, 4])?;
@@ -34,7 +34,7 @@ fn plain_tensors_lie_on_no_mesh() {
 }
 
 #[test]
-fn distributed_tensors_are_not_parts() {
+fn distributed_tensors_in_place_of_local_ones_are_an_error() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let group = world.group();
@@ -69,7 +69,7 @@ fn distributed_tensors_are_not_parts() {
 }
 
 #[test]
-fn parts_fit_the_whole() {
+fn local_tensors_that_do_not_fit_the_global_shape_are_an_error() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let line = DeviceMesh::new(&world, [RANKS], ())?;
@@ -80,7 +80,7 @@ fn parts_fit_the_whole() {
             Tensor::from_local_with(&part, mesh, placements, options)
         };
         let said = ["has a shard of shape", "on this rank, but the one given has shape [2, 3]"];
-        // Of 9 rows, three ranks have 3 and the last has none.
+        // Of 9 rows, three ranks have 3 rows each and the last rank has none.
         refused_by(from(&line, &[Shard(0)], &[9, 3]), "from_local", &said);
         refused_by(from(&line, &[Shard(0)], &[8, 4]), "from_local", &said);
         refused_by(from(&line, &[Replicate], &[2, 4]), "from_local", &said);
@@ -96,7 +96,7 @@ fn parts_fit_the_whole() {
 }
 
 #[test]
-fn uneven_parts_follow_the_chunk_rule() {
+fn uneven_local_tensors_must_follow_the_chunk_rule() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let line = DeviceMesh::new(&world, [RANKS], ())?;
@@ -106,7 +106,7 @@ fn uneven_parts_follow_the_chunk_rule() {
         };
         let kept = Kept::new(&[])?;
         let said = ["inconsistent tensor metadata", "the shapes on ranks [0, 1, 2, 3] are"];
-        // Every rank says so, those too whose own part is right.
+        // Every rank returns the error, also ranks whose own local tensor is right.
         for sizes in [[1, 2, 2, 2], [2, 1, 2, 2], [0, 3, 3, 3], [2, 2, 0, 1], [4, 1, 1, 1]] {
             let part = numbers([sizes[world.rank()], 2])?;
             refused_by(uneven(&part, &line, &[Shard(0)]), "from_local", &said);
@@ -125,7 +125,7 @@ fn uneven_parts_follow_the_chunk_rule() {
 }
 
 #[test]
-fn checked_parts_are_alike() {
+fn run_check_finds_local_tensors_that_differ() {
     spmd(RANKS, |world| {
         let mesh = square(&world)?;
         let last = world.rank() == RANKS - 1;
@@ -143,10 +143,11 @@ fn checked_parts_are_alike() {
         let other = numbers([if last { 3 } else { 2 }, 2])?;
         refused_by(checked(&other, &spec, None), "from_local", &[said, "[3, 2]", "[2, 2]"]);
         refused_by(checked(&other, &[Replicate, Replicate], None), "from_local", &[said, "[3, 2]"]);
-        // One rank is asked for something else than the others.
+        // One rank passes another global shape than the others.
         let shape = Shape::from([if last { 5 } else { 4 }, 2]);
         refused_by(checked(&x, &spec, Some(shape)), "from_local", &[said]);
-        // One rank's part has no such dim: it says that, and the others that it is not like theirs.
+        // The last rank's local tensor has no dim 1. Its error says so; the errors of the others name its different
+        // shape.
         let other = if last { numbers(2)? } else { x.clone() };
         let words = if last { ["sharding dim 1", "tensor ndim 1"] } else { [said, "[2]"] };
         refused_by(checked(&other, &[Shard(1), Replicate], None), "from_local", &words);
@@ -157,15 +158,15 @@ fn checked_parts_are_alike() {
 }
 
 #[test]
-fn parts_of_different_shapes_are_found_when_they_meet() {
-    // Nobody asked whether the parts are alike. The rank without elements does not take its own way.
+fn local_tensors_of_different_shapes_are_an_error_when_gathered() {
+    // Without `run_check`, nothing compares the shapes earlier. The rank without elements communicates like the others.
     spmd_outcomes(
         3,
         |world| {
             let mesh = DeviceMesh::new(&world.with_timeout(Duration::from_secs(5)), [3], "tp")?;
             let part = Tensor::ones([[2, 2, 0][world.rank()]], DType::F32)?;
             let whole = Tensor::from_local(&part, &mesh, [Shard(0)])?;
-            // A rank that has left would be found, too.
+            // A rank that has left would cause an error too, so every rank stays for a moment.
             let gathered = whole.full_tensor().map(|whole| whole.shape());
             std::thread::sleep(Duration::from_millis(50));
             gathered

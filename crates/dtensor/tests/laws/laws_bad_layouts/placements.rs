@@ -1,4 +1,4 @@
-//! Placements that do not fit the mesh or the tensor, wherever they are given.
+//! Placements that do not fit the mesh or the tensor, passed to every function that takes placements.
 
 use dtensor::comm::{ReduceOp, World};
 use dtensor::testing::spmd;
@@ -10,7 +10,7 @@ use dtensor::{
 use super::{Kept, RANKS, SUM, numbers, square};
 use crate::common::refused::refused_by;
 
-/// A mesh, a tensor that every rank has, and one that lies on the mesh.
+/// A mesh, a plain tensor, and the same tensor distributed on the mesh.
 struct Laid {
     mesh: DeviceMesh,
     plain: Tensor,
@@ -24,7 +24,7 @@ impl Laid {
         Ok(Laid { mesh, plain, laid })
     }
 
-    /// Asserts that nothing that takes placements takes these.
+    /// Asserts that every function that takes placements returns an error for these.
     fn refuses(&self, placements: impl Into<Placements>, words: &[&str]) {
         let placements = placements.into();
         for (function, lay) in LAYINGS {
@@ -35,7 +35,7 @@ impl Laid {
 
 type Laying = fn(&Laid, Placements) -> Result<()>;
 
-/// Everything that takes placements.
+/// Every function that takes placements.
 const LAYINGS: [(&str, Laying); 16] = [
     ("distribute_tensor", |b, p| distribute_tensor(&b.plain, &b.mesh, p).map(drop)),
     ("distribute_tensor", |b, p| distribute_tensor_from(&b.plain, &b.mesh, p, None).map(drop)),
@@ -65,7 +65,7 @@ const LAYINGS: [(&str, Laying); 16] = [
 ];
 
 #[test]
-fn as_many_placements_as_mesh_dims() {
+fn a_wrong_number_of_placements_is_an_error() {
     spmd(RANKS, |world| {
         let bench = Laid::new(&world, [4, 4])?;
         let kept = Kept::new(&[&bench.plain, &bench.laid])?;
@@ -81,7 +81,7 @@ fn as_many_placements_as_mesh_dims() {
 }
 
 #[test]
-fn sharded_dims_are_dims_of_the_tensor() {
+fn sharding_a_dim_that_does_not_exist_is_an_error() {
     spmd(RANKS, |world| {
         let bench = Laid::new(&world, [4, 4])?;
         let scalar = Laid::new(&world, ())?;
@@ -103,7 +103,7 @@ fn sharded_dims_are_dims_of_the_tensor() {
 }
 
 #[test]
-fn partial_values_of_one_kind() {
+fn mixed_partial_placements_are_an_error() {
     spmd(RANKS, |world| {
         let bench = Laid::new(&world, [4, 4])?;
         let kept = Kept::new(&[&bench.plain, &bench.laid])?;
@@ -121,7 +121,7 @@ fn partial_values_of_one_kind() {
                 );
             }
         }
-        // Sums and averages go together, and so do two of a kind.
+        // Sums and averages can be mixed, and so can two sums.
         for pair in [[SUM, Partial(ReduceOp::Avg)], [Partial(ReduceOp::Avg), SUM], [SUM, SUM]] {
             let x = distribute_tensor(&bench.plain, &bench.mesh, pair)?;
             assert_eq!(x.full_tensor()?.to_f64_vec()?, bench.plain.to_f64_vec()?);
@@ -131,7 +131,7 @@ fn partial_values_of_one_kind() {
 }
 
 #[test]
-fn strided_shards_have_pieces() {
+fn a_split_factor_of_zero_is_an_error() {
     spmd(RANKS, |world| {
         let bench = Laid::new(&world, [4, 4])?;
         let kept = Kept::new(&[&bench.plain, &bench.laid])?;

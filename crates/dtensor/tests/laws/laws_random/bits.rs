@@ -1,11 +1,11 @@
-//! Tensors as bits, and where the elements of a part are in the whole.
+//! Compares tensors bit by bit with the full tensor or with a shard of it.
 
 use dtensor::comm::World;
 use dtensor::{DType, DeviceMesh, Placement, Result, Tensor};
 
 use crate::common::layouts::{Grid, P, R, all_lists, indices, plain, reordered, strided};
 
-/// Every number of a tensor that lies here, as bits that are equal for equal numbers only.
+/// Returns the bits of all elements of a local tensor. Different numbers have different bits.
 pub(crate) fn bits(x: &Tensor) -> Result<Vec<u64>> {
     Ok(match x.dtype() {
         DType::I64 => x.to_vec::<i64>()?.into_iter().map(|x| x as u64).collect(),
@@ -13,7 +13,7 @@ pub(crate) fn bits(x: &Tensor) -> Result<Vec<u64>> {
     })
 }
 
-/// A mesh, and this rank's place in it.
+/// A mesh, and this rank's coordinate in it.
 pub(crate) struct Field {
     pub(crate) mesh: DeviceMesh,
     pub(crate) sizes: Vec<usize>,
@@ -27,7 +27,7 @@ impl Field {
         Ok(Field { mesh: grid.mesh(world)?, sizes: sizes.to_vec(), at })
     }
 
-    /// The meshes that a world can be: all ranks in a row and, of four, in a square.
+    /// The meshes to test on a world: all ranks along one dim and, for four ranks, also 2 × 2.
     pub(crate) fn all(world: &World) -> Result<Vec<Field>> {
         let mut all = vec![Field::new(world, &[world.size()])?];
         if world.size() == 4 {
@@ -36,7 +36,7 @@ impl Field {
         Ok(all)
     }
 
-    /// All lists of `R`, `P(sum)` and shards of every dim, and such with strided shards.
+    /// All lists of `R`, `P(sum)` and shards of every dim, and some lists with strided shards.
     pub(crate) fn lists(&self, rank: usize) -> Vec<Vec<Placement>> {
         let mut lists = all_lists(&plain(rank), self.sizes.len());
         let dims = 0..rank as isize;
@@ -49,8 +49,8 @@ impl Field {
         lists
     }
 
-    /// That a tensor lies so, and has these bits: of the whole and, where nothing is partial, of the part that this rank is to
-    /// have by counting.
+    /// Asserts that a tensor has these placements and these bits. If nothing is partial, compares this rank's shard,
+    /// otherwise the full tensor.
     #[track_caller]
     pub(crate) fn expect(&self, got: &Tensor, list: &[Placement], whole: &Tensor, what: &str) -> Result<()> {
         let what = || format!("{what} {} {} as {list:?} on {:?}", whole.dtype(), whole.shape(), self.sizes);
@@ -71,6 +71,6 @@ impl Field {
     }
 }
 
-/// Sizes that no mesh divides, fewer than ranks, none, and a number without dims.
+/// Sizes that no mesh divides, sizes smaller than a mesh, an empty tensor, and a scalar.
 pub(crate) const SHAPES: [&[usize]; 6] = [&[], &[7], &[5, 3], &[2, 3, 5], &[1, 2], &[0, 4]];
 pub(crate) const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];

@@ -1,5 +1,5 @@
-//! Ranks whose generators have diverged draw parts that do not fit together. They learn of it when they next meet, wherever that is;
-//! and nobody is told so who has done nothing wrong.
+//! Diverged generators: ranks draw shards that do not fit together, and get an error when they next communicate.
+//! Correct programs never get this error.
 
 use dtensor::comm::{World, record};
 use dtensor::testing::{spmd, spmd_outcomes};
@@ -13,14 +13,14 @@ use super::bits::bits;
 use crate::common::layouts::P;
 
 const F: DType = DType::F32;
-/// So large that to gather them in one go is cheaper.
+/// Large enough that one gather over both mesh dims is cheaper than two.
 const LARGE: [usize; 2] = [1000, 1000];
 
 fn square(world: &World, number: usize) -> Result<DeviceMesh> {
     DeviceMesh::new(world, [2, 2], [format!("dp{number}").as_str(), format!("tp{number}").as_str()])
 }
 
-/// Whole values of a tensor that lies so, which meet in a group over both dims.
+/// Draws a tensor with these placements and returns the full tensor, gathered in a group over both mesh dims.
 fn met_at_once(mesh: &DeviceMesh, list: [Placement; 2]) -> Result<Tensor> {
     let (whole, calls) = record(|| sharded::randn(LARGE, F, mesh, list)?.full_tensor());
     assert!(calls.iter().any(|call| call.group.contains('×')), "{calls:?}");
@@ -28,7 +28,7 @@ fn met_at_once(mesh: &DeviceMesh, list: [Placement; 2]) -> Result<Tensor> {
 }
 
 #[test]
-fn groups_over_several_dims_hear_of_it() {
+fn groups_over_several_mesh_dims_detect_diverged_generators() {
     spmd_outcomes(
         4,
         |world| {
@@ -37,7 +37,7 @@ fn groups_over_several_dims_hear_of_it() {
                 for before in [false, true] {
                     let mesh = square(&world, 2 * number + usize::from(before))?;
                     manual_seed(4);
-                    // A group that there is already, and one that is made only when something has been drawn.
+                    // The group over both dims is created either before the ranks diverge, or after.
                     if before {
                         let whole = met_at_once(&mesh, list)?;
                         manual_seed(4);
@@ -61,9 +61,9 @@ fn groups_over_several_dims_hear_of_it() {
     );
 }
 
-/// What has come apart before it was noticed is put together again, and what is drawn from then on fits.
+/// Generators diverge, but are synchronized before a collective detects it. Later draws fit together.
 #[test]
-fn ranks_can_be_brought_together_before_they_meet() {
+fn diverged_generators_can_be_synchronized_before_an_error() {
     spmd(4, |world| {
         for (number, list) in [[Shard(0), Shard(0)], [Replicate, Shard(1)], [P, P]].into_iter().enumerate() {
             let mesh = square(&world, number)?;
@@ -81,7 +81,7 @@ fn ranks_can_be_brought_together_before_they_meet() {
 }
 
 #[test]
-fn generators_that_are_given_are_nobodys_business() {
+fn explicit_generators_may_differ_between_ranks() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let x = sharded::ones([5], F, &mesh, [Shard(0)])?;
@@ -91,15 +91,15 @@ fn generators_that_are_given_are_nobodys_business() {
             with_generator(&mut Generator::new(3), || x.dropout(0.5))?;
         }
         x.full_tensor()?;
-        // Inside of one, the thread's own is not there; afterwards it is again.
+        // After the scope, draws come from the thread's generator again.
         x.dropout(0.5)?.full_tensor()?;
         Ok(())
     });
 }
 
-/// Another thread has a generator of its own, and draws when it likes.
+/// Each thread has its own generator, so draws in other threads are not compared.
 #[test]
-fn other_threads_are_nobodys_business() {
+fn generators_of_other_threads_may_differ_between_ranks() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let x = sharded::ones([5], F, &mesh, [Shard(0)])?;
@@ -119,9 +119,10 @@ fn other_threads_are_nobodys_business() {
 }
 
 #[test]
-fn what_is_right_alarms_nobody() {
+fn correct_programs_get_no_error() {
     spmd(4, |world| {
-        // Different along one dim, of tensors that are not on it; and then a group over both dims.
+        // Generators differ along "dp0", but the tensors are only on "tp0". A group over both dims still works
+        // afterwards.
         let mesh = square(&world, 0)?;
         manual_seed(mesh.local_rank("dp0")? as u64);
         for _ in 0..=mesh.local_rank("dp0")? {
@@ -130,16 +131,16 @@ fn what_is_right_alarms_nobody() {
         let (_, calls) =
             record(|| sharded::ones(LARGE, F, &mesh, [Shard(0), Shard(0)])?.full_tensor().map(drop));
         assert!(calls.iter().any(|call| call.group.contains('×')), "{calls:?}");
-        // What is computed again is drawn again.
+        // Recomputation in backward repeats the draws of the forward pass.
         manual_seed(1);
         let x = sharded::rand([6, 4], F, &mesh, [Shard(0), Shard(1)])?.requires_grad_(true)?;
         let y = checkpoint(&x, |x| x.dropout(0.5)?.mul(x)?.sum_all())?;
         y.backward()?;
         x.grad().expect("it was asked for").full_tensor()?;
-        // Without values.
+        // Meta tensors have no values to compare.
         let x = on_device(Device::Meta, || sharded::rand([6, 4], F, &mesh, [Shard(0), Shard(0)]))?;
         assert!(x.randn_like()?.full_tensor()?.is_meta());
-        // A rank outside draws what it likes.
+        // A rank outside the mesh may draw more.
         let line = DeviceMesh::from_ranks(&world, &[3, 1, 0], [3], "line")?;
         if world.rank() == 2 {
             sharded::rand([5], F, &line, [Shard(0)])?;
@@ -149,9 +150,9 @@ fn what_is_right_alarms_nobody() {
     });
 }
 
-/// An operator of which one input lies on a mesh draws for all of it.
+/// With one distributed input, the plain input counts as replicated, and the draws of the operator are compared.
 #[test]
-fn inputs_that_are_replicated_for_it_count() {
+fn draws_of_implicitly_replicated_inputs_are_compared() {
     spmd_outcomes(
         2,
         |world| {
@@ -171,9 +172,9 @@ fn inputs_that_are_replicated_for_it_count() {
     );
 }
 
-/// Where the last draws are the same, the message says what was not.
+/// The last draws are equal here, so the message must say that an earlier draw differed.
 #[test]
-fn an_earlier_draw_is_told_of() {
+fn the_error_mentions_an_earlier_draw_that_differed() {
     spmd_outcomes(
         2,
         |world| {

@@ -1,4 +1,4 @@
-//! Random numbers are distributed as they say.
+//! Random numbers have the distribution that their function names.
 
 use dtensor::{DType, Generator, Result, Tensor, manual_seed};
 
@@ -9,13 +9,13 @@ use super::statistics::{
 const N: usize = 200_000;
 const WIDE: [DType; 2] = [DType::F32, DType::F64];
 
-/// That numbers with this distribution function have it, and these moments.
+/// Asserts that numbers have this distribution function and these moments, and that neighbours are independent.
 fn check(numbers: &[f64], cdf: impl Fn(f64) -> f64, [mean, variance, fourth]: [f64; 3], what: &str) {
     let uniform: Vec<f64> = numbers.iter().map(|&x| cdf(x)).collect();
     expect_even(&uniform, 256, what);
     expect_uniform(&uniform, what);
     expect_moments(numbers, mean, variance, fourth, what);
-    // Neighbours know nothing of each other, be they of one block of the generator or of two.
+    // Neighbours must be independent, within one block of the generator and across two.
     for lag in [1, 2, 3, 4] {
         let ahead: Vec<f64> = uniform[lag..].iter().step_by(lag + 1).copied().collect();
         let behind: Vec<f64> = uniform.iter().step_by(lag + 1).copied().collect();
@@ -24,7 +24,7 @@ fn check(numbers: &[f64], cdf: impl Fn(f64) -> f64, [mean, variance, fourth]: [f
 }
 
 #[test]
-fn uniform_numbers() -> Result<()> {
+fn rand_and_uniform_are_uniform() -> Result<()> {
     manual_seed(1);
     for dtype in WIDE {
         let x = Tensor::rand([N], dtype)?.to_f64_vec()?;
@@ -41,7 +41,7 @@ fn uniform_numbers() -> Result<()> {
 }
 
 #[test]
-fn normal_numbers() -> Result<()> {
+fn randn_and_normal_are_normal() -> Result<()> {
     manual_seed(2);
     for dtype in WIDE {
         let x = Tensor::randn([N], dtype)?.to_f64_vec()?;
@@ -50,7 +50,7 @@ fn normal_numbers() -> Result<()> {
         let moments = [3.0, 0.25, 3.0 * 0.5f64.powi(4)];
         check(&x, |x| normal_cdf((x - 3.0) / 0.5), moments, &format!("normal {dtype}"));
     }
-    // The tails are there: some 0.27 in a hundred beyond three standard deviations.
+    // The tails must not be missing: about 0.27 % of the numbers are beyond three standard deviations.
     let x = Tensor::randn([1_000_000], DType::F32)?.to_f64_vec()?;
     let beyond = x.iter().filter(|x| x.abs() > 3.0).count();
     let p = 2.0 * normal_cdf(-3.0);
@@ -59,7 +59,7 @@ fn normal_numbers() -> Result<()> {
     Ok(())
 }
 
-/// Mean, variance and fourth central moment of what is between two bounds, by Simpson's rule.
+/// Mean, variance and fourth central moment of a truncated normal distribution, by Simpson's rule.
 fn truncated_moments(mean: f64, std: f64, a: f64, b: f64) -> [f64; 3] {
     const STEPS: usize = 20_000;
     let density = |x: f64| (-0.5 * ((x - mean) / std).powi(2)).exp();
@@ -75,21 +75,21 @@ fn truncated_moments(mean: f64, std: f64, a: f64, b: f64) -> [f64; 3] {
 }
 
 #[test]
-fn truncated_normal_numbers() -> Result<()> {
+fn trunc_normal_has_a_truncated_normal_distribution() -> Result<()> {
     manual_seed(3);
     for dtype in WIDE {
         for (mean, std, a, b) in [
             (0.0, 1.0, -2.0, 2.0),
             (0.0, 0.02, -0.04, 0.04),
             (1.0, 2.0, -3.0, 0.5),
-            // Far into either tail.
+            // Bounds far out in either tail.
             (0.0, 1.0, 5.0, 7.0),
             (0.0, 1.0, -7.0, -5.0),
             (0.0, 1.0, 0.0, 6.0),
         ] {
             let x = Tensor::trunc_normal(mean, std, a, b, [N], dtype)?.to_f64_vec()?;
             assert!(x.iter().all(|&x| a <= x && x <= b));
-            // By the upper tail, in which nothing is lost.
+            // Bounds above the mean use the upper tail, which loses no precision there.
             let above = |x: f64| normal_cdf((mean - x) / std);
             let below = |x: f64| normal_cdf((x - mean) / std);
             let cdf = |x: f64| {
@@ -107,8 +107,8 @@ fn truncated_normal_numbers() -> Result<()> {
     Ok(())
 }
 
-/// The distribution function of what is between two bounds, of which the first is nearer to the mean, by sums from there on: the
-/// density may be too small for a number, but not in relation to that at the bound.
+/// The distribution function of a truncated normal distribution, summed from the bound nearer to the mean. The density
+/// itself may underflow, so it is computed relative to the density at that bound.
 fn summed_cdf(mean: f64, std: f64, near: f64, far: f64) -> impl Fn(f64) -> f64 {
     const STEPS: usize = 200_000;
     let h = (far - near) / STEPS as f64;
@@ -129,9 +129,9 @@ fn summed_cdf(mean: f64, std: f64, near: f64, far: f64) -> impl Fn(f64) -> f64 {
     }
 }
 
-/// Between bounds so near to each other, or so far out, that probabilities hardly tell numbers apart.
+/// The bounds are so close together, or so far out, that the probabilities of different numbers hardly differ.
 #[test]
-fn truncated_normal_numbers_where_hardly_any_are() -> Result<()> {
+fn trunc_normal_is_right_between_close_and_far_bounds() -> Result<()> {
     manual_seed(13);
     for dtype in WIDE {
         for (mean, std, a, b) in [
@@ -151,7 +151,8 @@ fn truncated_normal_numbers_where_hardly_any_are() -> Result<()> {
             let cdf = if upper { summed_cdf(mean, std, a, b) } else { summed_cdf(mean, std, b, a) };
             let uniform: Vec<f64> = x.iter().map(|&x| cdf(x)).collect();
             let what = format!("trunc_normal({mean}, {std}, {a}, {b}) {dtype}");
-            // Where the dtype's own steps would be seen in small parts, in none of them.
+            // Bins must be much wider than the steps between numbers of the dtype. With too few bins, nothing is
+            // compared.
             let widest = uniform_steps(&x, &cdf, dtype);
             let bins = (0.02 / widest).clamp(1.0, 256.0) as usize;
             if bins >= 16 {
@@ -165,7 +166,7 @@ fn truncated_normal_numbers_where_hardly_any_are() -> Result<()> {
     Ok(())
 }
 
-/// How much the distribution function grows over the steps that numbers of the dtype have, at most.
+/// Returns the largest growth of the distribution function between neighbouring numbers of the dtype.
 fn uniform_steps(x: &[f64], cdf: &impl Fn(f64) -> f64, dtype: DType) -> f64 {
     let epsilon = if dtype == DType::F32 { f64::from(f32::EPSILON) } else { f64::EPSILON };
     let (least, most) = x.iter().fold((f64::MAX, f64::MIN), |(least, most), &x| (least.min(x), most.max(x)));
@@ -175,7 +176,7 @@ fn uniform_steps(x: &[f64], cdf: &impl Fn(f64) -> f64, dtype: DType) -> f64 {
 }
 
 #[test]
-fn whole_numbers() -> Result<()> {
+fn randint_is_uniform() -> Result<()> {
     manual_seed(4);
     for (low, high) in [(0, 2), (-3, 4), (0, 100), (-500, 500)] {
         let bins = (high - low) as usize;
@@ -190,7 +191,7 @@ fn whole_numbers() -> Result<()> {
             );
         }
     }
-    // Over the whole range, the upper bits are even.
+    // Over the whole range of `i64`, the upper bits are uniform.
     let x = Tensor::randint(i64::MIN, i64::MAX, [N])?.to_vec::<i64>()?;
     let unit: Vec<f64> = x.iter().map(|&x| (x as f64 + 2f64.powi(63)) / 2f64.powi(64)).collect();
     expect_even(&unit, 256, "randint of everything");
@@ -198,7 +199,7 @@ fn whole_numbers() -> Result<()> {
 }
 
 #[test]
-fn coins() -> Result<()> {
+fn bernoulli_and_dropout_follow_their_probability() -> Result<()> {
     manual_seed(5);
     for p in [0.001, 0.3, 0.5, 0.9] {
         let ones = Tensor::bernoulli(p, [N], DType::U8)?.to_f64_vec()?.iter().sum::<f64>() as usize;
@@ -210,10 +211,10 @@ fn coins() -> Result<()> {
         let kept = x.iter().sum::<f64>() as usize;
         expect_counts(&[N - kept, kept], &[p, 1.0 - p], &format!("dropout({p})"));
     }
-    // Certainty is certain.
+    // Probabilities of 0 and 1 are exact.
     assert!(Tensor::bernoulli(0.0, [N], DType::U8)?.to_vec::<u8>()?.iter().all(|&x| x == 0));
     assert!(Tensor::bernoulli(1.0, [N], DType::U8)?.to_vec::<u8>()?.iter().all(|&x| x == 1));
-    // Each with its own probability: the number of ones among those with a like one.
+    // Each element has its own probability: counts the ones among elements with similar probabilities.
     let p = Tensor::rand([N], DType::F32)?;
     let (p, x) = (p.to_f64_vec()?, p.bernoulli_each()?.to_f64_vec()?);
     for part in 0..10 {
@@ -226,9 +227,10 @@ fn coins() -> Result<()> {
     Ok(())
 }
 
-/// The first answer that Random123 publishes for Philox 4×32-10, of key and counter 0: the others' counters are out of a tensor's reach.
+/// The first known answer of Random123 for Philox 4×32-10, with key and counter 0. No tensor reaches the counters of
+/// the other known answers.
 #[test]
-fn the_first_block_is_known() -> Result<()> {
+fn the_first_block_is_the_known_answer_of_philox() -> Result<()> {
     let words: [u32; 4] = [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8];
     let x = Tensor::rand_with([4], DType::F32, &mut Generator::new(0))?.to_vec::<f32>()?;
     assert_eq!(x, words.map(|word| (word >> 8) as f32 / 16_777_216.0));
@@ -240,7 +242,7 @@ fn the_first_block_is_known() -> Result<()> {
 }
 
 #[test]
-fn draws_seeds_and_forks_know_nothing_of_each_other() -> Result<()> {
+fn draws_seeds_and_forks_are_independent() -> Result<()> {
     let numbers = |mut generator: Generator| Tensor::rand_with([N], DType::F32, &mut generator)?.to_f64_vec();
     let after = |seed: u64, draws: u64| Generator::from_state(dtensor::GeneratorState { seed, draws });
     let parent = Generator::new(11);

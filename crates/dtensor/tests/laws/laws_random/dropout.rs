@@ -1,4 +1,4 @@
-//! A model with dropout learns what it would learn on one device: the same elements are dropped, whatever lies where.
+//! A model with dropout learns as on one device: the same elements are dropped in every layout.
 
 use dtensor::comm::World;
 use dtensor::nn::{self, Dropout, Linear, Module, deep_copy, forward};
@@ -24,7 +24,7 @@ struct Mlp {
 
 #[forward]
 impl Mlp {
-    /// The result, and all that came out of a dropout.
+    /// Returns the outputs of all three dropouts. The last one is the result.
     fn forward(&self, x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
         let first = self.first.forward(x)?;
         let middle = self.middle.forward(&self.gelu.forward(&self.net1.forward(&first)?)?)?;
@@ -46,7 +46,7 @@ impl Mlp {
     }
 }
 
-/// The losses of all steps, and which elements went in each.
+/// The losses of all steps, and the masks of the dropouts in each step.
 struct Trace {
     losses: Vec<f32>,
     masks: Vec<Vec<u64>>,
@@ -74,11 +74,12 @@ fn train(model: &Mlp, x: &Tensor, target: &Tensor) -> Result<Trace> {
     Ok(trace)
 }
 
-/// The model on a mesh in all the ways it can lie there: layers cut along outputs and inputs, data cut or not.
+/// Trains the model on meshes in several layouts: weights replicated or sharded along outputs or inputs, data
+/// replicated or sharded.
 fn everywhere(world: &World, hidden: usize) -> Result<()> {
     manual_seed(20);
     let alone = Mlp::new(hidden)?;
-    // Seven rows: not the same number on all ranks.
+    // Seven rows give ranks different numbers of rows.
     let x = Tensor::randn([7, 10], DType::F32)?;
     let target = x.narrow(1, 2, 5)?.contiguous()?;
     let start = deep_copy(&alone)?;
@@ -96,7 +97,7 @@ fn everywhere(world: &World, hidden: usize) -> Result<()> {
             list[mesh.ndim() - 1] = along_tp;
             list
         };
-        // How weights and biases lie along "tp".
+        // Placements of weights and biases along "tp".
         for (what, parts) in [
             ("whole", [Replicate; 4]),
             ("columns and rows", [Shard(0), Shard(0), Shard(1), Replicate]),
@@ -125,7 +126,7 @@ fn everywhere(world: &World, hidden: usize) -> Result<()> {
     styles(&start, &meshes[0], (&x, &target), &oracle)
 }
 
-/// The model as a plan lays it on a mesh.
+/// Trains the model as parallelized by a plan.
 fn styles(start: &Mlp, mesh: &DeviceMesh, (x, target): (&Tensor, &Tensor), oracle: &Trace) -> Result<()> {
     let plan = plan! {
         "net1" => ColwiseParallel::new().use_local_output(false),
@@ -149,13 +150,13 @@ fn expect_alike(trace: &Trace, oracle: &Trace, what: &str) {
     }
 }
 
-/// Even, uneven, and fewer than ranks.
+/// Hidden sizes that split evenly, unevenly, and into fewer shards than ranks.
 fn all_sizes(world: &World) -> Result<()> {
     [16, 7, 3].into_iter().try_for_each(|hidden| everywhere(world, hidden))
 }
 
 #[test]
-fn a_model_with_dropout_learns_what_it_would_on_one_device() {
+fn a_model_with_dropout_learns_as_on_one_device() {
     spmd(1, |world| all_sizes(&world));
     spmd(2, |world| all_sizes(&world));
     spmd(3, |world| all_sizes(&world));

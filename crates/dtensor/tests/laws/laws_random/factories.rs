@@ -1,4 +1,4 @@
-//! Factories on a mesh take dims that count from the back, and refuse what does not fit before anything is drawn.
+//! Factories on a mesh: they take negative dims, and return errors before anything is drawn.
 
 use dtensor::comm::World;
 use dtensor::testing::spmd;
@@ -12,7 +12,7 @@ use crate::common::layouts::strided;
 
 type Factory = fn(Option<&DeviceMesh>, &[Placement]) -> Result<Tensor>;
 
-/// Every factory that there is, of matrices or, where they make none, of vectors.
+/// All factories that can make a matrix. The others are in `vectors`.
 fn matrices() -> Vec<(&'static str, Factory)> {
     const S: [usize; 2] = [5, 3];
     const F: DType = DType::F32;
@@ -42,7 +42,7 @@ fn vectors() -> Vec<(&'static str, Factory)> {
 }
 
 #[test]
-fn dims_count_from_the_back_too() {
+fn factories_take_negative_dims() {
     let mesh = DeviceMesh::new(&World::simulated(4, 1).unwrap(), [2, 2], ["dp", "tp"]).unwrap();
     let of = |rank: isize| move |factory| (factory, rank);
     for ((name, make), rank) in matrices().into_iter().map(of(2)).chain(vectors().into_iter().map(of(1))) {
@@ -70,7 +70,7 @@ fn dims_count_from_the_back_too() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_placements_are_an_error_and_draw_nothing() {
     let mesh = DeviceMesh::new(&World::simulated(4, 1).unwrap(), [2, 2], ["dp", "tp"]).unwrap();
     for (name, make) in matrices().into_iter().chain(vectors()) {
         let before = rng_state();
@@ -86,7 +86,7 @@ fn what_does_not_fit_is_refused() {
         refused(make(Some(&mesh), &[Replicate, Shard(-3)]), &[name, "-3"]);
         refused(make(None, &[Shard(0), Replicate]), &[name, "no device mesh"]);
         assert_eq!(rng_state(), before, "{name}");
-        // A mesh of the scope will do.
+        // Without an explicit mesh, the mesh of the scope is used.
         let x = use_mesh(&mesh, || make(None, &[Shard(0), Replicate])).unwrap();
         assert_eq!(x.mesh(), Some(&mesh), "{name}");
     }
@@ -167,7 +167,7 @@ fn arguments_are_checked_before_anything_is_drawn() {
             [Tensor::normal(0.0, 1.0, [2], dtype), sharded::normal(0.0, 1.0, [2], dtype, &mesh, s)],
         );
     }
-    // Nothing of the dtype is there.
+    // No number of the dtype is between these bounds.
     for (low, high, dtype) in [(1.0001, 1.0002, DType::BF16), (65510.0, 65515.0, DType::F16)] {
         refused(
             "uniform",
@@ -185,7 +185,7 @@ fn arguments_are_checked_before_anything_is_drawn() {
     );
     let huge = [usize::MAX / 2, 8];
     refused("rand", "too many", [Tensor::rand(huge, f), sharded::rand(huge, f, &mesh, s)]);
-    // What an operator refuses.
+    // Operators that draw check their arguments first, too.
     let whole = Tensor::ones([2, 3], DType::I64).unwrap();
     let laid = sharded::ones([2, 3], DType::I64, &mesh, s).unwrap();
     refused("dropout", "floating-point", [whole.dropout(0.5), laid.dropout(0.5)]);
@@ -202,20 +202,20 @@ fn arguments_are_checked_before_anything_is_drawn() {
     refused(name, "floating-point", [attend(&whole, &whole), attend(&laid, &laid)]);
     refused(name, "query and key must agree", [attend(&q, &k), autocast(DType::BF16, || attend(&q, &k))]);
     assert_eq!((rng_state(), generator), (before, Generator::new(1)));
-    // What mixed precision makes alike is none of that.
+    // Autocast gives both operands one dtype, so there is no error.
     let half = q.to_dtype(DType::BF16).unwrap();
     assert!(attend(&q, &half).is_err());
     assert!(autocast(DType::BF16, || attend(&q, &half)).is_ok());
     assert_eq!(rng_state().draws, before.draws + 1);
-    // A bad probability is found by the rank that has it.
+    // A probability inside a tensor is checked, too.
     let p = Tensor::from_slice(&[0.5f32, 1.5], [2]).unwrap();
     assert!(p.bernoulli_each().unwrap_err().to_string().contains("between 0 and 1"));
     assert!(p.to_dtype(DType::I64).unwrap().bernoulli_each().is_err());
 }
 
-/// What is like a tensor without a value has none, as with zeros; but a draw is used up, as by a model that is made with values.
+/// A tensor like a meta tensor is a meta tensor, but uses up a draw, as in a model made with values.
 #[test]
-fn what_is_like_a_tensor_is_on_its_device() -> Result<()> {
+fn like_functions_keep_the_device_of_their_tensor() -> Result<()> {
     let mesh = DeviceMesh::new(&World::simulated(2, 1)?, [2], "tp")?;
     let laid = on_device(Device::Meta, || sharded::zeros([3], DType::F32, &mesh, [Shard(0)]))?;
     for x in [Tensor::meta_of([3], DType::F32)?, laid] {
@@ -225,14 +225,14 @@ fn what_is_like_a_tensor_is_on_its_device() -> Result<()> {
         }
         assert_eq!(rng_state().draws, before + 3);
     }
-    // And the other way round.
+    // A tensor like one with values has values, even in a meta scope.
     let here = Tensor::zeros([3], DType::F32)?;
     assert!(!on_device(Device::Meta, || here.randn_like())?.is_meta());
     Ok(())
 }
 
 #[test]
-fn spaced_numbers_are_those_of_one_device() {
+fn linspace_and_logspace_match_one_device() {
     spmd(4, |world| {
         for field in Field::all(&world)? {
             for list in field.lists(1) {
@@ -257,7 +257,7 @@ fn spaced_numbers_are_those_of_one_device() {
 
 /// The answers of `torch.logspace`.
 #[test]
-fn powers_are_those_of_pytorch() -> Result<()> {
+fn logspace_matches_pytorch() -> Result<()> {
     assert_eq!(Tensor::logspace(0.0, 3.0, 4, 10.0, DType::I64)?.to_vec::<i64>()?, [1, 10, 100, 1000]);
     assert_eq!(Tensor::logspace(-2.0, 2.0, 5, 2.0, DType::F64)?.to_vec::<f64>()?, [0.25, 0.5, 1., 2., 4.]);
     assert_eq!(Tensor::logspace(2.0, -1.0, 1, 10.0, DType::F32)?.to_vec::<f32>()?, [100.]);

@@ -1,4 +1,4 @@
-//! Generators: values that can be kept, put back, forked, and lent for a while.
+//! Generators: save, restore, fork, synchronize, and use for a scope.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +13,7 @@ use dtensor::{
 use super::bits::bits;
 
 #[test]
-fn a_state_can_be_kept_and_put_back() -> Result<()> {
+fn a_generator_can_be_saved_and_restored() -> Result<()> {
     let mut generator = Generator::new(u64::MAX);
     assert_eq!(generator.state(), GeneratorState { seed: u64::MAX, draws: 0 });
     for _ in 0..3 {
@@ -21,18 +21,18 @@ fn a_state_can_be_kept_and_put_back() -> Result<()> {
     }
     let text = serde_json::to_string(&generator.state()).unwrap();
     assert_eq!(text, r#"{"seed":18446744073709551615,"draws":3}"#);
-    // A generator is written as its state.
+    // A generator serializes as its state.
     assert_eq!(serde_json::to_string(&generator).unwrap(), text);
     let mut again: Generator = serde_json::from_str(&text).unwrap();
     assert_eq!(again, generator);
     let next =
         [&mut generator, &mut again].map(|g| bits(&Tensor::randn_with([9], DType::F64, g).unwrap()).unwrap());
     assert_eq!(next[0], next[1]);
-    // A clone is another one, in the same state.
+    // A clone starts in the same state, but advances on its own.
     let mut clone = generator.clone();
     Tensor::rand_with([1], DType::F32, &mut clone)?;
     assert_ne!(clone, generator);
-    // At the end of all draws it begins again.
+    // The draw counter wraps around.
     let mut last = Generator::from_state(GeneratorState { seed: 1, draws: u64::MAX });
     Tensor::rand_with([1], DType::F32, &mut last)?;
     assert_eq!(last, Generator::new(1));
@@ -40,7 +40,7 @@ fn a_state_can_be_kept_and_put_back() -> Result<()> {
 }
 
 #[test]
-fn the_threads_generator_can_be_kept_and_put_back() -> Result<()> {
+fn the_thread_generator_can_be_saved_and_restored() -> Result<()> {
     manual_seed(3);
     assert_eq!(rng_state(), GeneratorState { seed: 3, draws: 0 });
     Tensor::rand([5], DType::F32)?;
@@ -49,7 +49,7 @@ fn the_threads_generator_can_be_kept_and_put_back() -> Result<()> {
     let first = bits(&Tensor::ones([99], DType::F32)?.dropout(0.5)?)?;
     set_rng_state(state);
     assert_eq!(bits(&Tensor::ones([99], DType::F32)?.dropout(0.5)?)?, first);
-    // Threads begin alike, and have one each.
+    // Each thread has its own generator, and all start in the same state.
     let other = std::thread::spawn(|| {
         let state = rng_state();
         manual_seed(77);
@@ -61,7 +61,7 @@ fn the_threads_generator_can_be_kept_and_put_back() -> Result<()> {
 }
 
 #[test]
-fn forks_are_many_and_always_the_same() {
+fn forks_are_distinct_and_reproducible() {
     let parent = Generator::new(5);
     let mut moved = parent.clone();
     Tensor::rand_with([1], DType::F32, &mut moved).unwrap();
@@ -69,13 +69,13 @@ fn forks_are_many_and_always_the_same() {
     let mut seeds: HashSet<u64> = (0..10_000).map(|n| parent.fork(n).seed()).collect();
     seeds.extend((0..10_000).map(|n| parent.fork(u64::MAX - n).seed()));
     seeds.extend((0..10_000).map(|n| Generator::new(n).fork(0).seed()));
-    // One of the last is one of the first.
+    // One seed occurs twice: fork 0 of seed 5 is in the first and in the last list.
     assert_eq!(seeds.len(), 29_999);
     assert!(!seeds.contains(&5));
 }
 
 #[test]
-fn a_scope_has_a_generator_of_its_own() -> Result<()> {
+fn with_generator_replaces_the_thread_generator_for_a_scope() -> Result<()> {
     manual_seed(1);
     let before = rng_state();
     let mut generator = Generator::new(2);
@@ -84,10 +84,10 @@ fn a_scope_has_a_generator_of_its_own() -> Result<()> {
         let mut inner = Generator::new(3);
         let y = with_generator(&mut inner, || Tensor::rand([4], DType::F32))?;
         assert_eq!(inner.state().draws, 1);
-        // What layers draw is drawn from it too.
+        // Layers draw from it, too.
         Linear::new(2, 2, true)?;
         Dropout::new(0.5)?.forward(&x)?;
-        // One that is given counts, even here.
+        // An explicit generator wins over the scope.
         let z = Tensor::rand_with([4], DType::F32, &mut Generator::new(2))?;
         Result::Ok([x, y, z])
     })?;
@@ -98,7 +98,7 @@ fn a_scope_has_a_generator_of_its_own() -> Result<()> {
     for (x, y) in drawn.iter().zip(&expected) {
         assert_eq!(bits(x)?, bits(y)?);
     }
-    // However it ends.
+    // The thread's generator is restored even if the body panics.
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         with_generator(&mut generator, || {
             Tensor::rand([1], DType::F32).unwrap();
@@ -114,7 +114,7 @@ fn a_scope_has_a_generator_of_its_own() -> Result<()> {
 }
 
 #[test]
-fn ranks_are_brought_together() {
+fn synchronize_rng_copies_the_state_of_the_first_rank() {
     spmd(4, |world| {
         let rank = world.rank() as u64;
         for mesh in [DeviceMesh::new(&world, [4], "tp")?, DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?] {
@@ -124,14 +124,14 @@ fn ranks_are_brought_together() {
             }
             synchronize_rng(&mesh)?;
             assert_eq!(rng_state(), GeneratorState { seed: 100, draws: 0 });
-            // Along one dim, the first of each row.
+            // Along one dim, each group takes the state of its first rank.
             if mesh.ndim() == 2 {
                 manual_seed(100 + rank);
                 synchronize_rng(&mesh["tp"])?;
                 assert_eq!(rng_state().seed, 100 + rank / 2 * 2);
             }
         }
-        // Ranks in another order, and one outside.
+        // Here rank 3 is the first rank of the mesh, and rank 2 is outside.
         let mesh = DeviceMesh::from_ranks(&world, &[3, 1, 0], [3], "tp")?;
         manual_seed(rank);
         synchronize_rng(&mesh)?;
@@ -140,9 +140,9 @@ fn ranks_are_brought_together() {
     });
 }
 
-/// The same on ranks that share a batch, and different along the dim that shares it out.
+/// Ranks with the same batch draw the same noise; ranks along "dp" draw different noise.
 #[test]
-fn a_fork_for_every_data_parallel_rank() {
+fn forks_give_each_data_parallel_rank_its_own_noise() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let shared = Generator::new(7);
@@ -159,9 +159,10 @@ fn a_fork_for_every_data_parallel_rank() {
     });
 }
 
-/// Ranks whose generators have diverged draw parts that do not fit together. They all learn of it when they next meet.
+/// Ranks whose generators have diverged draw shards that do not fit together. All get an error when they next
+/// communicate.
 #[test]
-fn ranks_that_draw_differently_find_out() {
+fn diverged_generators_are_an_error_at_the_next_collective() {
     type Draw = fn(&Tensor) -> Result<Tensor>;
     let draws: [Draw; 4] = [
         |x| x.dropout(0.5),
@@ -174,7 +175,7 @@ fn ranks_that_draw_differently_find_out() {
         |world| {
             let mesh = DeviceMesh::new(&world, [2], "tp")?;
             let x = sharded::ones([5], DType::F32, &mesh, [Shard(0)])?;
-            // What is drawn alike, or of a tensor of one's own, is nobody's business.
+            // Equal draws are no error, and neither are different draws for plain tensors.
             manual_seed(4);
             draws.iter().try_for_each(|draw| draw(&x).map(drop))?;
             x.full_tensor()?;
@@ -183,14 +184,14 @@ fn ranks_that_draw_differently_find_out() {
             x.full_tensor()?;
             let mut errors = Vec::new();
             for (number, draw) in draws.iter().enumerate() {
-                // A failed group stays failed, so each has one of its own.
+                // A failed group stays failed, so each draw has its own mesh.
                 let mesh = DeviceMesh::new(&world, [2], format!("tp{number}").as_str())?;
                 let x = sharded::ones([5], DType::F32, &mesh, [Shard(0)])?;
                 manual_seed(5);
                 if world.rank() == 1 {
                     Tensor::rand([1], DType::F32)?;
                 }
-                // Nobody has been asked yet.
+                // The draw itself does not communicate, so it succeeds.
                 let y = draw(&x)?;
                 errors.push(y.full_tensor().expect_err("the parts do not fit").to_string());
             }

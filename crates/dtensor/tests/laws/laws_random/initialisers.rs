@@ -1,4 +1,4 @@
-//! Initialisers: the bits of one device wherever a parameter lies, and PyTorch's fans, gains and refusals.
+//! Initialisers: the bits of one device in every layout, and PyTorch's fans, gains and errors.
 
 use dtensor::comm::{World, record};
 use dtensor::nn::init::{self, Fan, Init, Nonlinearity, calculate_fans, calculate_gain};
@@ -13,7 +13,7 @@ use super::bits::{FLOATS, Field, bits};
 use super::statistics::{expect_even, expect_moments, normal_cdf};
 use crate::common::layouts::P;
 
-/// All of them.
+/// All initialisers.
 fn rules() -> Vec<(&'static str, Init)> {
     vec![
         ("zeros", init::zeros()),
@@ -34,7 +34,7 @@ fn everywhere(world: &World) -> Result<()> {
     for field in Field::all(world)? {
         for (name, rule) in rules() {
             for shape in [&[5, 3][..], &[2, 2], &[0, 3], &[2, 3, 5], &[7], &[]] {
-                // Fans need two dims, and a diagonal has exactly two.
+                // Fans need at least two dims, and `eye` exactly two.
                 let refused = match name {
                     "eye" => shape.len() != 2,
                     "xavier_uniform" | "xavier_normal" | "kaiming_uniform" | "kaiming_normal" => {
@@ -95,7 +95,7 @@ fn every_initialiser_has_the_bits_of_one_device() {
 }
 
 #[test]
-fn nothing_changes_but_the_value() -> Result<()> {
+fn an_initialiser_changes_only_the_value() -> Result<()> {
     let layer = Linear::new(3, 2, true)?;
     let tied = layer.weight.clone();
     layer.forward(&Tensor::ones([1, 3], DType::F32)?)?.sum_all()?.backward()?;
@@ -109,12 +109,12 @@ fn nothing_changes_but_the_value() -> Result<()> {
     // As in PyTorch, the gradient stays.
     assert_eq!(layer.weight.grad().unwrap().to_vec::<f32>()?, [1.; 6]);
     assert!(layer.weight.requires_grad() && !bias.requires_grad());
-    // What somebody has taken out before is what it was.
+    // A tensor taken from the parameter before keeps its values.
     assert_ne!(seen.to_vec::<f32>()?, [0.5; 6]);
-    // A gradient goes where the parameter's gradient goes.
+    // New gradients add to the parameter's gradient.
     layer.forward(&Tensor::ones([1, 3], DType::F32)?)?.sum_all()?.backward()?;
     assert_eq!(layer.weight.grad().unwrap().to_vec::<f32>()?, [2.; 6]);
-    // A rule that draws is the rule by which a module is reset.
+    // `reset_parameters` draws by the rule that the parameter was made with.
     let rule = init::normal(0.0, 0.02);
     let weight = Parameter::with_init([4, 4], move |like| rule.like(like))?;
     manual_seed(5);
@@ -125,12 +125,12 @@ fn nothing_changes_but_the_value() -> Result<()> {
 }
 
 #[test]
-fn a_parameter_without_a_value_gets_one_unless_a_model_is_being_made_without() -> Result<()> {
+fn a_meta_parameter_gets_a_value_except_in_a_meta_scope() -> Result<()> {
     let layer = on_device(Device::Meta, || {
         let layer = Linear::new(3, 2, true)?;
         manual_seed(1);
         init::xavier_normal(1.0).apply(&layer.weight)?;
-        // It has none, but the draw is used up, as by a model that is made with values.
+        // The weight stays a meta tensor but uses up a draw, as in a model made with values.
         assert!(layer.weight.get().is_meta());
         assert_eq!(rng_state().draws, 1);
         Result::Ok(layer)
@@ -145,19 +145,18 @@ fn a_parameter_without_a_value_gets_one_unless_a_model_is_being_made_without() -
     assert_eq!(bits(&tied.get())?, bits(&expected)?);
     assert!(!tied.requires_grad() && layer.bias.as_ref().unwrap().requires_grad());
     assert_eq!(layer.forward(&Tensor::zeros([1, 3], DType::F32)?)?.to_vec::<f32>()?, [0., 0.]);
-    // A parameter with a value keeps having one, whatever new tensors are made on.
+    // A parameter with a value still has one after a meta scope.
     on_device(Device::Meta, || init::ones().apply(&layer.weight))?;
     assert_eq!(layer.weight.get().to_vec::<f32>()?, [1.; 6]);
-    // So does one that is to be like another.
+    // A tensor like a meta tensor, or made in a meta scope, is a meta tensor.
     assert!(init::normal(0.0, 1.0).like(&Tensor::meta_of([2], DType::F32)?)?.is_meta());
     assert!(init::zeros().like(&Tensor::meta_of([2], DType::F32)?)?.is_meta());
     assert!(on_device(Device::Meta, || init::normal(0.0, 1.0).tensor([2], DType::F32))?.is_meta());
     Ok(())
 }
 
-/// The variances that the fans of the whole ask for, on a part too.
 #[test]
-fn variances_are_those_of_the_fans() -> Result<()> {
+fn variances_follow_from_the_fans() -> Result<()> {
     let shape = [300, 200];
     let uniform = |rule: Init, bound: f64, what: &str| -> Result<()> {
         let x = rule.tensor(shape, DType::F64)?.to_f64_vec()?;
@@ -189,7 +188,7 @@ fn variances_are_those_of_the_fans() -> Result<()> {
 }
 
 #[test]
-fn gains_and_fans_are_those_of_pytorch() -> Result<()> {
+fn gains_and_fans_match_pytorch() -> Result<()> {
     for (nonlinearity, gain) in [
         (Nonlinearity::Linear, 1.0),
         (Nonlinearity::Sigmoid, 1.0),
@@ -208,7 +207,7 @@ fn gains_and_fans_are_those_of_pytorch() -> Result<()> {
 }
 
 #[test]
-fn what_cannot_be_is_refused_and_nothing_is_changed() -> Result<()> {
+fn invalid_initialisers_are_an_error_and_change_nothing() -> Result<()> {
     let vector = Parameter::new(&Tensor::ones([3], DType::F32)?)?;
     let matrix = Parameter::new(&Tensor::ones([3, 3], DType::F32)?)?;
     let cube = Parameter::new(&Tensor::ones([3, 3, 3], DType::F32)?)?;
@@ -249,9 +248,9 @@ fn what_cannot_be_is_refused_and_nothing_is_changed() -> Result<()> {
     Ok(())
 }
 
-/// A rank makes its part of a diagonal and no more: of the whole of this one, nobody has the room.
+/// Each rank makes only its shard: the full matrix would take 4 TiB.
 #[test]
-fn a_diagonal_is_made_in_parts() -> Result<()> {
+fn eye_makes_only_the_shard_of_each_rank() -> Result<()> {
     let (n, at) = (1usize << 20, 1usize << 12);
     let mesh = DeviceMesh::new(&World::simulated(1 << 18, at)?, [1 << 18], "tp")?;
     let parameter =
@@ -268,9 +267,9 @@ fn a_diagonal_is_made_in_parts() -> Result<()> {
     Ok(())
 }
 
-/// Of a model that is made without values and laid on a mesh, every parameter that a plan knows gets one.
+/// A model is made without values and distributed on a mesh; then every parameter gets its values.
 #[test]
-fn a_model_is_made_on_a_mesh_from_nothing() {
+fn a_meta_model_is_initialised_on_a_mesh() {
     #[derive(Module)]
     struct Model {
         table: Embedding,
@@ -294,7 +293,7 @@ fn a_model_is_made_on_a_mesh_from_nothing() {
             for parameter in model.parameters() {
                 rule.apply(&parameter)?;
             }
-            // Two names, one parameter, one draw.
+            // The two names share one parameter, so it is drawn once.
             assert_eq!(rng_state().draws, 1);
             assert!(model.output.weight.is(weight));
             assert_eq!(weight.get().placements(), list);

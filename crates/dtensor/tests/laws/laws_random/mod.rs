@@ -1,6 +1,7 @@
-//! Law: random numbers are those of a single device, bit for bit, whatever the mesh and the placements; and they are random.
+//! Random numbers have the bits of a single device on every mesh and with all placements, and they pass statistical
+//! tests.
 //!
-//! The generator's own known answers are in `host::random::philox::tests::known_answers` of `dtensor-array`.
+//! The known answers of the generator itself are in `host::random::philox::tests::known_answers` of `dtensor-array`.
 
 mod bits;
 mod coming_apart;

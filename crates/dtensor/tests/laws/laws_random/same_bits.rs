@@ -1,4 +1,4 @@
-//! What is drawn on a mesh is what is drawn on one device.
+//! Random numbers drawn on a mesh have the bits of one device.
 
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
@@ -12,7 +12,7 @@ type Here = fn(&[usize], DType, &mut Generator) -> Result<Tensor>;
 type OnMesh = fn(&[usize], DType, &DeviceMesh, &[Placement], &mut Generator) -> Result<Tensor>;
 type Like = fn(&Tensor) -> Result<Tensor>;
 
-/// One distribution in all its forms.
+/// All functions that draw from one distribution.
 struct Draw {
     name: &'static str,
     dtypes: &'static [DType],
@@ -58,7 +58,7 @@ fn all_draws(world: &World) -> Result<()> {
                 }
             }
         }
-        // Those of one dtype have no form for others.
+        // `randint` takes no dtype, so it is not in the table.
         for list in field.lists(1) {
             manual_seed(9);
             let whole =
@@ -76,7 +76,7 @@ fn all_draws(world: &World) -> Result<()> {
 fn every_layout(field: &Field, draw: &Draw, shape: &[usize], dtype: DType) -> Result<()> {
     let (mesh, name) = (&field.mesh, draw.name);
     let mut generator = Generator::new(7);
-    // Two in a row, the second not the first.
+    // Two draws in a row, so that the second draw of a generator is compared, too.
     let whole = [(draw.here)(shape, dtype, &mut generator)?, (draw.here)(shape, dtype, &mut generator)?];
     let end = generator.state();
     manual_seed(8);
@@ -89,13 +89,14 @@ fn every_layout(field: &Field, draw: &Draw, shape: &[usize], dtype: DType) -> Re
             let mut once = || (draw.on_mesh)(shape, dtype, mesh, &list, &mut generator);
             Result::Ok([once()?, once()?])
         });
-        // Nobody has to be asked.
+        // Drawing needs no communication.
         assert!(calls.is_empty(), "{name}: {calls:?}");
         assert_eq!(generator.state(), end, "{name}");
         for (laid, whole) in laid?.iter().zip(&whole) {
             field.expect(laid, &list, whole, name)?;
         }
-        // From this thread's generator, and like a tensor that is there. Where that is partial, all is on every rank.
+        // The thread's generator, and the `*_like` functions, give the same bits. Like a partial tensor, the result is
+        // replicated.
         manual_seed(8);
         let laid = (draw.default_on_mesh)(shape, dtype, mesh, &list)?;
         field.expect(&laid, &list, &default, name)?;
@@ -116,7 +117,7 @@ fn every_distribution_has_the_bits_of_one_device() {
     spmd(4, |world| all_draws(&world));
 }
 
-/// Operators that draw go by where their inputs' elements are in the whole.
+/// Operators that draw use the positions of their input's elements in the full tensor.
 fn all_operators(world: &World) -> Result<()> {
     type Operator = fn(&Tensor) -> Result<Tensor>;
     let operators: [(&str, Operator); 5] = [
@@ -144,7 +145,7 @@ fn all_operators(world: &World) -> Result<()> {
                         let got = operator(&laid)?;
                         let after = got.placements().to_vec();
                         field.expect(&got, &after, &expected, name)?;
-                        // Partial values have to be added up before; nothing else has to move.
+                        // A partial input is reduced first. All other layouts are kept.
                         let partial = list.iter().any(|p| p.is_partial());
                         assert!(partial || after == list, "{name} {list:?} {after:?}");
                     }
@@ -163,9 +164,10 @@ fn operators_that_draw_have_the_bits_of_one_device() {
     spmd(4, |world| all_operators(&world));
 }
 
-/// What one probability means to a draw, a tensor full of it means too; and half precision is single precision, rounded.
+/// A tensor of equal probabilities draws the same as one such probability. Numbers in half precision are rounded from
+/// single precision.
 #[test]
-fn forms_agree() -> Result<()> {
+fn forms_of_one_distribution_agree() -> Result<()> {
     for dtype in FLOATS {
         let p = Tensor::full([1000], 0.375, dtype)?;
         manual_seed(1);
@@ -180,7 +182,7 @@ fn forms_agree() -> Result<()> {
         manual_seed(2);
         let single = [Tensor::randn([5000], DType::F32)?, Tensor::rand([5000], DType::F32)?];
         assert_eq!(bits(&half[0])?, bits(&single[0].to_dtype(dtype)?)?);
-        // But for 1, which is never drawn.
+        // Numbers that would round to 1 are the exception, because 1 is never drawn.
         let below = if dtype == DType::BF16 { 1.0 - 1.0 / 256.0 } else { 1.0 - 1.0 / 2048.0 };
         let rounded = single[1].to_dtype(dtype)?.clamp(0.0, below)?;
         assert_eq!(bits(&half[1])?, bits(&rounded)?);
@@ -194,9 +196,9 @@ fn forms_agree() -> Result<()> {
     Ok(())
 }
 
-/// A rank outside the mesh has nothing of the tensor, but its generator goes on with the others'.
+/// A rank outside the mesh has an empty local tensor, but its generator advances with those of the others.
 #[test]
-fn ranks_outside_take_their_turn() {
+fn generators_of_ranks_outside_the_mesh_advance_too() {
     spmd(3, |world| {
         let mesh = DeviceMesh::from_ranks(&world, &[2, 0], [2], "tp")?;
         let mut generator = Generator::new(4);

@@ -1,13 +1,13 @@
-//! Tests of randomness, with the limits that they have.
+//! Statistical tests of random numbers.
 //!
-//! Seeds are fixed, so a test passes always or never. All limits are those of five standard deviations: what is random passes a
-//! test with a probability of all but one in a million.
+//! Seeds are fixed, so a test always passes or always fails. All limits are five standard deviations: a good generator
+//! fails a test with a probability of less than one in a million.
 
-/// How many standard deviations off is too far.
+/// The largest deviation that passes, in standard deviations.
 pub(crate) const SIGMAS: f64 = 5.0;
 
-/// That numbers, which should be uniform on [0, 1], fill `bins` equal parts evenly (Pearson's test): neither too unevenly nor too
-/// evenly.
+/// Asserts that numbers fill `bins` equal bins of [0, 1] as uniform numbers do (Pearson's test): neither too unevenly
+/// nor too evenly.
 #[track_caller]
 pub(crate) fn expect_even(numbers: &[f64], bins: usize, what: &str) {
     let mut counts = vec![0usize; bins];
@@ -18,7 +18,7 @@ pub(crate) fn expect_even(numbers: &[f64], bins: usize, what: &str) {
     expect_counts(&counts, &vec![1.0 / bins as f64; bins], what);
 }
 
-/// That things which happen with these probabilities have happened so often.
+/// Asserts that these counts are plausible for these probabilities (chi-square test).
 #[track_caller]
 pub(crate) fn expect_counts(counts: &[usize], probabilities: &[f64], what: &str) {
     let n: usize = counts.iter().sum();
@@ -35,7 +35,7 @@ pub(crate) fn expect_counts(counts: &[usize], probabilities: &[f64], what: &str)
     assert!(z.abs() < SIGMAS, "{what}: chi-square {statistic} of {freedom} is {z} standard deviations off");
 }
 
-/// That numbers, which should be uniform on [0, 1], are nowhere further from it than chance takes them (Kolmogorov's test).
+/// Asserts that numbers are uniform on [0, 1], up to chance (Kolmogorov's test).
 #[track_caller]
 pub(crate) fn expect_uniform(numbers: &[f64], what: &str) {
     let mut sorted = numbers.to_vec();
@@ -43,11 +43,12 @@ pub(crate) fn expect_uniform(numbers: &[f64], what: &str) {
     let n = sorted.len() as f64;
     let off = |(i, &u): (usize, &f64)| (u - i as f64 / n).abs().max((u - (i + 1) as f64 / n).abs());
     let statistic = sorted.iter().enumerate().map(off).fold(0.0, f64::max) * n.sqrt();
-    // It is more than x with probability 2·exp(−2x²): 6e-7 for this x, as five standard deviations are.
+    // The statistic exceeds x with probability 2·exp(−2x²): 6e-7 for this limit, the same as five standard deviations.
     assert!(statistic < 2.75, "{what}: off by {statistic} / √n");
 }
 
-/// That numbers have this mean, variance and fourth central moment, of which the spread of the former follows.
+/// Asserts that numbers have this mean and variance. The spread of their variance follows from the fourth central
+/// moment.
 #[track_caller]
 pub(crate) fn expect_moments(numbers: &[f64], mean: f64, variance: f64, fourth: f64, what: &str) {
     let n = numbers.len() as f64;
@@ -59,7 +60,8 @@ pub(crate) fn expect_moments(numbers: &[f64], mean: f64, variance: f64, fourth: 
     assert!(off < SIGMAS, "{what}: variance {got}, {off} standard deviations from {variance}");
 }
 
-/// That two lists of numbers, each uniform on [0, 1), know nothing of each other: by correlation, and by what falls where in the square.
+/// Asserts that two lists of uniform numbers are independent: by their correlation, and by the counts of pairs in the
+/// cells of a square.
 #[track_caller]
 pub(crate) fn expect_independent(a: &[f64], b: &[f64], what: &str) {
     const SIDE: usize = 16;
@@ -74,7 +76,7 @@ pub(crate) fn expect_independent(a: &[f64], b: &[f64], what: &str) {
     expect_counts(&counts, &[1.0 / (SIDE * SIDE) as f64; SIDE * SIDE], what);
 }
 
-/// How likely a standard normal number is to be less than `z`.
+/// The distribution function of the standard normal distribution.
 pub(crate) fn normal_cdf(z: f64) -> f64 {
     0.5 * libm::erfc(-z * std::f64::consts::FRAC_1_SQRT_2)
 }

@@ -1,4 +1,4 @@
-//! One redistribution, compared in every respect with what the oracle says.
+//! Checks one redistribution against the oracle: layout, values, collectives and bytes.
 
 use dtensor::comm::{Call, Collective, World, WorldKind, record};
 use dtensor::redistribute::{Plan, Step};
@@ -7,14 +7,14 @@ use dtensor::{DType, DeviceMesh, FromLocalOptions, Placement, Result, Tensor};
 use crate::common::layouts::{Grid, Held, Whole};
 use crate::common::ranks::Random;
 
-/// A tensor in partial values, whose parts are compared when all ranks' are known.
+/// A partial tensor. Its values are compared at the end, when the local tensors of all ranks are gathered.
 struct Pending {
     label: String,
     whole: Whole,
     to: Vec<Placement>,
 }
 
-/// Redistributions on one mesh, as one rank of the world sees them.
+/// Checks redistributions on one mesh from the view of one rank.
 pub(crate) struct Checker {
     world: World,
     grid: Grid,
@@ -22,7 +22,7 @@ pub(crate) struct Checker {
     at: Option<Vec<usize>>,
     seed: u64,
     pending: Vec<Pending>,
-    /// This rank's parts of those, one after the other.
+    /// This rank's local values of the pending tensors, concatenated.
     parts: Vec<f64>,
 }
 
@@ -34,15 +34,15 @@ impl Checker {
         Ok(Checker { world, grid, mesh, at, seed: 0, pending: Vec::new(), parts: Vec::new() })
     }
 
-    /// Whether it is the turn of a case when on threads one of `threads` is to be done and over MPI, where ranks that wait
-    /// do not sleep, one of `mpi`.
+    /// Returns true if the next case runs: one of `threads` with ranks as threads, one of `mpi` over MPI. Fewer run
+    /// over MPI, because its ranks spin while they wait.
     pub(crate) fn turn(&mut self, threads: usize, mpi: usize) -> bool {
         self.seed += 1;
         let one_of = if self.world.kind() == WorldKind::Mpi { mpi } else { threads };
         Random::new(&[self.seed]).below(one_of) == 0
     }
 
-    /// A tensor whose parts the oracle makes, and this rank's.
+    /// Returns a tensor made from the oracle's local values, and this rank's; `None` outside the mesh.
     pub(crate) fn source(
         &self,
         whole: &Whole,
@@ -96,7 +96,7 @@ impl Checker {
         Ok(())
     }
 
-    /// There and back again is nowhere at all.
+    /// Checks that redistributing there and back gives the same values and layout.
     pub(crate) fn there_and_back(
         &mut self,
         from: &[Placement],
@@ -118,7 +118,7 @@ impl Checker {
         Ok(())
     }
 
-    /// The collectives called are those of the plan, and none of them sends more than it says.
+    /// Checks that the recorded collectives are those of the plan, and that none sends more bytes than planned.
     fn sent(&self, plan: &Plan, calls: &[Call], at: &[usize], label: &impl Fn() -> String) {
         let calls: Vec<&Call> =
             calls.iter().filter(|call| !matches!(call.collective, Collective::Join)).collect();
@@ -163,7 +163,7 @@ impl Checker {
         elements * item
     }
 
-    /// Compares what was left for the end: every rank hears what all have, in one go.
+    /// Compares the pending partial tensors, after a single all-gather of the local values of all ranks.
     pub(crate) fn finish(self) -> Result<()> {
         let Checker { world, grid, pending, parts, .. } = self;
         let coordinates = grid.coordinates();

@@ -1,4 +1,4 @@
-//! All pairs of layouts, on small meshes and small shapes; and whatever else chance brings.
+//! Redistribution between all pairs of layouts on small meshes and shapes, and between random layouts.
 
 use dtensor::comm::launch;
 use dtensor::testing::spmd;
@@ -24,8 +24,8 @@ fn on_a_line(rank: usize) -> Vec<Vec<Placement>> {
     each.into_iter().map(|p| vec![p]).collect()
 }
 
-/// All layouts of `R`, `P(sum)` and shards; those of mesh dims that cut in another order; strided shards that stand for no
-/// order; and some of the other partial values.
+/// All layouts of `R`, `P(sum)` and shards; mesh dims that shard one tensor dim in another order; strided shards that
+/// express no such order; and some other partial placements.
 fn on_a_plane(sizes: &[usize; 2], rank: usize) -> Vec<Vec<Placement>> {
     let mut all = all_lists(&plain(rank), 2);
     all.extend(reordered(sizes, rank));
@@ -68,7 +68,7 @@ fn in_space(sizes: &[usize; 3], rank: usize) -> Vec<Vec<Placement>> {
     all
 }
 
-/// A dtype for a pair: averages are not for integers.
+/// Picks a dtype for a pair of layouts. Integers have no averages.
 fn dtype(from: &[Placement], i: usize) -> DType {
     match DTYPES[i % 4] {
         DType::I64 if from.contains(&AVG) => DType::F32,
@@ -81,7 +81,7 @@ fn pairs(all: &[Vec<Placement>]) -> impl Iterator<Item = (&[Placement], &[Placem
 }
 
 #[test]
-fn all_pairs_on_a_line() {
+fn all_pairs_of_layouts_convert_on_a_1d_mesh() {
     spmd(4, |world| {
         for n in [2, 3, 4] {
             let mut check = Checker::new(&world, &Grid::new(&[n]))?;
@@ -101,7 +101,7 @@ fn all_pairs_on_a_line() {
 }
 
 #[test]
-fn all_pairs_on_two_by_two() {
+fn all_pairs_of_layouts_convert_on_a_2x2_mesh() {
     spmd(4, |world| {
         let grid = Grid::new(&[2, 2]);
         let shapes = [&[7][..], &[2], &[9, 5], &[4, 8], &[1, 3], &[0, 5], &[5, 3, 6], &[2, 1, 9]];
@@ -119,7 +119,7 @@ fn all_pairs_on_two_by_two() {
 }
 
 #[test]
-fn all_pairs_on_two_by_three() {
+fn all_pairs_of_layouts_convert_on_a_2x3_mesh() {
     spmd(6, |world| {
         let grid = Grid::new(&[2, 3]);
         for (i, shape) in [&[9][..], &[4], &[7, 5], &[3, 0], &[5, 2, 7]].iter().enumerate() {
@@ -136,10 +136,10 @@ fn all_pairs_on_two_by_three() {
 }
 
 #[test]
-fn all_pairs_on_two_by_two_by_two() {
+fn all_pairs_of_layouts_convert_on_a_2x2x2_mesh() {
     spmd(8, |world| {
         let grid = Grid::new(&[2, 2, 2]);
-        // Of three dims, every pair would be too many: one in so many.
+        // A 3-d tensor has too many pairs: one of five runs.
         for (i, (shape, one_of)) in [(&[9][..], 1), (&[5, 7], 1), (&[7, 3, 5], 5)].iter().enumerate() {
             let mut check = Checker::new(&world, &grid)?;
             for (j, (from, to)) in pairs(&in_space(&[2, 2, 2], shape.len())).enumerate() {
@@ -154,7 +154,7 @@ fn all_pairs_on_two_by_two_by_two() {
 }
 
 #[test]
-fn there_and_back_is_the_identity() {
+fn redistributing_there_and_back_is_the_identity() {
     spmd(4, |world| {
         let whole = |all: Vec<Vec<Placement>>| -> Vec<Vec<Placement>> {
             all.into_iter().filter(|list| !list.iter().any(|p| p.is_partial())).collect()
@@ -183,11 +183,11 @@ fn there_and_back_is_the_identity() {
     });
 }
 
-/// Values that only their bits tell apart, or that arithmetic would not leave alone.
+/// Values that differ only in their bits, or that arithmetic could change.
 const ODD: [f32; 8] = [-0.0, 0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, 1e-45, -1.5];
 
 #[test]
-fn every_bit_arrives() {
+fn redistribution_preserves_every_bit() {
     spmd(4, |world| {
         let bits = |x: &Tensor| -> Result<Vec<u32>> {
             Ok(x.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect())
@@ -199,7 +199,7 @@ fn every_bit_arrives() {
         let planes: Vec<Vec<Placement>> = planes.map(|list| list.to_vec()).into();
         for (grid, all) in [(Grid::new(&[4]), lines), (Grid::new(&[2, 2]), planes)] {
             let mesh = grid.mesh(&world)?;
-            // Of one row, one rank has everything.
+            // Sharding a single row along dim 0 gives everything to one rank.
             for shape in [[1, 8], [2, 4], [5, 3]] {
                 let values = ODD.into_iter().cycle().take(shape[0] * shape[1]).collect();
                 let x = Tensor::from_vec(values, shape)?;
@@ -209,7 +209,7 @@ fn every_bit_arrives() {
                         let label = format!("{shape:?} {from:?} -> {to:?} on {grid:?}");
                         let mut due = bits(&x)?;
                         let mut got = bits(&there.full_tensor()?)?;
-                        // One NaN is as good as another.
+                        // The payload of a NaN may change.
                         let nan = |bits: &mut u32| {
                             if f32::from_bits(*bits).is_nan() {
                                 *bits = 0x7fc0_0000
@@ -235,7 +235,7 @@ struct Case {
     dtype: DType,
 }
 
-/// Any list of placements that may stand together.
+/// Any valid list of placements.
 fn any_list(mesh_dims: usize, rank: usize) -> impl Strategy<Value = Vec<Placement>> {
     let partial = prop::sample::select(vec![P, P, AVG, MAX, MIN, PRODUCT]);
     let one = (0..10u8, 0..rank.max(1) as isize, 1..6usize, prop::sample::select(vec![P, AVG]));
@@ -291,14 +291,14 @@ proptest! {
     })]
 
     #[test]
-    fn any_pair_on_any_ranks_in_any_order(case in any_case()) {
+    fn any_pair_converts_on_any_ranks_in_any_order(case in any_case()) {
         let done = launch(8, |world| case.check(&world));
         prop_assert!(done.is_ok(), "{}", done.unwrap_err());
     }
 }
 
 #[test]
-fn any_pair_on_ranks_of_every_kind_of_world() {
+fn any_pair_converts_on_every_kind_of_world() {
     spmd(8, |world| {
         let config = ProptestConfig { rng_seed: RngSeed::Fixed(11), ..ProptestConfig::default() };
         let mut runner = TestRunner::new(config);

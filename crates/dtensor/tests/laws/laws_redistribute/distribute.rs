@@ -1,4 +1,4 @@
-//! A tensor that one rank has becomes the parts that the placements call for.
+//! `distribute_tensor` gives each rank the local tensor that the placements ask for.
 
 use dtensor::comm::{ReduceOp, World, WorldKind, record};
 use dtensor::testing::spmd;
@@ -31,8 +31,8 @@ fn layouts(sizes: &[usize], rank: usize) -> Vec<Vec<Placement>> {
     all
 }
 
-/// What the rank at a coordinate is to have: where values are partial, all of them at the first coordinate and the neutral
-/// element at the others, or the same at all.
+/// The local tensor expected at a coordinate. Along a mesh dim with a partial sum or product, the first coordinate has
+/// the values and the others have the neutral element. Other partial placements have the same values on all ranks.
 fn due(whole: &Whole, grid: &Grid, at: &[usize], placements: &[Placement]) -> Held {
     let lies: Vec<Placement> = placements.iter().map(|&p| if p.is_partial() { R } else { p }).collect();
     let mut held = whole.held(grid, at, &lies, 0);
@@ -57,7 +57,7 @@ fn check(
     let last = grid.sizes.iter().min().expect("a mesh has dims") - 1;
     for source in [Some(0), Some(last), None] {
         let label = || format!("{dtype} {shape:?} as {placements:?} from {source:?} on {grid:?}");
-        // Everybody has something else, but for the source.
+        // With a source, every rank passes other values; only those of the source count.
         let (_, place) = source.map_or((0, 0), |source| {
             grid.place(&vec![source; grid.sizes.len()], &(0..grid.sizes.len()).collect::<Vec<_>>())
         });
@@ -85,7 +85,7 @@ fn check(
     Ok(())
 }
 
-/// All layouts of all shapes, or over MPI one of `mpi`.
+/// Checks all layouts of all shapes, or over MPI one of `mpi`.
 fn check_all(world: &World, grid: &Grid, shapes: &[&[usize]], mpi: usize) -> Result<()> {
     let mesh = grid.mesh(world)?;
     let one_of = if world.kind() == WorldKind::Mpi { mpi } else { 1 };
@@ -102,7 +102,7 @@ fn check_all(world: &World, grid: &Grid, shapes: &[&[usize]], mpi: usize) -> Res
 }
 
 #[test]
-fn distributed_on_a_line() {
+fn tensors_are_distributed_on_a_1d_mesh() {
     spmd(4, |world| {
         let lines: Vec<[usize; 1]> = (0..10).map(|len| [len]).collect();
         let mut shapes: Vec<&[usize]> = lines.iter().map(|shape| &shape[..]).collect();
@@ -115,7 +115,7 @@ fn distributed_on_a_line() {
 }
 
 #[test]
-fn distributed_on_a_plane() {
+fn tensors_are_distributed_on_a_2d_mesh() {
     spmd(6, |world| {
         let shapes = [&[9][..], &[5, 7], &[1, 4], &[0, 3], &[3, 5, 8]];
         check_all(&world, &Grid::new(&[2, 2]), &shapes, 20)?;
@@ -124,6 +124,6 @@ fn distributed_on_a_plane() {
 }
 
 #[test]
-fn distributed_in_space() {
+fn tensors_are_distributed_on_a_3d_mesh() {
     spmd(8, |world| check_all(&world, &Grid::new(&[2, 2, 2]), &[&[9], &[5, 7], &[3, 9, 4]], 60));
 }

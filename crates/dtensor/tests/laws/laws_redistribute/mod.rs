@@ -1,5 +1,5 @@
-//! Every pair of layouts converts: exactly, to the parts that the placements call for, with the collectives and no more
-//! bytes than the plan says, and no way round costs less than the plan.
+//! Redistribution between every pair of layouts. It is exact, gives each rank its shard, and uses the collectives of
+//! the plan with no more bytes than planned. No detour over a third layout costs less than the plan.
 
 mod check;
 mod convert;

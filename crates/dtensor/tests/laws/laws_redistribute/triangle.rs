@@ -1,4 +1,4 @@
-//! No way round costs less than the plan.
+//! The triangle inequality of plans: no detour over a third layout costs less than the plan.
 
 use dtensor::comm::World;
 use dtensor::redistribute::{CostModel, Link};
@@ -6,11 +6,11 @@ use dtensor::{DType, DeviceMesh, Placement, Shard, Tensor, distribute_tensor, sh
 
 use crate::common::layouts::{AVG, MAX, P, R, all_lists, plain, reordered, strided};
 
-/// What the plans between all layouts of a tensor cost.
+/// The costs of the plans between all pairs of layouts of a tensor.
 fn costs(sizes: &[usize], shape: &[usize], cost: &CostModel, all: &[Vec<Placement>]) -> Vec<Vec<u64>> {
     let world = World::simulated(sizes.iter().product(), 0).unwrap();
     let mesh = DeviceMesh::new(&world, sizes, ()).unwrap().with_cost(cost.clone()).unwrap();
-    // Plans are all that is asked for: the values would be gigabytes.
+    // Only plans are needed, and the values would take gigabytes.
     let x = Tensor::meta_of(shape, DType::F32).unwrap();
     let plans_from = |from: &Vec<Placement>| {
         let x = distribute_tensor(&x, &mesh, from.clone()).unwrap();
@@ -19,7 +19,7 @@ fn costs(sizes: &[usize], shape: &[usize], cost: &CostModel, all: &[Vec<Placemen
     all.iter().map(plans_from).collect()
 }
 
-/// Fails with the way round that saves most.
+/// Panics with the detour that saves most, if any is cheaper.
 fn triangle(sizes: &[usize], shape: &[usize], cost: &CostModel, all: &[Vec<Placement>]) {
     let costs = costs(sizes, shape, cost, all);
     let mut worst: Option<(u64, [usize; 3])> = None;
@@ -47,8 +47,8 @@ fn triangle(sizes: &[usize], shape: &[usize], cost: &CostModel, all: &[Vec<Place
     }
 }
 
-/// With links that are alike, and with the first mesh dim slower or faster than the others; along one mesh dim at a time or
-/// several.
+/// Cost models with equal links and with a slower or faster first mesh dim, each with and without collectives across
+/// several mesh dims.
 fn models() -> Vec<CostModel> {
     let slow = Link { latency: 50.0, bandwidth: 1.0 };
     let fast = Link { latency: 2.0, bandwidth: 200.0 };
@@ -69,7 +69,7 @@ fn layouts(sizes: &[usize], rank: usize) -> Vec<Vec<Placement>> {
     all
 }
 
-/// Tiny ones, for which latency counts; large ones, for which bytes do; uneven ones, and some with dims of equal length.
+/// Latency dominates the small shapes, bytes the large ones. Some are uneven, some have dims of equal length.
 const SHAPES: [&[usize]; 8] = [
     &[4, 4, 4],
     &[1, 5, 3],
@@ -82,7 +82,7 @@ const SHAPES: [&[usize]; 8] = [
 ];
 
 #[test]
-fn on_a_line_no_way_round_is_cheaper() {
+fn no_detour_is_cheaper_on_a_1d_mesh() {
     for n in [2, 3, 4, 8] {
         for shape in SHAPES {
             let mut all = layouts(&[n], shape.len());
@@ -95,7 +95,7 @@ fn on_a_line_no_way_round_is_cheaper() {
 }
 
 #[test]
-fn on_a_plane_no_way_round_is_cheaper() {
+fn no_detour_is_cheaper_on_a_2d_mesh() {
     for sizes in [[2, 2], [2, 3], [4, 2]] {
         for shape in SHAPES {
             let mut all = layouts(&sizes, shape.len());
@@ -113,7 +113,7 @@ fn on_a_plane_no_way_round_is_cheaper() {
 }
 
 #[test]
-fn in_space_no_way_round_is_cheaper() {
+fn no_detour_is_cheaper_on_a_3d_mesh() {
     let sizes = [2, 2, 2];
     let models = models();
     for (shape, models) in [(SHAPES[0], &models[..2]), (SHAPES[5], &models[..4]), (&[9, 300], &models[..])] {
@@ -123,7 +123,7 @@ fn in_space_no_way_round_is_cheaper() {
             triangle(&sizes, shape, model, &all);
         }
     }
-    // A tensor that is there, not only thought of, has the same plans.
+    // A tensor with values has the same plans as a meta tensor.
     let mesh = DeviceMesh::new(&World::simulated(8, 0).unwrap(), sizes, ()).unwrap();
     let x = sharded::zeros([6, 4], DType::F32, &mesh, [P, Shard(0), R]).unwrap();
     let thought = distribute_tensor(&Tensor::meta_of([6, 4], DType::F32).unwrap(), &mesh, [P, Shard(0), R]);
