@@ -100,7 +100,8 @@ fn norm_parameters_are_not_rounded_and_get_exact_gradients() -> Result<()> {
             bias.zero_grad();
         }
     }
-    // The result lies between 1 and the next bf16 value, 1 + 2⁻⁷. It is above the middle only if the weight is not rounded down.
+    // The result lies between 1 and the next bf16 value, 1 + 2⁻⁷. It is above the middle only if the weight is not
+    // rounded down.
     let x = Tensor::from_slice(&[-1f32, 1.], [1, 2])?.to_dtype(BF16)?;
     let bias = Tensor::full([2], 3. * 2f64.powi(-10), F32)?;
     let last = |dtype: DType| -> Result<f64> {
@@ -124,7 +125,8 @@ fn bad_operands_are_an_error_before_anything_is_cast() {
         let error = failed.unwrap_err().to_string();
         assert!(error.contains("matmul") && error.contains("[3, 3]"), "{error}");
         assert_eq!(calls, []);
-        // Autocast does not cast f64, so mixing it with another dtype is an error, and the sharded image is not gathered first.
+        // Autocast does not cast f64, so mixing it with another dtype is an error, and the sharded image is not
+        // gathered first.
         let image = |dtype| distribute_tensor(&Tensor::ones([1, 2, 3, 5], dtype)?, &mesh, [Shard(3)]);
         let weight = |dtype| distribute_tensor(&Tensor::ones([2, 2, 2, 2], dtype)?, &mesh, [Replicate]);
         for (x, w) in [(F64, F32), (F32, F64), (F64, BF16)] {

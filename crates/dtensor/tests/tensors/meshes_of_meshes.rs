@@ -1,4 +1,5 @@
-//! Tests meshes derived from other meshes: slices, flattened and concatenated dims, their root mesh, and meshes of given groups.
+//! Tests meshes derived from other meshes: slices, flattened and concatenated dims, their root mesh, and meshes of
+//! given groups.
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Tests that every scoped thread-local mode is declared with `mode!`, so that a `Snapshot` contains all of them. This file lists
-//! every other thread-local with the reason.
+//! Tests that every scoped thread-local mode is declared with `mode!`, so that a `Snapshot` contains all of them. This
+//! file lists every other thread-local with the reason.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Tests the output placements and collectives of operators on a 1-d mesh of four ranks, against tables measured on PyTorch 2.15.
-//! Comments mark the entries where this crate does better.
+//! Tests the output placements and collectives of operators on a 1-d mesh of four ranks, against tables measured on
+//! PyTorch 2.15. Comments mark the entries where this crate does better.
 
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
@@ -44,8 +44,8 @@ fn short(name: &str) -> &'static str {
     }
 }
 
-/// Returns an operator's output placement and collectives, such as `S(0); AG`. Also checks the values against the single-rank
-/// result, and that every collective is implicit and attributed to this file.
+/// Returns an operator's output placement and collectives, such as `S(0); AG`. Also checks the values against the
+/// single-rank result, and that every collective is implicit and attributed to this file.
 #[track_caller]
 fn outcome(
     mesh: &DeviceMesh,
@@ -96,9 +96,9 @@ fn square_table(
     Ok(())
 }
 
-/// Better than PyTorch: where an input must be reduced or gathered anyway, the collective is chosen so that the result is not
-/// partial and one collective is enough. For `S(0) · P` and `P · S(1)`, PyTorch gathers and leaves a partial result to reduce
-/// later.
+/// Better than PyTorch: where an input must be reduced or gathered anyway, the collective is chosen so that the result
+/// is not partial and one collective is enough. For `S(0) · P` and `P · S(1)`, PyTorch gathers and leaves a partial
+/// result to reduce later.
 #[test]
 fn mm() {
     spmd(4, |world| {
@@ -195,7 +195,8 @@ fn partial_values_pass_through_linear_operators() {
         one("R; AR", |x| x.pow(2.0))?;
         one("R; AR", |x| x.relu())?;
         one("R; AR AR", |x| x.gt(&x.mul(0.5)?))?;
-        // PyTorch keeps sums partial through casts between floats. But rounded summands need not add up to the rounded sum.
+        // PyTorch keeps sums partial through casts between floats. But rounded summands need not add up to the rounded
+        // sum.
         one("R; AR", |x| x.to_dtype(DType::F32))?;
         one("R; AR", |x| x.to_dtype(DType::I64))?;
         // PyTorch returns an error.
@@ -216,14 +217,14 @@ fn reductions() {
     spmd(4, |world| {
         reduction(&world, ["P(sum)", "P(sum)", "P(sum)"], |x| x.sum_all())?;
         reduction(&world, ["P(sum)", "S(0)", "P(sum)"], |x| x.sum(0))?;
-        // Better: a mean is a partial sum of scaled shards, so it is exact for uneven shards and keeps partial sums partial.
-        // PyTorch's mean is a partial average, and only for even shards.
+        // Better: a mean is a partial sum of scaled shards, so it is exact for uneven shards and keeps partial sums
+        // partial. PyTorch's mean is a partial average, and only for even shards.
         reduction(&world, ["P(sum)", "P(sum)", "P(sum)"], |x| x.mean_all())?;
         reduction(&world, ["S(0)", "P(sum)", "P(sum)"], |x| x.mean(-1))?;
         reduction(&world, ["P(max)", "P(max)", "R; AR"], |x| x.max_all())?;
         reduction(&world, ["P(sum)", "S(0)", "P(sum)"], |x| x.sum(0))?;
-        // Each rank's result is gathered instead of the tensor: value and index in two collectives for an extreme, three numbers in
-        // one collective for a variance, one number for a norm.
+        // Each rank's result is gathered instead of the tensor: value and index in two collectives for an extreme,
+        // three numbers in one collective for a variance, one number for a norm.
         reduction(&world, ["R; AG AG", "S(0)", "R; AR"], |x| Ok(x.max_dim(0, false)?.0))?;
         reduction(&world, ["R; AG AG", "S(0)", "R; AR"], |x| Ok(x.max_dim(0, false)?.1))?;
         reduction(&world, ["R; AG", "S(0)", "R; AR"], |x| x.var(0, 1.0, false))?;
@@ -238,14 +239,15 @@ fn reductions() {
 }
 
 #[test]
-fn others() {
+fn softmax_norms_cat_slices_and_losses() {
     spmd(4, |world| {
         // Better: two numbers per row are reduced, and the rows stay sharded. PyTorch gathers the tensor.
         reduction(&world, ["S(0)", "S(1); AR AR", "R; AR"], |x| x.softmax(-1))?;
         reduction(&world, ["S(0)", "R; AG", "R; AR"], |x| x.layer_norm(1, None, None, 1e-5))?;
         rows(&world, &[(&[(M, S0), (M, S0)], "R; AG AG")], |x| Tensor::cat(&[&x[0], &x[1]], 0))?;
         rows(&world, &[(&[(M, S1), (M, S1)], "S(1)")], |x| Tensor::cat(&[&x[0], &x[1]], 0))?;
-        // Better: a small slice of a sharded dim is a partial sum of what each rank owns of it. PyTorch gathers the full tensor.
+        // Better: a small slice of a sharded dim is a partial sum of what each rank owns of it. PyTorch gathers the
+        // full tensor.
         rows(&world, &[(&[(M, S0)], "P(sum)")], |x| x[0].select(0, 0))?;
         rows(&world, &[(&[(M, S0)], "P(sum)")], |x| x[0].slice(0, 1, 8, 3))?;
         rows(&world, &[(&[(M, S0)], "R; AG")], |x| x[0].narrow(0, 1, 6))?;
@@ -259,14 +261,15 @@ fn others() {
         };
         loss(Reduction::None, "S(0)")?;
         loss(Reduction::Sum, "P(sum)")?;
-        // Better: only the number of targets that count is reduced, and the loss stays a partial sum. PyTorch gathers both inputs.
+        // Better: only the number of targets that count is reduced, and the loss stays a partial sum. PyTorch gathers
+        // both inputs.
         loss(Reduction::Mean, "P(sum); AR")?;
         Ok(())
     });
 }
 
-/// Checks the collectives of a leaf's forward and backward pass, as `forward | backward`, the gradient's values, and that it has
-/// the leaf's layout.
+/// Checks the collectives of a leaf's forward and backward pass, as `forward | backward`, the gradient's values, and
+/// that it has the leaf's layout.
 fn passes(
     world: &World,
     sizes: &[usize],
@@ -296,8 +299,8 @@ fn passes(
     Ok(())
 }
 
-/// A gradient always ends in its leaf's layout. In PyTorch it keeps the layout it was computed in. This test counts what that
-/// costs; "the reference" is PyTorch.
+/// A gradient always ends in its leaf's layout. In PyTorch it keeps the layout it was computed in. This test counts
+/// what that costs. Comments give PyTorch's collectives where they differ.
 #[test]
 fn gradients() {
     spmd(4, |world| {
@@ -307,26 +310,27 @@ fn gradients() {
         on_line(" | ", S0, |x| x.sum_all())?;
         on_line(" | ", S0, |x| x.mean_all())?;
         on_line(" | ", S0, |x| x.mul(x)?.sum_all())?;
-        // The reference: AR 3.
+        // PyTorch: AR 3.
         on_line(" | AR AR", S0, |x| x.max_all())?;
-        // The reference: AR 1 forward (its loss is a partial norm) and AR 1 backward.
+        // PyTorch: AR 1 forward (its loss is a partial norm) and AR 1 backward.
         on_line("AG | ", S0, |x| x.norm_all(2.0))?;
-        // The reference: AG 1 and AG 1, with a gradient that is a partial average.
+        // PyTorch: AG 1 and AG 1, with a gradient that is a partial average.
         on_line("AG | AR", S0, |x| x.var_all())?;
-        // The gathered matrix is saved for backward. One term of the gradient is a partial sum, which is reduce-scattered.
+        // The gathered matrix is saved for backward. One term of the gradient is a partial sum, which is
+        // reduce-scattered.
         on_line("AG | RS", S0, |x| x.mm(x)?.sum_all())?;
         on_line("AG | RS", S0, |x| x.mm(&x.t()?)?.sum_all())?;
-        // The reference gathers again: AG 1 + RS 1.
+        // PyTorch gathers again: AG 1 + RS 1.
         on_line("AG | RS", S0, |x| x.mm(x)?.tanh()?.sum_all())?;
         on_line("AG AG | ", S0, |x| Tensor::cat(&[x, x], 0)?.sum_all())?;
         on_line(" | ", S1, |x| x.view([64])?.sum_all())?;
-        // The view is a strided shard, and its gradient needs no communication. The reference: AG 1.
+        // The view is a strided shard, and its gradient needs no communication. PyTorch: AG 1.
         on_line(" | ", S1, |x| x.view([64])?.pow(2.0)?.sum_all())?;
-        // Every rank owns its shard of every second row. The reference: AG 1.
+        // Every rank owns its shard of every second row. PyTorch: AG 1.
         on_line(" | ", S1, |x| x.view([4, 16])?.pow(2.0)?.sum_all())?;
         on_line("AG | ", S1, |x| x.reshape([16, 4])?.pow(2.0)?.sum_all())?;
         on_line(" | ", S0, |x| x.softmax(-1)?.sum_all())?;
-        // The reference also reduces the loss: AR 1 and AG 2.
+        // PyTorch also reduces the loss: AR 1 and AG 2.
         on_line(" | AG AG", S0, |x| x.prod_all())?;
         passes(&world, &[2, 2], &[S0, S1], "AG AG | RS RS", |x| x.mm(x)?.tanh()?.sum_all())?;
         Ok(())
@@ -357,12 +361,12 @@ fn gradients_of_parameters() {
         let (weight, bias) = (parameter(&[8, 8], S1)?, parameter(&[8], R)?);
         let y = x(S1)?.linear(&weight, Some(&bias))?.redistribute([R])?;
         assert_eq!(counted(y.mul(&y)?.sum_all()?, &[&weight, &bias])?, "");
-        // A norm over sharded rows reduces each parameter's gradient once, in backward. The reference leaves the gradients partial
-        // and reduces them in every optimizer step.
+        // A norm over sharded rows reduces each parameter's gradient once, in backward. PyTorch leaves the
+        // gradients partial and reduces them in every optimizer step.
         let (weight, bias) = (parameter(&[8], R)?, parameter(&[8], R)?);
         let y = x(S0)?.layer_norm(1, Some(&weight), Some(&bias), 1e-5)?;
         assert_eq!(counted(y.mul(&y)?.sum_all()?, &[&weight, &bias])?, "AR AR");
-        // In a row-wise embedding every rank owns the gradient of its rows. The reference replicates the full gradient.
+        // In a row-wise embedding every rank owns the gradient of its rows. PyTorch replicates the full gradient.
         let weight = parameter(&[10, 3], S0)?;
         let ids = distribute_tensor(&Tensor::from_slice(&[1i64, 9, 1], [3])?, &mesh, [R])?;
         let y = ids.embedding(&weight, None)?.redistribute([R])?;

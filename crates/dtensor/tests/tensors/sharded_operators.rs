@@ -1,5 +1,5 @@
-//! Tests what operators on distributed tensors guarantee besides their values: attribution of communication, views that move
-//! nothing, lookups in sharded embedding tables, and errors.
+//! Tests what operators on distributed tensors guarantee besides their values: attribution of communication, views that
+//! move nothing, lookups in sharded embedding tables, and errors.
 
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
@@ -65,7 +65,8 @@ fn explicit_communication_makes_implicit_communication_an_error() {
             assert!(error.contains(word), "{word} is not in {error}");
         }
         assert!(calls.is_empty(), "it is refused before anything has moved");
-        // Explicit redistributions and operators without communication still run. The gather inside `argmax` is an error.
+        // Explicit redistributions and operators without communication still run. The gather inside `argmax` is an
+        // error.
         assert!(rows.add(&columns.redistribute([Shard(0)]).unwrap()).is_ok());
         let whole = sharded::ones([8, 8], DType::F32, &mesh, [Replicate]).unwrap();
         assert!(rows.add(&whole).is_ok());
@@ -221,8 +222,8 @@ fn extremes_ignore_empty_shards() {
     });
 }
 
-/// Zeros of both signs compare equal. Still, a maximum is always the positive zero and a minimum the negative one, however
-/// the tensor is sharded.
+/// Zeros of both signs compare equal. Still, a maximum is always the positive zero and a minimum the negative one,
+/// however the tensor is sharded.
 #[test]
 fn the_sign_of_an_extreme_zero_does_not_depend_on_sharding() {
     spmd(3, |world| {

@@ -1,5 +1,5 @@
-//! Tests values made outside `launch`: an attempt by several ranks to change one is an error on every rank and leaves it unchanged.
-//! Reading is fine.
+//! Tests values made outside `launch`: an attempt by several ranks to change one is an error on every rank and leaves
+//! it unchanged. Reading is fine.
 
 use dtensor::comm::{WorldKind, launch};
 use dtensor::models::MLPModule;

@@ -7,7 +7,8 @@ fn names(calls: &[dtensor::comm::Call]) -> Vec<String> {
     moving.map(|call| format!("{} at {}", call.collective.name(), call.at.line)).collect()
 }
 
-/// Shards the parameters of blocks for tensor parallelism: the weights of first layers by rows, of second layers by columns.
+/// Shards the parameters of blocks for tensor parallelism: the weights of first layers by rows, of second layers by
+/// columns.
 fn shard(blocks: &[Block], mesh: &DeviceMesh) -> Result<()> {
     let lay = |linear: &Linear, weight: Placement, bias: Placement| -> Result<()> {
         linear.weight.replace(&distribute_tensor(&linear.weight.get().detach(), mesh, [weight])?)?;

@@ -533,7 +533,8 @@ fn a_failing_body_changes_neither_gradients_nor_generator() -> Result<()> {
     assert!(message(y.backward_with(retain())).contains("not today"));
     assert_eq!(draw()?, second, "the generator stands where it stood");
     assert!(x.grad().is_none() && w.grad().is_none());
-    // The next pass works, because the failed one retained the graph. Otherwise it would have freed the nodes it had visited.
+    // The next pass works, because the failed one retained the graph. Otherwise it would have freed the nodes it had
+    // visited.
     y.backward()?;
     assert!(x.grad().is_some() && w.grad().is_some());
     Ok(())

@@ -22,7 +22,8 @@ fn with_grad(grad: &Tensor) -> Result<Parameter> {
 /// The layout of a gradient: `None` for a local tensor, or a mesh and placements.
 type Place<'a> = Option<(&'a DeviceMesh, Vec<Placement>)>;
 
-/// Clips the same gradients distributed and on one device, for every norm type, and compares. Returns the collectives of one call.
+/// Clips the same gradients distributed and on one device, for every norm type, and compares. Returns the collectives
+/// of one call.
 fn compared(world: &World, shapes: &[&[usize]], places: &[Place<'_>], dtype: DType) -> Result<String> {
     let wholes: Vec<Tensor> = shapes.iter().enumerate().map(|(i, s)| random(s, dtype, &[i as u64])).collect();
     let mut found = Vec::new();

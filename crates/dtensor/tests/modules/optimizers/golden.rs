@@ -132,8 +132,8 @@ fn ten_steps_match_pytorch() -> Result<()> {
     assert_eq!(cases.len(), CASES);
     for case in cases {
         let what = format!("{} of {} with {:?}", case.optimizer, case.dtype, case.groups);
-        // Ten steps of about six roundings each, of numbers up to about ten: PyTorch fuses some multiply-adds, this crate does not.
-        // In half precision a result may round to either neighbour: one unit in the last of eight bits.
+        // Ten steps of about six roundings each, of numbers up to about ten: PyTorch fuses some multiply-adds, this
+        // crate does not. In half precision a result may round to either neighbour: one unit in the last of eight bits.
         let (dtype, tolerance) = match &case.dtype[..] {
             "f64" => (DType::F64, 1e-14),
             "f32" => (DType::F32, 2e-6),

@@ -1,7 +1,7 @@
 //! Tests optimizers, schedules and gradient clipping: values, layouts, and that a step communicates nothing.
 //!
-//! `golden/optimizers.json` contains PyTorch's results; `tools/golden_optim.py` writes and documents it. The unit tests in
-//! `optim::descent::tests` check that a step reuses a parameter's memory.
+//! `golden/optimizers.json` contains PyTorch's results; `tools/golden_optim.py` writes and documents it. The unit tests
+//! in `optim::descent::tests` check that a step reuses a parameter's memory.
 
 mod clip;
 mod clip_mesh;

@@ -11,8 +11,8 @@ use crate::common::modules::{counted, raises};
 
 const SHAPES: [&[usize]; 4] = [&[5, 3], &[4], &[1, 2], &[0]];
 
-/// Runs steps. Parameter 2 has no gradient before step 6. The other gradients are drawn for the full tensor and distributed like
-/// their parameter.
+/// Runs steps. Parameter 2 has no gradient before step 6. The other gradients are drawn for the full tensor and
+/// distributed like their parameter.
 fn go(optimizer: &dyn Optimizer, steps: std::ops::Range<u64>) -> Result<()> {
     let schedule = Schedule::linear_warmup(3).then(Schedule::cosine(6, 0.1));
     for step in steps {
