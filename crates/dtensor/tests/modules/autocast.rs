@@ -1,4 +1,4 @@
-//! Mixed precision: which operator is run in which dtype, and what becomes of gradients.
+//! Tests autocast: the dtype each operator runs in, and the dtypes of gradients.
 
 use dtensor::comm::record;
 use dtensor::nn::{Linear, Module, Parameter};
@@ -25,7 +25,7 @@ fn close(a: &Tensor, b: &Tensor, tolerance: f64) -> Result<()> {
 }
 
 #[test]
-fn every_operator_is_run_in_the_dtype_that_it_is_in_pytorch() -> Result<()> {
+fn every_operator_runs_in_the_dtype_pytorch_uses() -> Result<()> {
     assert_complete(Examples::Casts);
     let dtypes = [F32, BF16, F64];
     let of = |dtype: DType| move |shape: &[usize]| rand(shape, dtype).unwrap();
@@ -42,7 +42,7 @@ fn every_operator_is_run_in_the_dtype_that_it_is_in_pytorch() -> Result<()> {
             if got != *want {
                 wrong.push(format!("{name}({form}): {got:?} instead of {want:?}"));
             }
-            // Outside of a scope, and where it is off, nothing is cast.
+            // Nothing is cast outside a scope or inside `autocast_off`.
             for dtype in dtypes {
                 let run = || run(&of(dtype), &of(dtype));
                 let want = match want[0] {
@@ -67,8 +67,8 @@ fn every_operator_is_run_in_the_dtype_that_it_is_in_pytorch() -> Result<()> {
 }
 
 #[test]
-fn parameters_of_a_normalisation_are_not_rounded_and_get_exact_gradients() -> Result<()> {
-    // In half precision, 1 + 2⁻¹² is 1, and a sum of 1000 ones with 2⁻⁸ is 1000.
+fn norm_parameters_are_not_rounded_and_get_exact_gradients() -> Result<()> {
+    // In half precision, 1 + 2⁻¹² rounds to 1, and 1000 ones plus 2⁻⁸ sum to 1000.
     let above = 1.0 + 2f64.powi(-12);
     let x = Tensor::from_slice(&[-4096f32, 4096.], [1, 2])?.expand([1000, 2])?.to_dtype(BF16)?;
     let weight = Tensor::full([2], above, F32)?.requires_grad_(true)?;
@@ -100,7 +100,8 @@ fn parameters_of_a_normalisation_are_not_rounded_and_get_exact_gradients() -> Re
             bias.zero_grad();
         }
     }
-    // Between 1 and the next number of half precision, 1 + 2⁻⁷: a weight that would be rounded down takes the result above the middle.
+    // The result lies between 1 and the next bf16 value, 1 + 2⁻⁷. It is above the middle only if the weight is not
+    // rounded down.
     let x = Tensor::from_slice(&[-1f32, 1.], [1, 2])?.to_dtype(BF16)?;
     let bias = Tensor::full([2], 3. * 2f64.powi(-10), F32)?;
     let last = |dtype: DType| -> Result<f64> {
@@ -112,11 +113,11 @@ fn parameters_of_a_normalisation_are_not_rounded_and_get_exact_gradients() -> Re
 }
 
 #[test]
-fn what_is_wrong_is_found_before_anything_is_cast() {
+fn bad_operands_are_an_error_before_anything_is_cast() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let ones = |placement| distribute_tensor(&Tensor::ones([4, 4], F32)?, &mesh, [placement]);
-        // A sum that has to be reduced before it is narrowed.
+        // A cast to bf16 would have to reduce this partial sum first.
         let sums = ones(Shard(1))?.matmul(&ones(Shard(0))?)?;
         assert_eq!(sums.placements(), [Partial(ReduceOp::Sum)]);
         let wrong = distribute_tensor(&Tensor::ones([3, 3], F32)?, &mesh, [Replicate])?;
@@ -124,7 +125,8 @@ fn what_is_wrong_is_found_before_anything_is_cast() {
         let error = failed.unwrap_err().to_string();
         assert!(error.contains("matmul") && error.contains("[3, 3]"), "{error}");
         assert_eq!(calls, []);
-        // Doubles stay what they are and do not fit beside anything else: no image is brought together for that.
+        // Autocast does not cast f64, so mixing it with another dtype is an error, and the sharded image is not
+        // gathered first.
         let image = |dtype| distribute_tensor(&Tensor::ones([1, 2, 3, 5], dtype)?, &mesh, [Shard(3)]);
         let weight = |dtype| distribute_tensor(&Tensor::ones([2, 2, 2, 2], dtype)?, &mesh, [Replicate]);
         for (x, w) in [(F64, F32), (F32, F64), (F64, BF16)] {
@@ -141,7 +143,7 @@ fn what_is_wrong_is_found_before_anything_is_cast() {
 }
 
 #[test]
-fn the_other_half_precision_is_cast_too() -> Result<()> {
+fn autocast_to_f16_casts_bf16_operands() -> Result<()> {
     let (a, b) = (rand(&[2, 2], BF16)?, rand(&[2, 2], F16)?);
     autocast(F16, || {
         assert_eq!(a.matmul(&b)?.dtype(), F16);
@@ -152,7 +154,7 @@ fn the_other_half_precision_is_cast_too() -> Result<()> {
 }
 
 #[test]
-fn scopes_nest_and_end_however_they_end() -> Result<()> {
+fn scopes_nest_and_end_on_errors_and_panics() -> Result<()> {
     let x = rand(&[2, 2], F32)?;
     let now = || Ok::<_, Error>((autocast_dtype(), x.matmul(&x)?.dtype()));
     assert_eq!(now()?, (None, F32));
@@ -164,12 +166,12 @@ fn scopes_nest_and_end_however_they_end() -> Result<()> {
             autocast(F16, || assert_eq!(now().unwrap(), (Some(F16), F16)));
             assert_eq!(now().unwrap(), (None, F32));
         });
-        // No half precision: nothing is cast, as in PyTorch.
+        // For a dtype that is not half precision nothing is cast, as in PyTorch.
         for dtype in [F32, F64, I64, U8] {
             autocast(dtype, || assert_eq!(now().unwrap(), (None, F32)));
         }
         assert_eq!(now()?, (Some(BF16), BF16));
-        // The mode belongs to the thread.
+        // The mode is thread-local.
         std::thread::scope(|s| s.spawn(|| assert_eq!(now().unwrap(), (None, F32))).join().unwrap());
         Ok(())
     })?;
@@ -183,7 +185,7 @@ fn scopes_nest_and_end_however_they_end() -> Result<()> {
     Ok(())
 }
 
-/// Two layers with a residual, a normalisation and a loss.
+/// Two linear layers with a residual connection, a norm and a loss.
 fn loss(net: &[Linear; 2], scale: &Parameter, x: &Tensor, target: &Tensor) -> Result<Tensor> {
     let hidden = net[0].forward(x)?.gelu(Gelu::Tanh)?;
     let y = net[1].forward(&hidden)?.add(x)?;
@@ -200,7 +202,7 @@ fn parameters(net: &[Linear; 2], scale: &Parameter) -> Vec<Parameter> {
 }
 
 #[test]
-fn gradients_are_in_the_dtype_of_the_parameter_and_near_the_exact_ones() -> Result<()> {
+fn gradients_have_the_dtype_of_the_parameter_and_are_close_to_exact() -> Result<()> {
     manual_seed(3);
     let (net, scale) = model(16)?;
     let x = Tensor::randn([8, 16], F32)?.requires_grad_(true)?;
@@ -214,7 +216,7 @@ fn gradients_are_in_the_dtype_of_the_parameter_and_near_the_exact_ones() -> Resu
             leaves.iter().for_each(Tensor::zero_grad);
             let value = autocast(dtype, || {
                 let value = loss(&net, &scale, &x, &target)?;
-                // A pass inside the scope is the same as one outside.
+                // Backward gives the same result inside and outside the scope.
                 if inside {
                     value.backward()?;
                 }
@@ -236,14 +238,14 @@ fn gradients_are_in_the_dtype_of_the_parameter_and_near_the_exact_ones() -> Resu
 }
 
 #[test]
-fn gradients_are_computed_in_the_dtypes_that_were_recorded() -> Result<()> {
-    // In single precision, (1 + 2⁻²⁰) is not 1.
+fn backward_runs_in_the_dtypes_of_forward() -> Result<()> {
+    // In single precision, 1 + 2⁻²⁰ differs from 1.
     let w = Tensor::full([1, 1], 1.0 + 2f64.powi(-20), F32)?.requires_grad_(true)?;
     let x = Tensor::full([1, 1], 3.0, F32)?.requires_grad_(true)?;
     let y = x.matmul(&w)?.sum_all()?;
     autocast(BF16, || y.backward())?;
     assert_eq!(x.grad().unwrap().to_vec::<f32>()?, w.to_vec::<f32>()?);
-    // And gradients of gradients.
+    // The same holds for second derivatives.
     let y = x.matmul(&w)?.pow(2)?.sum_all()?;
     let options = BackwardOptions { create_graph: true, ..Default::default() };
     let dx = autocast(BF16, || grad(&y, &[&x], options))?.remove(0).unwrap();
@@ -275,7 +277,7 @@ fn training_in_half_precision_lowers_the_loss() -> Result<()> {
 }
 
 #[test]
-fn a_checkpoint_is_run_again_in_the_scope_it_was_run_in() -> Result<()> {
+fn a_checkpoint_recomputes_in_its_original_scope() -> Result<()> {
     manual_seed(7);
     let (net, scale) = model(8)?;
     let x = Tensor::randn([4, 8], F32)?.requires_grad_(true)?;
@@ -286,7 +288,7 @@ fn a_checkpoint_is_run_again_in_the_scope_it_was_run_in() -> Result<()> {
     for checkpointed in [false, true] {
         let body = {
             let (net, scale, target) = (net.clone(), scale.clone(), target.clone());
-            // The weights are used twice: by what is checkpointed and by what is not.
+            // Both the checkpointed and the plain body use the weights.
             move |x: &Tensor| loss(&net, &scale, x, &target)
         };
         let run = || body(&x)?.add(&if checkpointed { checkpoint(&x, body.clone())? } else { body(&x)? });
@@ -297,7 +299,7 @@ fn a_checkpoint_is_run_again_in_the_scope_it_was_run_in() -> Result<()> {
         leaves.iter().for_each(Tensor::zero_grad);
     }
     assert_eq!(found[0], found[1]);
-    // A part of the body that is out of the scope stays out of it; and the pass may be in another one.
+    // `autocast_off` inside the body still holds when it is recomputed, and backward may run in another scope.
     let body = |x: &Tensor| autocast_off(|| x.matmul(&x.t()?))?.matmul(x);
     let y = autocast(BF16, || checkpoint(&x, body))?;
     assert_eq!(y.dtype(), BF16);
@@ -325,7 +327,7 @@ fn lay(linear: &Linear, mesh: &DeviceMesh, weight: Placement, bias: Placement) -
 
 #[test]
 fn layers_on_a_mesh_run_in_half_precision() {
-    // As `test_distribute_module_casting` of PyTorch's `test_api.py`, and sharded.
+    // Like `test_distribute_module_casting` of PyTorch's `test_api.py`, plus sharded weights.
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         for (weight, bias) in [(Replicate, Replicate), (Shard(0), Shard(0)), (Shard(1), Replicate)] {
@@ -353,7 +355,7 @@ fn layers_on_a_mesh_run_in_half_precision() {
 }
 
 #[test]
-fn casts_on_a_mesh_move_nothing_but_partial_sums() {
+fn casts_on_a_mesh_reduce_only_partial_sums_that_they_narrow() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let ones = |placement| distribute_tensor(&Tensor::ones([4, 4], F32)?, &mesh, [placement]);
@@ -367,10 +369,10 @@ fn casts_on_a_mesh_move_nothing_but_partial_sums() {
         let (partial, calls) = count(&|| columns.matmul(&rows))?;
         assert_eq!((partial.dtype(), calls), (BF16, vec![]));
         assert_eq!(partial.placements(), [Partial(ReduceOp::Sum)]);
-        // Widened as they are.
+        // Partial sums are widened without a reduction.
         let (y, calls) = count(&|| partial.add(&columns.sum(1)?))?;
         assert_eq!((y.dtype(), calls.len()), (F32, 0));
-        // Sums of single precision are reduced in it before they are narrowed.
+        // Partial f32 sums are reduced in f32 before they are narrowed.
         let sums = columns.matmul(&rows)?;
         let line = line!() + 1;
         let (y, calls) = record(|| autocast(BF16, || sums.matmul(&whole)));

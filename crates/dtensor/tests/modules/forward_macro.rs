@@ -1,4 +1,4 @@
-//! `#[forward]` and `#[derive(Module)]` on what people write.
+//! Tests `#[forward]` and `#[derive(Module)]` on types as users write them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::marker::PhantomData;
@@ -29,7 +29,7 @@ impl<M: Layer> Residual<M> {
     }
 }
 
-/// Borrows, and has bounds of its own.
+/// Borrows its layers and has its own bounds.
 #[derive(Module)]
 struct View<'a, M, const N: usize>
 where
@@ -49,7 +49,7 @@ where
     }
 }
 
-/// A module run through the trait, with a hook that counts.
+/// Runs a module through the `Layer` trait and returns its output and the number of hook calls.
 fn run(layer: &dyn Layer, x: &Tensor) -> Result<(Tensor, usize)> {
     let count = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counted = count.clone();
@@ -61,7 +61,7 @@ fn run(layer: &dyn Layer, x: &Tensor) -> Result<(Tensor, usize)> {
 }
 
 #[test]
-fn modules_with_parameters_of_their_own_types_are_layers() -> Result<()> {
+fn generic_modules_are_layers() -> Result<()> {
     let model = Residual { inner: Residual { inner: Relu::new(), base: Base::new() }, base: Base::new() };
     assert_eq!(model.forward(&ones(&[2]))?.to_vec::<f32>()?, [3., 3.]);
     let (y, hooks) = run(&model, &ones(&[2]))?;
@@ -73,7 +73,7 @@ fn modules_with_parameters_of_their_own_types_are_layers() -> Result<()> {
 }
 
 #[test]
-fn a_derive_sees_all_that_is_made_of_a_type_parameter() -> Result<()> {
+fn derive_module_sees_containers_of_a_type_parameter() -> Result<()> {
     #[derive(Module)]
     struct Stack<M, T> {
         list: Vec<M>,
@@ -107,7 +107,7 @@ fn a_derive_sees_all_that_is_made_of_a_type_parameter() -> Result<()> {
 }
 
 #[test]
-fn a_module_that_lies_where_its_parent_does_is_another_module() -> Result<()> {
+fn a_module_at_the_address_of_its_parent_is_a_separate_module() -> Result<()> {
     #[derive(Module)]
     struct Grid {
         grid: [[Parameter; 1]; 2],
@@ -125,7 +125,7 @@ fn a_module_that_lies_where_its_parent_does_is_another_module() -> Result<()> {
     let nest = Nest { inner: Nest { inner: parameter() } };
     assert_eq!(paths(&nest), ["", "inner"]);
     assert_eq!(nest.get_submodule("inner")?.own_parameters().len(), 1);
-    // One that is used twice is still one.
+    // A shared module counts once.
     #[derive(Module)]
     struct Plain {
         weight: Parameter,
@@ -144,7 +144,7 @@ impl From<Error> for MyError {
     }
 }
 
-/// What is passed by name, by value and by reference, and to whom nothing says anything.
+/// A module whose `forward` takes arguments by value, by reference, and of a type that hooks cannot see.
 #[derive(Module)]
 struct Odd {
     base: Base,
@@ -211,7 +211,7 @@ fn arguments_of_all_kinds_go_through_hooks() {
     });
     assert_eq!(value(call(None)), (3.0 + 3.0 + 1.5 + 7.0 + 2.0, true));
     hook.remove();
-    // What hooks are not shown they cannot change, and what is of another kind is refused.
+    // A hook cannot change an argument it does not see, and an argument of another kind is an error.
     for (name, wrong) in [("unheard", Argument::from(1.0)), ("begin", (-1i64).into()), ("x", true.into())] {
         let hook = odd.base.register_forward_pre_hook(move |_, mut inputs| {
             inputs[name] = wrong.clone();
@@ -221,14 +221,14 @@ fn arguments_of_all_kinds_go_through_hooks() {
         assert!(message.contains(&format!("`{name}`")), "{message}");
         hook.remove();
     }
-    // Both parts of what it returns.
+    // A forward hook sees and changes both outputs.
     odd.base.register_forward_hook(|_, _, outputs| Ok((outputs.tensor(0)?.mul(2.0)?, None::<Tensor>).into()));
     assert_eq!(value(call(Some(0))), (11.0, false));
     assert_eq!(unheard.0, 3.0);
 }
 
 #[test]
-fn hooks_may_give_lists_and_not_what_they_do_not_know() -> Result<()> {
+fn hooks_may_return_lists_but_not_opaque_outputs() -> Result<()> {
     struct Opaque;
     #[derive(Module)]
     struct Lists {
@@ -270,9 +270,9 @@ fn hooks_may_give_lists_and_not_what_they_do_not_know() -> Result<()> {
     Ok(())
 }
 
-/// Of two functions for two configurations, the one that is there is the one that runs hooks.
+/// Of two `forward` functions under opposite `cfg`s, the active one runs the hooks.
 #[test]
-fn configurations_are_respected() -> Result<()> {
+fn forward_macro_respects_cfg() -> Result<()> {
     #[derive(Module)]
     struct Configured {
         base: Base,

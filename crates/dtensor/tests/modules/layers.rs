@@ -1,6 +1,6 @@
-//! Layers: what they compute, their gradients, and what they refuse.
+//! Tests the layers: values, gradients and errors.
 //!
-//! `golden/layers.json` has PyTorch's own answers; `tools/golden_layers.py` writes it, and describes it.
+//! `golden/layers.json` contains PyTorch's results; `tools/golden_layers.py` writes and documents it.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ fn message<T>(result: Result<T>) -> String {
     result.err().expect("it is refused").to_string()
 }
 
-/// Numbers between −1 and 1, none of them 0.
+/// Non-zero numbers between −1 and 1.
 fn wave(shape: &[usize]) -> Tensor {
     let n = shape.iter().product();
     Tensor::from_vec((0..n).map(|i| (1.0 + 0.7 * i as f64).sin()).collect(), shape).unwrap()
@@ -94,7 +94,7 @@ fn made(name: &str) -> Result<Box<dyn Layer>> {
     })
 }
 
-/// How many cases there are. A layer that loses its case fails.
+/// The number of cases, so that a lost case makes the test fail.
 const CASES: usize = 27;
 
 #[test]
@@ -123,7 +123,7 @@ fn every_layer_and_model_computes_what_pytorch_computes() -> Result<()> {
         let looked_up = what.starts_with("Embedding") || what.starts_with("Transformer") && shape.len() == 2;
         let x = if looked_up { x.to_dtype(DType::I64)? } else { x.requires_grad_(true)? };
         let y = layer.forward(&x)?;
-        // Scores of tokens are in single precision.
+        // The logits of a transformer are in single precision.
         let single = y.dtype() == DType::F32;
         assert_eq!(single, what.starts_with("Transformer") && looked_up);
         let tolerance = if single { 2e-6 } else { 1e-10 };
@@ -173,7 +173,7 @@ fn layers_take_batches_and_features_of_size_zero() -> Result<()> {
     let attention = MultiHeadAttention::new(8, 2)?.with_dropout(0.5)?.with_causal(true);
     run(&attention, &[0, 3, 8], &[0, 3, 8])?;
     run(&attention, &[2, 0, 8], &[2, 0, 8])?;
-    // A linear layer without inputs gives its bias, which is 0: there is nothing to scale it by.
+    // A linear layer without inputs returns its bias. The bias is 0, because its bound depends on the number of inputs.
     let empty = Linear::new(0, 2, true)?.forward(&Tensor::zeros([1, 0], DType::F32)?)?;
     assert_eq!(values(&empty), [0., 0.]);
 
@@ -189,7 +189,7 @@ fn layers_take_batches_and_features_of_size_zero() -> Result<()> {
 }
 
 #[test]
-fn layers_refuse_what_they_cannot_do() -> Result<()> {
+fn layers_return_an_error_for_bad_arguments() -> Result<()> {
     let check = |error: String, parts: &[&str]| {
         parts.iter().for_each(|part| assert!(error.contains(part), "`{part}` is not in: {error}"));
     };
@@ -227,7 +227,7 @@ fn layers_refuse_what_they_cannot_do() -> Result<()> {
 
     check(message(LayerNorm::new(())), &["normalized_shape to be at least 1-dimensional"]);
     check(message(RmsNorm::new(())), &["normalized_shape to be at least 1-dimensional"]);
-    // Without parameters nothing but the layer knows the shape.
+    // Without parameters, only the layer itself can check the shape.
     let norms: [Box<dyn Layer>; 2] = [
         Box::new(LayerNorm::new([2, 3])?.without_parameters()),
         Box::new(RmsNorm::new([2, 3])?.without_weight()),
@@ -242,19 +242,19 @@ fn layers_refuse_what_they_cannot_do() -> Result<()> {
 }
 
 #[test]
-fn padding_begins_as_zeros_and_stays_so() -> Result<()> {
+fn the_padding_row_is_zero_and_gets_no_gradient() -> Result<()> {
     manual_seed(3);
     let layer = Embedding::padded(4, 3, 1)?;
     manual_seed(3);
     let plain = Embedding::new(4, 3)?;
-    // The other rows are those that are drawn without one.
+    // The other rows are the same as without a padding index.
     let (padded, plain) = (values(&layer.weight.get()), values(&plain.weight.get()));
     assert_eq!(padded[3..6], [0.; 3]);
     assert_eq!((&padded[..3], &padded[6..]), (&plain[..3], &plain[6..]));
     layer.forward(&Tensor::from_slice(&[1i64, 1, 2], [3])?)?.sum_all()?.backward()?;
     let grad = values(&layer.weight.grad().unwrap());
     assert_eq!(grad, [0., 0., 0., 0., 0., 0., 1., 1., 1., 0., 0., 0.]);
-    // After training on it, and a reset, it is as it was.
+    // A reset restores the zeros after the weight was overwritten.
     layer.weight.set(&Tensor::ones([4, 3], DType::F32)?)?;
     manual_seed(3);
     layer.reset_parameters()?;
@@ -263,12 +263,12 @@ fn padding_begins_as_zeros_and_stays_so() -> Result<()> {
 }
 
 #[test]
-fn dropout_drops_in_training_only() -> Result<()> {
+fn dropout_acts_in_training_only() -> Result<()> {
     let next = || values(&Tensor::rand([4], DType::F32).unwrap());
     let x = wave(&[50, 40]).requires_grad_(true)?;
     manual_seed(9);
     let undisturbed = next();
-    // Neither in evaluation nor when there is nothing to drop is anything drawn.
+    // The generator does not advance in evaluation mode or with `p = 0`.
     for layer in [Dropout::new(0.0)?, Dropout::new(0.5)?] {
         if layer.p() > 0.0 {
             layer.eval();
@@ -284,7 +284,7 @@ fn dropout_drops_in_training_only() -> Result<()> {
     y.sum_all()?.backward()?;
     let (before, after, grad) = (values(&x), values(&y), values(&x.grad().unwrap()));
     for ((x, y), g) in before.iter().zip(&after).zip(&grad) {
-        // What was dropped gets no gradient; the others are scaled to keep the mean.
+        // Dropped elements get no gradient; the others are scaled to preserve the mean.
         assert!((*y == 0.0 && *g == 0.0) || ((y - x * 1.25).abs() < 1e-12 && *g == 1.25));
     }
     let dropped = after.iter().filter(|y| **y == 0.0).count();
@@ -316,7 +316,7 @@ fn layers_work_in_half_precision() -> Result<()> {
     exact.to_dtype(DType::F64)?;
     let apart = y.to_dtype(DType::F64)?.sub(&exact.forward(&x.to_dtype(DType::F64)?)?)?.abs()?.max_all()?;
     assert!(apart.item::<f64>()? < 0.05);
-    // The number added to the mean square is that of the precision it is computed in.
+    // The default `eps` is the epsilon of f32, the precision in which the mean square is computed.
     let tiny = Tensor::full([1, 2], 1e-4, DType::BF16)?;
     let norm = RmsNorm::new(2)?.without_weight();
     let (got, square) = (values(&norm.forward(&tiny)?)[0], values(&tiny)[0].powi(2));
@@ -344,13 +344,13 @@ fn a_sequential_is_a_list_of_layers_of_any_type() -> Result<()> {
     let by_hand = model[2].forward(&model[1].forward(&model[0].forward(&x)?)?)?;
     assert_eq!(values(&model.forward(&x)?), values(&by_hand));
     assert_eq!(values(&Sequential::new().forward(&x)?), values(&x));
-    // A layer may be a model, and a model of layers a layer.
+    // A model may be a layer of another model.
     let nested = Sequential::new().push(Identity::new()).push(model.clone());
     assert_eq!(values(&nested.forward(&x)?), values(&by_hand));
     assert!(nested.get_parameter("1.2.net2.weight").is_ok());
     nested.eval();
     assert!(nested.named_modules().iter().all(|(_, module)| !module.is_training()));
-    // A list runs nothing, but holds.
+    // A `ModuleList` holds layers but has no `forward`.
     let list: ModuleList<Box<dyn Layer>> = vec![Box::new(first), Box::new(Relu::new())];
     assert_eq!(list.kind(), "ModuleList");
     assert_eq!(list.named_children().len(), 2);
@@ -358,14 +358,14 @@ fn a_sequential_is_a_list_of_layers_of_any_type() -> Result<()> {
 }
 
 #[test]
-fn what_a_layer_in_a_list_sends_is_the_work_of_the_line_that_ran_the_list() {
+fn collectives_inside_a_sequential_are_attributed_to_its_caller() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let linear = Linear::new(4, 4, false)?;
         linear.weight.replace(&distribute_tensor(&linear.weight.get(), &mesh, [Shard(1)])?)?;
         let model = Sequential::new().push(Identity::new()).push(linear).push(Relu::new());
         let x = sharded::ones([2, 4], DType::F32, &mesh, [Shard(1)])?;
-        // The sums are needed before the bend.
+        // ReLU needs the reduced sums.
         let line = line!() + 1;
         let (y, calls) = record(|| model.forward(&x));
         assert_eq!(y?.dims(), [2, 4]);
@@ -375,7 +375,7 @@ fn what_a_layer_in_a_list_sends_is_the_work_of_the_line_that_ran_the_list() {
     });
 }
 
-/// Attention whose heads are spread over ranks, and the same on one device.
+/// Returns an attention module on one device and a copy whose heads are sharded over the ranks.
 fn spread(mesh: &DeviceMesh, heads: usize, dropout: f64) -> Result<(MultiHeadAttention, MultiHeadAttention)> {
     manual_seed(4);
     let whole = MultiHeadAttention::new(4 * heads, heads)?.with_dropout(dropout)?.with_causal(true);
@@ -389,13 +389,13 @@ fn spread(mesh: &DeviceMesh, heads: usize, dropout: f64) -> Result<(MultiHeadAtt
 }
 
 #[test]
-fn heads_on_different_ranks_attend_without_talking() {
+fn attention_with_sharded_heads_needs_no_communication() {
     for ranks in [2, 4] {
         spmd(ranks, |world| {
             let mesh = DeviceMesh::new(&world, [ranks], "tp")?;
             for dropout in [0.0, 0.4] {
                 let (whole, parts) = spread(&mesh, 4, dropout)?;
-                // What comes out is dropped on its way to the caller only once it has been summed.
+                // Dropout on the output needs the reduced sum, so it costs one collective.
                 let x = wave(&[2, 5, 16]);
                 manual_seed(6);
                 let expected = whole.forward(&x)?;
@@ -423,7 +423,7 @@ fn heads_on_different_ranks_attend_without_talking() {
 }
 
 #[test]
-fn a_rank_with_some_of_the_heads_attends_with_those() {
+fn a_rank_with_local_weights_attends_with_its_own_heads() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let (whole, parts) = spread(&mesh, 6, 0.0)?;
@@ -440,14 +440,14 @@ fn a_rank_with_some_of_the_heads_attends_with_those() {
 }
 
 #[test]
-fn a_head_is_not_cut() {
+fn splitting_a_head_over_ranks_is_an_error() {
     spmd(3, |world| {
         let mesh = DeviceMesh::new(&world, [3], "tp")?;
         let (_, parts) = spread(&mesh, 4, 0.0)?;
         let x = distribute_tensor(&wave(&[2, 5, 16]), &mesh, [Replicate])?;
         let error = message(parts.forward(&x));
         assert!(error.contains("requires redistribution"), "{error}");
-        // A rank that has no whole number of heads says so.
+        // A local weight that contains a fraction of a head is an error, too.
         let part = parts.wq.weight.get().to_local()?.narrow(0, 0, 3)?;
         parts.wq.weight.replace(&part)?;
         let error = message(parts.forward(&wave(&[2, 5, 16])));

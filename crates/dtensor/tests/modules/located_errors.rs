@@ -1,4 +1,4 @@
-//! Errors of operators name the line, the module and the operands that they come from.
+//! Tests that an operator's error names the calling line, the module and the operands.
 
 use crate::common::refused::refused;
 use dtensor::nn::{Linear, ModuleList};
@@ -64,7 +64,7 @@ fn an_error_of_an_operator_names_the_line_that_called_it() -> Result<()> {
 }
 
 #[test]
-fn an_error_prints_the_same_for_main_as_for_people() -> Result<()> {
+fn debug_and_display_of_an_error_are_the_same_line() -> Result<()> {
     let error = zeros([4, 8])?.matmul(&zeros([6, 2])?).unwrap_err();
     assert_eq!(format!("{error:?}"), error.to_string());
     assert_eq!(error.to_string().lines().count(), 1);
@@ -72,17 +72,17 @@ fn an_error_prints_the_same_for_main_as_for_people() -> Result<()> {
 }
 
 #[test]
-fn an_error_inside_of_a_module_names_it() -> Result<()> {
+fn an_error_inside_a_module_names_the_module() -> Result<()> {
     let mlp = Mlp::new(4, 6)?;
     refused(mlp.forward(&zeros([3, 5])?), &["linear: ", ", in module Mlp.up)"]);
-    // The second block takes what the first one does not give.
+    // The second block expects another size than the first one returns.
     let blocks =
         vec![Mlp::new(4, 6)?, Mlp { up: Linear::new(5, 2, false)?, down: Linear::new(2, 4, false)? }];
     let model = Model { blocks };
     refused(model.forward(&zeros([3, 4])?), &["linear: ", ", in module Model.blocks.1.up)"]);
     let meta = on_device(Device::Meta, || Mlp::new(4, 6))?;
     refused(meta.forward(&zeros([3, 4])?), &[", in module Mlp.up)"]);
-    // Hooks and listeners take another way.
+    // With listeners, `forward` runs through another code path.
     let comm = CommDebugMode::record(|| {
         refused(model.forward(&zeros([3, 4])?), &[", in module Model.blocks.1.up)"]);
         Ok(())

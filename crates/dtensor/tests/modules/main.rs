@@ -1,4 +1,4 @@
-//! Modules, layers, models and optimizers, with checkpoints and autocast.
+//! Tests modules, layers, models and optimizers, including activation checkpoints and autocast.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! The small models: what they are made of, that they learn, and that they do the same on a mesh.
+//! Tests the small models: structure, training, and equality with one device on a mesh.
 
 use dtensor::models::{MLPModule, MLPStacked, ModelArgs, RMSNormPython, Transformer, TransformerBlock};
 use dtensor::nn::{Module, RmsNorm, deep_copy};
@@ -14,13 +14,13 @@ fn message<T>(result: Result<T>) -> String {
     result.err().expect("it is refused").to_string()
 }
 
-/// Sequences in which each token says which one comes next.
+/// Sequences in which each token determines the next one.
 fn tokens(batch: usize, length: usize) -> Tensor {
     let token = |i: usize| (i / length + 3 * (i % length)) as i64 % 8;
     Tensor::from_vec((0..batch * length).map(token).collect(), [batch, length]).unwrap()
 }
 
-/// How badly a model guesses the next token.
+/// The cross entropy of the model's next-token logits.
 fn loss(model: &Transformer, tokens: &Tensor) -> Result<Tensor> {
     let length = tokens.size(1)? - 1;
     let logits = model.forward(&tokens.narrow(1, 0, length)?)?;
@@ -30,7 +30,7 @@ fn loss(model: &Transformer, tokens: &Tensor) -> Result<Tensor> {
 }
 
 #[test]
-fn the_transformer_is_that_of_the_seed() -> Result<()> {
+fn the_transformer_matches_pytorchs_test_model() -> Result<()> {
     let args = ModelArgs::default();
     let sizes = (args.n_layers, args.vocab_size, args.max_seq_len, args.dim, args.n_heads);
     assert_eq!(sizes, (2, 8, 16, 16, 4));
@@ -45,7 +45,7 @@ fn the_transformer_is_that_of_the_seed() -> Result<()> {
     let untied = Transformer::new(&ModelArgs { weight_tying: false, ..args.clone() })?;
     assert_eq!(numbers(&untied), numbers(&model) + 8 * 16);
     assert_eq!((model.args(), model.layers[0].attention.n_heads()), (&args, 4));
-    // Without blocks, and without tokens.
+    // Zero blocks and zero tokens work.
     let none = Transformer::new(&ModelArgs { n_layers: 0, ..args })?;
     assert_eq!(none.forward(&tokens(1, 2))?.dims(), [1, 2, 8]);
     for shape in [[0, 4], [2, 0]] {
@@ -55,7 +55,7 @@ fn the_transformer_is_that_of_the_seed() -> Result<()> {
 }
 
 #[test]
-fn what_no_model_can_be_made_of_is_refused() -> Result<()> {
+fn impossible_model_arguments_are_an_error() -> Result<()> {
     let good = ModelArgs::default();
     let wrong: [(ModelArgs, &str); 8] = [
         (ModelArgs { n_heads: 3, ..good.clone() }, "dim must be divisible by n_heads, but got 16 and 3"),
@@ -110,7 +110,7 @@ fn the_transformer_learns() -> Result<()> {
 }
 
 #[test]
-fn dropout_is_drawn_from_the_seed_and_left_out_in_evaluation() -> Result<()> {
+fn dropout_follows_the_seed_and_is_off_in_evaluation() -> Result<()> {
     let model = Transformer::new(&ModelArgs::default())?;
     let run = |seed: u64| -> Result<(Vec<f64>, Vec<Vec<f64>>)> {
         manual_seed(seed);
@@ -132,7 +132,7 @@ fn dropout_is_drawn_from_the_seed_and_left_out_in_evaluation() -> Result<()> {
         }
         .0
     );
-    // Nothing to drop is as evaluation.
+    // Zero dropout is the same as evaluation mode.
     let without = Transformer::new(&ModelArgs { dropout_p: 0.0, ..ModelArgs::default() })?;
     without.load_state_dict(&model.state_dict(), true)?;
     assert_eq!(values(&without.forward(&tokens(4, 8))?), evaluated.0);
@@ -140,7 +140,7 @@ fn dropout_is_drawn_from_the_seed_and_left_out_in_evaluation() -> Result<()> {
 }
 
 #[test]
-fn a_position_sees_those_before_it_only() -> Result<()> {
+fn the_causal_mask_hides_later_positions() -> Result<()> {
     for use_attn_mask in [true, false] {
         let args = ModelArgs { use_attn_mask, dropout_p: 0.0, ..ModelArgs::default() };
         let model = Transformer::new(&args)?;
@@ -157,7 +157,7 @@ fn a_position_sees_those_before_it_only() -> Result<()> {
 }
 
 #[test]
-fn a_tied_weight_collects_the_gradients_of_both_uses() -> Result<()> {
+fn a_tied_weight_accumulates_the_gradients_of_both_uses() -> Result<()> {
     let args = ModelArgs { dropout_p: 0.0, ..ModelArgs::default() };
     let tied = Transformer::new(&args)?;
     let untied = Transformer::new(&ModelArgs { weight_tying: false, ..args })?;
@@ -174,7 +174,7 @@ fn a_tied_weight_collects_the_gradients_of_both_uses() -> Result<()> {
 }
 
 #[test]
-fn the_small_models_are_those_of_the_seed() -> Result<()> {
+fn the_small_models_match_pytorchs_test_models() -> Result<()> {
     manual_seed(7);
     let model = MLPModule::new(true)?;
     let after = Tensor::rand([1], DType::F32)?.item::<f32>()?;
@@ -187,7 +187,7 @@ fn the_small_models_are_those_of_the_seed() -> Result<()> {
     assert!(MLPModule::new(false)?.net1.bias.is_none());
     let sized = MLPModule::with_sizes(3, 5, 2, true)?;
     assert_eq!(sized.forward(&Tensor::ones([4, 3], DType::F32)?)?.dims(), [4, 2]);
-    // All of a stack are equal, and none the same.
+    // The modules of a stack have equal values but separate parameters.
     let stacked = MLPStacked::new(2)?;
     let [a, b] = [&stacked.layers[0], &stacked.layers[1]];
     assert_eq!(values(&a.net2.weight.get()), values(&b.net2.weight.get()));
@@ -203,7 +203,7 @@ fn the_small_models_are_those_of_the_seed() -> Result<()> {
     Ok(())
 }
 
-/// How each parameter lies when heads and hidden sizes are cut, as tensor parallelism does.
+/// The placement of each parameter under tensor parallelism, which shards heads and hidden sizes.
 fn cut(path: &str) -> Placement {
     let tail = path.strip_suffix(".weight").or(path.strip_suffix(".bias")).unwrap_or(path);
     match tail.rsplit('.').next() {
@@ -214,7 +214,7 @@ fn cut(path: &str) -> Placement {
 }
 
 #[test]
-fn a_transformer_on_a_mesh_is_the_transformer() {
+fn a_transformer_on_a_mesh_matches_one_device() {
     type Lay = fn(&str) -> Placement;
     let ways: [(Placement, Lay); 3] = [(Replicate, cut), (Shard(0), |_| Replicate), (Shard(1), |_| Shard(0))];
     for ranks in [2, 4] {
@@ -239,7 +239,7 @@ fn a_transformer_on_a_mesh_is_the_transformer() {
                             [lay(&path)],
                         )?)?;
                     }
-                    // The positions lie where the tokens do; dropout drops the same elements everywhere.
+                    // The positions get the layout of the tokens, and dropout drops the same elements in every layout.
                     manual_seed(3);
                     let logits = model.forward(&distribute_tensor(&data, &mesh, [placement])?)?;
                     assert_eq!(logits.dims(), [5, 7, 9]);

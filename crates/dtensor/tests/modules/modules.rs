@@ -1,4 +1,4 @@
-//! The tree of modules: hooks, copies, state dicts, and what is done to a whole model.
+//! Tests the module tree: hooks, copies, state dicts, and operations on a whole model.
 
 use std::sync::{Arc, Mutex};
 
@@ -27,7 +27,7 @@ fn small() -> ModelArgs {
     ModelArgs { n_layers: 1, dim: 8, n_heads: 2, dropout_p: 0.0, ..ModelArgs::default() }
 }
 
-/// Of everything a `forward` may take and give.
+/// A module whose `forward` takes and returns every kind of argument.
 #[derive(Clone, Debug, Module)]
 struct Mix {
     scale: Parameter,
@@ -90,7 +90,7 @@ fn hooks_see_and_change_every_kind_of_input() -> Result<()> {
     assert!(matches!(&seen[0]["many"], Argument::Tensors(many) if many.len() == 1));
     assert!(matches!(seen[0]["negate"], Argument::Flag(false)) && matches!(seen[0][6], Argument::Other));
 
-    // Each by its place or its name; what is not there can be given.
+    // A hook changes inputs by index or by name, and can set an optional input that the caller left out.
     type Change = fn(&mut Inputs);
     let changes: [(Change, (f64, Option<f64>)); 7] = [
         (|i| i[0] = ones(&[1]).mul(2.0).unwrap().into(), (7.5, None)),
@@ -176,7 +176,7 @@ fn hooks_that_return_other_values_are_an_error() -> Result<()> {
         );
         hook.remove();
     }
-    // What a hook says goes to the caller.
+    // The caller gets a hook's error.
     let hook = model.base.register_forward_pre_hook(|_, _| Err(Error::argument("hook", "not today")));
     assert!(message(run(&model, None)).contains("not today"));
     hook.remove();
@@ -188,7 +188,7 @@ fn hooks_that_return_other_values_are_an_error() -> Result<()> {
 }
 
 #[test]
-fn hooks_run_in_order_inputs_first_and_see_what_went_in() -> Result<()> {
+fn hooks_run_in_order_and_forward_hooks_see_the_inputs() -> Result<()> {
     let model = mix();
     let log = Arc::new(Mutex::new(Vec::<String>::new()));
     let before = |name: &'static str, by: f64| {
@@ -217,7 +217,7 @@ fn hooks_run_in_order_inputs_first_and_see_what_went_in() -> Result<()> {
     a.remove();
     run(&model, None)?;
     assert_eq!(*std::mem::take(&mut *log.lock().unwrap()), ["b 1", "c 10 31.5 of 2", "d 10 131.5 of 2"]);
-    // Gradients go through what hooks do.
+    // Operators inside hooks are recorded, so gradients flow through them.
     let x = ones(&[1]).requires_grad_(true)?;
     let (y, _) = model.forward(&x, None, &[], 1, 0.0, true, "untouched")?;
     y.sum_all()?.backward()?;
@@ -258,7 +258,7 @@ fn a_hook_can_be_on_any_module_of_the_tree() -> Result<()> {
     model.forward(&ones(&[1, 10]))?;
     assert!(entered.lock().unwrap().is_empty());
 
-    // A clone is the same module: a hook on one is on both.
+    // A clone is the same module, so both share hooks.
     let net2 = model.layers[1].net2.clone();
     let hook = net2.base().unwrap().register_forward_hook(|_, _, mut outputs| {
         outputs[0] = outputs.tensor(0)?.zeros_like()?.into();
@@ -271,7 +271,7 @@ fn a_hook_can_be_on_any_module_of_the_tree() -> Result<()> {
 }
 
 #[test]
-fn a_hook_may_take_itself_off_and_put_others_on_while_it_runs() -> Result<()> {
+fn a_running_hook_may_remove_itself_and_register_others() -> Result<()> {
     let layer = Relu::new();
     let base = layer.base().unwrap().clone();
     let handle = Arc::new(Mutex::new(None::<dtensor::nn::HookHandle>));
@@ -293,7 +293,7 @@ fn a_hook_may_take_itself_off_and_put_others_on_while_it_runs() -> Result<()> {
 }
 
 #[test]
-fn a_deep_copy_shares_nothing_and_is_tied_where_the_original_is() -> Result<()> {
+fn a_deep_copy_shares_nothing_and_keeps_ties() -> Result<()> {
     let model = Transformer::new(&small())?;
     let tokens = Tensor::from_slice(&[1i64, 2, 3, 0], [1, 4])?;
     model.forward(&tokens)?.sum_all()?.backward()?;
@@ -316,13 +316,13 @@ fn a_deep_copy_shares_nothing_and_is_tied_where_the_original_is() -> Result<()> 
     assert!(copy.output.weight.is(&copy.tok_embeddings.weight));
     assert!(!copy.dropout.is_training() && copy.is_training() && copy.norm.is_training());
     assert_eq!(copy.args(), model.args());
-    // Hooks were copied, and are on and off by themselves.
+    // The copy has its own hooks: removing one from the original does not affect it.
     let out = values(&model.forward(&tokens)?);
     assert_eq!(values(&copy.forward(&tokens)?), out);
     hook.remove();
     assert_ne!(values(&model.forward(&tokens)?), out);
     assert_eq!(values(&copy.forward(&tokens)?), out);
-    // One is trained, the other is not.
+    // Changes to the original do not reach the copy.
     let before = values(&copy.tok_embeddings.weight.get());
     model.zero_grad();
     model.tok_embeddings.weight.set(&Tensor::zeros([8, 8], DType::F32)?)?;
@@ -330,13 +330,13 @@ fn a_deep_copy_shares_nothing_and_is_tied_where_the_original_is() -> Result<()> 
     assert!(copy.tok_embeddings.weight.grad().is_some());
     model.eval();
     assert!(copy.norm.is_training());
-    // A clone, in contrast, is the same.
+    // A clone, in contrast, shares its parameters.
     assert!(model.clone().output.weight.is(&model.tok_embeddings.weight));
     Ok(())
 }
 
 #[test]
-fn a_sequential_is_copied_layer_by_layer() -> Result<()> {
+fn deep_copy_copies_a_sequential_layer_by_layer() -> Result<()> {
     let shared = Linear::new(3, 3, true)?;
     let model = Sequential::new()
         .push(shared.clone())
@@ -357,7 +357,7 @@ fn a_sequential_is_copied_layer_by_layer() -> Result<()> {
     assert_eq!(values(&same.get_parameter("2.weight")?.get()), [0.; 9]);
     assert_ne!(values(&weight.get()), [0.; 9]);
     assert_eq!(copy.forward(&ones(&[2, 3]))?.dims(), [2, 3]);
-    // What lies behind an `Arc` cannot be copied.
+    // `deep_copy` cannot copy a module inside an `Arc`.
     #[derive(Clone, Module)]
     struct Behind {
         inner: Arc<Linear>,
@@ -368,7 +368,7 @@ fn a_sequential_is_copied_layer_by_layer() -> Result<()> {
 }
 
 #[test]
-fn a_state_dict_goes_around_with_tied_names_in_it() -> Result<()> {
+fn a_state_dict_round_trips_with_tied_names() -> Result<()> {
     let (a, b) = (Transformer::new(&small())?, Transformer::new(&small())?);
     let state = a.state_dict();
     let mut names: Vec<String> = a.named_parameters().into_iter().map(|(name, _)| name).collect();
@@ -383,14 +383,14 @@ fn a_state_dict_goes_around_with_tied_names_in_it() -> Result<()> {
     assert_eq!(values(&b.forward(&tokens)?), expected);
     assert!(b.output.weight.is(&b.tok_embeddings.weight));
     assert!(b.parameters().iter().all(|p| p.requires_grad() && p.get().is_leaf()));
-    // What is in it stays as it was taken.
+    // Later changes to the model do not reach the state dict.
     a.norm.weight.as_ref().unwrap().set(&Tensor::zeros([8], DType::F32)?)?;
     assert_eq!(values(&state["norm.weight"]), [1.; 8]);
-    // One dtype into another.
+    // Loading casts to the dtype of the model.
     b.to_dtype(DType::BF16)?;
     b.load_state_dict(&state, true)?;
     assert_eq!(b.norm.weight.as_ref().unwrap().get().dtype(), DType::BF16);
-    // A model that is not tied takes what one that is has, and the other way round: the last name wins.
+    // Tied and untied models load each other's state dicts. For a tied parameter the last name wins.
     let untied = Transformer::new(&ModelArgs { weight_tying: false, ..small() })?;
     untied.load_state_dict(&state, true)?;
     assert_eq!(values(&untied.output.weight.get()), values(&untied.tok_embeddings.weight.get()));
@@ -402,7 +402,7 @@ fn a_state_dict_goes_around_with_tied_names_in_it() -> Result<()> {
 }
 
 #[test]
-fn everything_that_is_wrong_with_a_state_dict_is_said_and_nothing_is_changed() -> Result<()> {
+fn an_error_lists_everything_wrong_with_a_state_dict_and_changes_nothing() -> Result<()> {
     let model = MLPModule::new(true)?;
     let mut state = MLPModule::with_sizes(10, 16, 10, true)?.state_dict();
     state.values_mut().for_each(|value| *value = value.add(1.0).unwrap());
@@ -426,7 +426,7 @@ fn everything_that_is_wrong_with_a_state_dict_is_said_and_nothing_is_changed() -
         assert!(error.contains(part), "`{part}` is not in: {error}");
     }
     assert!(unchanged(&model));
-    // If not strict, names may differ, sizes may not.
+    // Without `strict`, names may differ, but sizes may not.
     let error = message(model.load_state_dict(&state, false));
     assert!(error.contains("size mismatch") && !error.contains("key(s)"), "{error}");
     assert!(unchanged(&model));
@@ -434,7 +434,7 @@ fn everything_that_is_wrong_with_a_state_dict_is_said_and_nothing_is_changed() -
     model.load_state_dict(&state, false)?;
     assert_eq!(values(&model.net2.weight.get()), values(&good["net2.weight"]));
     assert_eq!(values(&model.net1.weight.get()), values(&before["net1.weight"]));
-    // Nothing has no values, and values go nowhere where there are none.
+    // Loading between a meta model and one with values is an error in both directions.
     let meta = on_device(Device::Meta, || MLPModule::new(true))?;
     assert!(
         message(meta.load_state_dict(&good, true)).contains("is on cpu in the state, on meta in the model")
@@ -444,7 +444,7 @@ fn everything_that_is_wrong_with_a_state_dict_is_said_and_nothing_is_changed() -
 }
 
 #[test]
-fn a_state_dict_goes_between_models_that_lie_differently() {
+fn a_state_dict_loads_into_another_layout() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let lay = |model: &MLPModule, along: Placement| -> Result<()> {
@@ -462,7 +462,7 @@ fn a_state_dict_goes_between_models_that_lie_differently() {
         whole.load_state_dict(&rows.state_dict(), true)?;
         assert_eq!(whole.net1.weight.get().placements(), [Replicate]);
         assert_eq!(values(&whole.net1.weight.get().to_local()?), [3.; 160]);
-        // A part is not taken for the whole.
+        // A local model does not load a distributed tensor.
         let error = message(plain.load_state_dict(&rows.state_dict(), true));
         assert!(error.contains("on no mesh in the model"), "{error}");
         Ok(())
@@ -470,7 +470,7 @@ fn a_state_dict_goes_between_models_that_lie_differently() {
 }
 
 #[test]
-fn a_model_is_cast_as_a_whole_and_tied_weights_stay_one() -> Result<()> {
+fn to_dtype_casts_every_parameter_and_keeps_ties() -> Result<()> {
     let model = Transformer::new(&small())?;
     let tokens = Tensor::from_slice(&[1i64, 2, 3, 0], [1, 4])?;
     let logits = model.forward(&tokens)?;
@@ -482,7 +482,7 @@ fn a_model_is_cast_as_a_whole_and_tied_weights_stay_one() -> Result<()> {
     assert!(model.output.weight.is(&weight) && model.tok_embeddings.weight.is(&weight));
     assert!(weight.requires_grad() && !model.pos_embeddings.weight.requires_grad());
     assert_eq!(weight.grad().unwrap().dtype(), DType::BF16);
-    // What comes out is single precision all the same, and not far off.
+    // The logits are still in single precision, and close to those before the cast.
     let cast = model.forward(&tokens)?;
     assert_eq!(cast.dtype(), DType::F32);
     let (a, b) = (values(&cast), values(&logits));
@@ -513,7 +513,7 @@ fn a_model_is_cast_as_a_whole_and_tied_weights_stay_one() -> Result<()> {
 }
 
 #[test]
-fn empty_places_keep_shapes_dtypes_and_ties() -> Result<()> {
+fn to_empty_keeps_shapes_dtypes_and_ties() -> Result<()> {
     let model = on_device(Device::Meta, || Transformer::new(&small()))?;
     model.to_dtype(DType::BF16)?;
     model.norm.weight.as_ref().unwrap().set_requires_grad(false)?;
@@ -539,7 +539,7 @@ fn empty_places_keep_shapes_dtypes_and_ties() -> Result<()> {
 }
 
 #[test]
-fn training_and_gradients_are_switched_for_the_whole_tree() -> Result<()> {
+fn set_training_and_set_requires_grad_apply_to_the_whole_tree() -> Result<()> {
     let model = Transformer::new(&ModelArgs::default())?;
     let training = |model: &Transformer| {
         model.named_modules().iter().map(|(_, module)| module.is_training()).collect::<Vec<_>>()
@@ -547,7 +547,7 @@ fn training_and_gradients_are_switched_for_the_whole_tree() -> Result<()> {
     assert!(training(&model).iter().all(|t| *t));
     model.eval();
     let lists = model.named_modules().iter().filter(|(_, module)| module.base().is_none()).count();
-    // A list of modules does not know.
+    // A `ModuleList` has no training flag.
     assert_eq!(training(&model).iter().filter(|t| **t).count(), lists);
     model.layers[0].train();
     assert!(
@@ -577,7 +577,7 @@ fn training_and_gradients_are_switched_for_the_whole_tree() -> Result<()> {
 }
 
 #[test]
-fn a_parameter_is_replaced_under_all_its_names() -> Result<()> {
+fn register_parameter_replaces_a_tied_parameter_under_all_its_names() -> Result<()> {
     let model = Transformer::new(&small())?;
     let place = model.tok_embeddings.weight.clone();
     model.register_parameter("output.weight", &Tensor::zeros([11, 8], DType::F64)?)?;
@@ -591,7 +591,7 @@ fn a_parameter_is_replaced_under_all_its_names() -> Result<()> {
     let error = message(model.register_parameter("norm.scale", &ones(&[8])));
     assert!(error.contains("there is no parameter `norm.scale`"), "{error}");
     assert!(error.contains("`norm.weight`, `norm.bias`, `output.weight`"), "{error}");
-    // Whole numbers have no gradient.
+    // Integers have no gradient.
     model.norm.set_requires_grad(true)?;
     let error = message(model.register_parameter("norm.bias", &Tensor::zeros([8], DType::I64)?));
     assert!(error.contains("floating point"), "{error}");
@@ -606,7 +606,7 @@ fn a_parameter_is_replaced_under_all_its_names() -> Result<()> {
 }
 
 #[test]
-fn children_are_one_level_and_modules_all() -> Result<()> {
+fn named_children_lists_one_level_and_named_modules_all() -> Result<()> {
     let model = Transformer::new(&small())?;
     let children: Vec<String> = model.named_children().into_iter().map(|(name, _)| name).collect();
     assert_eq!(children, ["tok_embeddings", "pos_embeddings", "dropout", "layers", "norm", "output"]);
@@ -615,7 +615,7 @@ fn children_are_one_level_and_modules_all() -> Result<()> {
     let attention: Vec<String> =
         model.layers[0].attention.named_children().into_iter().map(|(name, _)| name).collect();
     assert_eq!(attention, ["resid_dropout", "wq", "wk", "wv", "wo"]);
-    // A module under two names comes under the first, and is found under both.
+    // A shared module is listed under its first name, and found under both.
     let shared = Dropout::new(0.1)?;
     let model =
         Sequential::new().push(shared.clone()).push(Sequential::new().push(shared)).push(Dropout::new(0.1)?);
@@ -626,7 +626,7 @@ fn children_are_one_level_and_modules_all() -> Result<()> {
 }
 
 #[test]
-fn parameters_of_whole_numbers_stay_what_they_are() -> Result<()> {
+fn integer_parameters_keep_their_dtype() -> Result<()> {
     #[derive(Clone, Module)]
     struct Quantized {
         codes: Parameter,
@@ -648,7 +648,7 @@ fn parameters_of_whole_numbers_stay_what_they_are() -> Result<()> {
 }
 
 #[test]
-fn a_cast_to_the_dtype_that_is_there_changes_nothing() -> Result<()> {
+fn a_cast_to_the_same_dtype_changes_nothing() -> Result<()> {
     let layer = Linear::new(2, 2, true)?;
     let y = layer.forward(&Tensor::ones([1, 2], DType::F32)?)?;
     layer.to_dtype(DType::F32)?;
@@ -658,7 +658,7 @@ fn a_cast_to_the_dtype_that_is_there_changes_nothing() -> Result<()> {
 }
 
 #[test]
-fn a_deep_copy_has_buffers_of_its_own() -> Result<()> {
+fn a_deep_copy_has_its_own_buffers() -> Result<()> {
     #[derive(Clone, Module)]
     struct Counters {
         one: Buffer,
@@ -676,9 +676,9 @@ fn a_deep_copy_has_buffers_of_its_own() -> Result<()> {
     Ok(())
 }
 
-/// What loading moves is moved for the line that loads.
+/// Loading into another layout redistributes. The collectives are attributed to the line that loads.
 #[test]
-fn loading_communicates_for_the_line_that_loads() {
+fn collectives_of_loading_are_attributed_to_its_caller() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let layer = Linear::new(4, 4, false)?;

@@ -1,4 +1,4 @@
-//! Parameters, the tree of modules, and training.
+//! Tests parameters, the tree of modules, and training.
 
 use dtensor::nn::{Linear, Module, Parameter, Walk};
 use dtensor::optim::Sgd;
@@ -23,10 +23,10 @@ struct Block {
     scale: Parameter,
 }
 
-/// Of everything a module may hold.
+/// A module with every kind of field.
 #[derive(Module)]
 struct Everything {
-    /// Data, which is no part of the tree.
+    /// Plain data, which is not part of the tree.
     label: String,
     width: usize,
     blocks: Vec<Block>,
@@ -69,7 +69,7 @@ fn everything() -> Everything {
 }
 
 #[test]
-fn the_derived_tree_has_the_fields_in_order_under_dotted_paths() {
+fn derive_module_lists_fields_in_order_under_dotted_paths() {
     let model = everything();
     let want = [
         "blocks.0.first.weight",
@@ -90,13 +90,13 @@ fn the_derived_tree_has_the_fields_in_order_under_dotted_paths() {
     ];
     assert_eq!(names(&model), want);
     assert_eq!(model.parameters().len(), want.len());
-    // Plain data stays what it is.
+    // Plain data fields are untouched.
     assert_eq!((model.label.as_str(), model.width, model.numbers.len()), ("model", 3, 2));
     assert!((model.activation)(&model.frozen).is_ok() && model.absent.is_none());
 }
 
 #[test]
-fn modules_may_be_generic_and_borrowed_and_written_by_hand() {
+fn modules_may_be_generic_borrowed_or_implemented_by_hand() {
     #[derive(Module)]
     struct Residual<M: Module> {
         inner: M,
@@ -131,7 +131,7 @@ fn modules_may_be_generic_and_borrowed_and_written_by_hand() {
     let tagged = Tagged { tag: "t", sizes: [1, 2], inner: residual() };
     assert_eq!(names(&tagged), ["inner.inner.weight", "inner.inner.bias", "inner.gain"]);
     assert_eq!((tagged.tag, tagged.sizes), ("t", [1, 2]));
-    // A list of different modules.
+    // A list may hold modules of different types.
     let list: Vec<Box<dyn Module>> = vec![Box::new(Linear::new(1, 1, false).unwrap()), Box::new(model)];
     assert_eq!(names(&list)[..2], ["0.weight", "1.a.inner.weight"]);
 }
@@ -150,7 +150,7 @@ fn a_parameter_under_two_names_is_one_parameter() -> Result<()> {
     let parameters = model.parameters();
     assert_eq!(parameters.len(), 1);
     assert!(parameters[0].is(&shared) && !parameters[0].is(&parameter(&[1.])));
-    // One step changes it once, by the gradients of both uses.
+    // One optimizer step updates it once, with the summed gradients of both uses.
     let x = model.embedding.get().add(&model.head.forward(&Tensor::ones([1, 2], DType::F32)?)?)?;
     x.sum_all()?.backward()?;
     Sgd::new(parameters, 1.0)?.step()?;
@@ -163,7 +163,7 @@ fn a_parameter_under_two_names_is_one_parameter() -> Result<()> {
 fn setting_and_updating_replace_the_value_and_keep_the_gradient() -> Result<()> {
     let p = parameter(&[1., 2.]);
     assert!(p.get().requires_grad() && p.get().is_leaf() && p.grad().is_none());
-    // Without a gradient there is nothing to update by.
+    // `update` does nothing without a gradient.
     p.update(|_, _| panic!("not to be called"))?;
     assert_eq!(values(&p.get()), [1., 2.]);
 
@@ -179,13 +179,13 @@ fn setting_and_updating_replace_the_value_and_keep_the_gradient() -> Result<()> 
         Ok(next)
     })?;
     assert_eq!(values(&p.get()), [8., 9.]);
-    // The new value collects into the same gradient.
+    // The new value accumulates into the same gradient.
     p.get().sum_all()?.backward()?;
     assert_eq!(values(&p.grad().unwrap()), [4., 4.]);
     p.zero_grad();
     assert!(p.grad().is_none());
 
-    // A refused value, or a rule that fails, changes nothing.
+    // A value of another shape or dtype, or a closure that fails, is an error and changes nothing.
     p.get().sum_all()?.backward()?;
     for wrong in [Tensor::ones([3], DType::F32)?, Tensor::ones([2], DType::F64)?] {
         assert!(p.set(&wrong).is_err());
@@ -245,7 +245,7 @@ impl Mlp {
     }
 }
 
-/// The loss of each of 200 steps, and the parameters after the last.
+/// Returns the loss of each of 200 steps and the final parameters.
 fn train() -> Result<(Vec<f32>, Vec<Vec<f32>>)> {
     manual_seed(42);
     let model = Mlp { net1: Linear::new(10, 16, true)?, net2: Linear::new(16, 10, true)? };
@@ -264,7 +264,7 @@ fn train() -> Result<(Vec<f32>, Vec<Vec<f32>>)> {
 }
 
 #[test]
-fn training_lowers_the_loss_and_is_the_same_to_the_bit_when_repeated() -> Result<()> {
+fn training_lowers_the_loss_and_is_bitwise_reproducible() -> Result<()> {
     let (losses, parameters) = train()?;
     let (first, last) = (losses[0], losses[199]);
     assert!(last * 5.0 <= first, "from {first} to {last} only");
@@ -278,7 +278,7 @@ fn training_lowers_the_loss_and_is_the_same_to_the_bit_when_repeated() -> Result
 }
 
 #[test]
-fn sgd_moves_against_the_gradient_by_the_rate() -> Result<()> {
+fn sgd_steps_against_the_gradient_by_the_learning_rate() -> Result<()> {
     let (moved, still) = (parameter(&[1., 2.]), parameter(&[3.]));
     let optimizer = Sgd::new(vec![moved.clone(), still.clone()], 0.25)?;
     moved.get().mul(&Tensor::from_slice(&[4f32, 8.], [2])?)?.sum_all()?.backward()?;

@@ -1,4 +1,4 @@
-//! Parameters that are drawn again: the same bits as when a model is made, wherever they lie.
+//! Tests `reset_parameters`: it gives the same bits as a new model, for every layout.
 
 use dtensor::models::{MLPModule, ModelArgs, Transformer};
 use dtensor::nn::{
@@ -8,7 +8,7 @@ use dtensor::prelude::*;
 use dtensor::testing::spmd;
 use dtensor::{Device, on_device};
 
-/// Every number of every parameter.
+/// The bits of every element of every parameter.
 fn bits(module: &dyn Module) -> Vec<(String, Vec<u64>)> {
     let whole = |x: Tensor| if x.is_distributed() { x.full_tensor().unwrap() } else { x };
     let bits = |x: Tensor| x.detach().to_dtype(DType::F64).unwrap().to_vec::<f64>().unwrap();
@@ -16,12 +16,12 @@ fn bits(module: &dyn Module) -> Vec<(String, Vec<u64>)> {
     module.named_parameters().into_iter().map(|(path, p)| (path, bits(p))).collect()
 }
 
-/// Puts other values in all places.
+/// Overwrites every parameter.
 fn spoil(module: &dyn Module) -> Result<()> {
     module.parameters().iter().try_for_each(|p| p.set(&p.get().detach().full_like(0.25)?))
 }
 
-/// Lists of layers of all kinds, with sizes that few meshes divide.
+/// A model with every kind of layer, with sizes that few meshes divide.
 fn everything() -> Result<Sequential> {
     Ok(Sequential::new()
         .push(Linear::new(5, 7, true)?)
@@ -50,7 +50,7 @@ fn a_reset_gives_the_bits_of_a_new_model() -> Result<()> {
         manual_seed(2);
         check(&Transformer::new(&ModelArgs { weight_tying, ..ModelArgs::default() })?, 2)?;
     }
-    // Twice in a row is not the same twice.
+    // A second reset draws other values.
     let layer = Linear::new(4, 4, false)?;
     let first = bits(&layer);
     layer.reset_parameters()?;
@@ -59,7 +59,7 @@ fn a_reset_gives_the_bits_of_a_new_model() -> Result<()> {
 }
 
 #[test]
-fn a_reset_changes_the_value_and_nothing_else() -> Result<()> {
+fn a_reset_changes_only_the_value() -> Result<()> {
     manual_seed(3);
     let layer = Linear::new(3, 2, true)?;
     let weight = layer.weight.clone();
@@ -71,12 +71,12 @@ fn a_reset_changes_the_value_and_nothing_else() -> Result<()> {
     assert!(layer.weight.get().is_leaf() && layer.weight.requires_grad());
     assert_eq!(weight.grad().unwrap().to_vec::<f32>()?, [1.; 6]);
     assert!(!layer.bias.as_ref().unwrap().requires_grad());
-    // A copy knows how to be drawn, too, and is another module.
+    // A deep copy can be reset, too, without changing the original.
     let before = bits(&layer);
     copy.reset_parameters()?;
     assert_eq!(bits(&layer), before);
     assert_ne!(bits(&copy), before);
-    // Half precision is drawn in half precision.
+    // Half-precision parameters are drawn in half precision.
     layer.to_dtype(DType::BF16)?;
     spoil(&layer)?;
     manual_seed(8);
@@ -97,14 +97,14 @@ struct Mixed {
 }
 
 #[test]
-fn what_cannot_be_drawn_is_named_and_nothing_is_changed() -> Result<()> {
+fn a_parameter_without_an_initialiser_is_an_error_and_nothing_changes() -> Result<()> {
     let fixed = || Parameter::new(&Tensor::ones([2], DType::F32)?);
     let model = Mixed { first: Linear::new(2, 2, true)?, scale: fixed()?, table: vec![fixed()?] };
     let before = bits(&model);
     let error = model.reset_parameters().unwrap_err().to_string();
     assert!(error.contains("`scale`, `table.0`") && error.contains("Parameter::with_init"), "{error}");
     assert_eq!(bits(&model), before);
-    // A rule that fails, or makes something else, changes nothing either.
+    // An initialiser that fails, or returns another shape or dtype, changes nothing either.
     let rules: [fn(&Tensor) -> Result<Tensor>; 3] = [
         |like| if like.sum_all()?.item::<f32>()? == 0.0 { like.ones_like() } else { like.narrow(0, 0, 9) },
         |like| if like.sum_all()?.item::<f32>()? == 0.0 { like.ones_like() } else { like.narrow(0, 0, 1) },
@@ -120,7 +120,7 @@ fn what_cannot_be_drawn_is_named_and_nothing_is_changed() -> Result<()> {
         assert_eq!(bits(&model), before);
     }
     assert!(Parameter::with_init([2], |like| like.narrow(0, 0, 1)).is_err());
-    // A rule records nothing.
+    // The operators inside an initialiser are not recorded.
     let source = Tensor::ones([2], DType::F32)?.requires_grad_(true)?;
     let kept = source.clone();
     let drawn = Parameter::with_init([2], move |_| kept.mul(2.0))?;
@@ -130,7 +130,7 @@ fn what_cannot_be_drawn_is_named_and_nothing_is_changed() -> Result<()> {
 }
 
 #[test]
-fn a_tied_parameter_is_drawn_once_by_the_rule_it_was_made_with() -> Result<()> {
+fn a_tied_parameter_is_reset_once_by_its_own_initialiser() -> Result<()> {
     #[derive(Module)]
     struct Tied {
         table: Embedding,
@@ -153,7 +153,7 @@ fn a_tied_parameter_is_drawn_once_by_the_rule_it_was_made_with() -> Result<()> {
     Ok(())
 }
 
-/// Layouts for a parameter on a mesh of one or two dims.
+/// Placements for a parameter of `rank` dims on a mesh of one or two dims.
 fn layouts(mesh: &DeviceMesh, rank: usize) -> Vec<Vec<Placement>> {
     let sum = Partial(dtensor::comm::ReduceOp::Sum);
     let mut each = vec![Replicate, sum];
@@ -165,7 +165,7 @@ fn layouts(mesh: &DeviceMesh, rank: usize) -> Vec<Vec<Placement>> {
 }
 
 #[test]
-fn every_rank_draws_its_part_of_what_one_device_draws() {
+fn every_rank_draws_its_shard_of_the_single_device_values() {
     for ranks in [2, 3, 4] {
         spmd(ranks, |world| {
             let mut meshes = vec![DeviceMesh::new(&world, [ranks], "tp")?];
@@ -179,7 +179,7 @@ fn every_rank_draws_its_part_of_what_one_device_draws() {
                     manual_seed(11);
                     whole.reset_parameters()?;
                     let expected = bits(&whole);
-                    // The same number of draws was used up.
+                    // The next draw shows that a reset advances the generator equally on one device and on a mesh.
                     let next = Tensor::rand([1], DType::F32)?.item::<f32>()?;
                     for turn in 0..layouts(mesh, 2).len() {
                         let model = deep_copy(&whole)?;
@@ -208,7 +208,7 @@ fn every_rank_draws_its_part_of_what_one_device_draws() {
 }
 
 #[test]
-fn a_model_without_values_is_laid_on_a_mesh_and_then_drawn() {
+fn a_meta_model_can_be_sharded_and_then_initialised() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         for weight_tying in [true, false] {
@@ -224,7 +224,7 @@ fn a_model_without_values_is_laid_on_a_mesh_and_then_drawn() {
                         if path.ends_with("bias") || path.contains("norm") { Replicate } else { Shard(0) };
                     parameter.replace(&distribute_tensor(&parameter.get().detach(), &mesh, [along])?)?;
                 }
-                // Without values there is nothing to draw, but the draws are used up.
+                // A reset of meta parameters draws nothing but advances the generator.
                 manual_seed(12);
                 model.reset_parameters()?;
                 assert!(model.parameters().iter().all(|p| p.get().is_meta() && p.get().is_distributed()));
@@ -236,7 +236,7 @@ fn a_model_without_values_is_laid_on_a_mesh_and_then_drawn() {
                 Result::Ok(())
             });
             result?;
-            // Nobody has to be asked.
+            // Sharding and initialising a meta model needs no communication.
             assert!(calls.is_empty(), "{calls:?}");
             assert_eq!(bits(&model), bits(&whole));
             assert!(model.parameters().iter().all(|p| p.get().is_distributed() && p.requires_grad()));

@@ -1,4 +1,4 @@
-//! `+ - * /` between tensors, numbers and results: owned or borrowed, an expression needs one `?`.
+//! Tests `+ - * /` between owned or borrowed tensors, numbers and `Result`s: an expression needs only one `?`.
 
 use dtensor::prelude::*;
 
@@ -54,18 +54,18 @@ fn every_operator_takes_numbers_on_either_side() {
 }
 
 #[test]
-fn an_expression_of_tensors_and_one_result_at_a_time_needs_one_question_mark() -> Result<()> {
+fn an_expression_needs_one_question_mark() -> Result<()> {
     let (x, target, bias) = (tensor([3., 5.]), tensor([1., 1.]), tensor([10., 20.]));
     let y = (x.relu()? * 0.5 - &target + &bias)?;
     assert_eq!(y.to_vec::<f64>()?, [10.5, 21.5]);
-    // Rust allows no operator between two results, or a result and a number: one of them takes a `?`.
+    // Rust does not allow an operator between two `Result`s, or a `Result` and a number, so one of them needs a `?`.
     let y = (&x * &x + (x.exp() * &bias - target)?)?;
     assert_eq!(y.dims(), [2]);
     Ok(())
 }
 
 #[test]
-fn the_first_error_of_an_expression_is_its_error() -> Result<()> {
+fn an_expression_returns_its_first_error() -> Result<()> {
     let (a, b) = (tensor([1., 2.]), Tensor::zeros([3], DType::F64)?);
     let line = line!() + 1;
     let error = (&a + &b * &a + &a).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The graph of gradients: what is recorded, what flows where, and when it is freed.
+//! Tests autograd: what the graph records, which gradients flow where, and when saved values are freed.
 
 use std::sync::{Arc, Mutex};
 
@@ -39,7 +39,7 @@ fn gradients_add_up_in_a_leaf_until_they_are_zeroed() -> Result<()> {
     assert!(x.grad().is_none());
     x.mul(3.0)?.sum_all()?.backward()?;
     assert_eq!(grad_of(&x), [3., 3.]);
-    // A clone is the same leaf; what is put into one is in the other.
+    // A clone is the same leaf, so both share one gradient.
     x.clone().set_grad(Some(Tensor::from_slice(&[7f64, 8.], [2])?))?;
     x.sum_all()?.backward()?;
     assert_eq!(grad_of(&x), [8., 9.]);
@@ -49,7 +49,7 @@ fn gradients_add_up_in_a_leaf_until_they_are_zeroed() -> Result<()> {
 }
 
 #[test]
-fn recording_is_switched_by_scopes_that_nest() -> Result<()> {
+fn no_grad_and_enable_grad_nest() -> Result<()> {
     let x = leaf(&[2.]);
     let recorded = || x.mul(2.0).unwrap().requires_grad();
     assert!(recorded());
@@ -63,11 +63,11 @@ fn recording_is_switched_by_scopes_that_nest() -> Result<()> {
         assert!(!recorded());
     });
     assert!(recorded());
-    // A scope ends when it is left by a panic, too.
+    // A panic ends a scope, too.
     let leave = || no_grad(|| std::panic::resume_unwind(Box::new("on the way out")));
     assert!(std::panic::catch_unwind(leave).is_err());
     assert!(recorded());
-    // The mode belongs to the thread.
+    // The mode is thread-local.
     no_grad(|| std::thread::scope(|s| assert!(s.spawn(recorded).join().unwrap())));
     Ok(())
 }
@@ -84,7 +84,7 @@ fn a_backward_pass_inside_no_grad_works_and_is_not_recorded() -> Result<()> {
 }
 
 #[test]
-fn a_detached_tensor_passes_nothing_on() -> Result<()> {
+fn a_detached_tensor_passes_no_gradient_on() -> Result<()> {
     let x = leaf(&[3.]);
     let y = x.mul(&x)?;
     assert!(!y.detach().requires_grad() && y.detach().is_leaf());
@@ -104,21 +104,21 @@ fn leaves_keep_gradients_and_results_do_not() -> Result<()> {
     assert!(!y.is_leaf() && y.requires_grad());
     y.sum_all()?.backward()?;
     assert!(y.grad().is_none() && x.grad().is_some() && plain.grad().is_none());
-    // Asking again changes nothing, not even the gradient.
+    // Calling `requires_grad_(true)` again changes nothing, not even the gradient.
     assert!(x.requires_grad_(true)?.grad().is_some());
     assert!(!x.requires_grad_(false)?.requires_grad());
     assert!(y.requires_grad_(true)?.requires_grad());
-    // A result of leaves that want nothing is a leaf.
+    // A result of leaves without `requires_grad` is a leaf itself.
     assert!(plain.exp()?.is_leaf());
     Ok(())
 }
 
 #[test]
-fn a_shared_subexpression_is_walked_once_with_the_sum_of_its_gradients() -> Result<()> {
+fn backward_visits_a_shared_node_once_with_its_summed_gradient() -> Result<()> {
     let x = leaf(&[0.5, -1.5]);
     let count = Arc::new(Mutex::new(0));
     let shared = apply(Counted { factor: Bits::new(3.0), passes: Aside(count.clone()) }, &[&x])?;
-    // A diamond with arms of different lengths.
+    // The graph is a diamond with arms of different lengths.
     let left = shared.exp()?;
     let right = shared.mul(2.0)?.sin()?.neg()?;
     left.add(&right)?.sum_all()?.backward()?;
@@ -142,17 +142,17 @@ fn a_tensor_used_twice_by_one_operator_gets_both_gradients() -> Result<()> {
 }
 
 #[test]
-fn outputs_that_nothing_uses_count_as_zeros() -> Result<()> {
+fn unused_outputs_have_zero_gradients() -> Result<()> {
     let x = leaf(&[3., 1., 2.]);
     let (top, indices) = x.topk(2, 0, true)?;
     assert!(top.requires_grad() && !indices.requires_grad());
     top.mul(&Tensor::from_slice(&[10f64, 1.], [2])?)?.sum_all()?.backward()?;
     assert_eq!(grad_of(&x), [10., 0., 1.]);
-    // The statistics of a normalisation are outputs, too, that nobody sees.
+    // The statistics of a norm are hidden outputs of the operator.
     let x = leaf(&[3., 1., 2.]);
     x.layer_norm(1, None, None, 0.0)?.select(0, 0)?.backward()?;
     assert!(grad_of(&x).iter().sum::<f64>().abs() < 1e-12);
-    // One of two outputs of an operator, and then the other.
+    // Use one of the operator's two outputs, then the other.
     for (used, want) in [(0, [2., 4.]), (1, [3., 12.])] {
         let x = leaf(&[1., 2.]);
         apply_all(Powers, &[&x])?[used].sum_all()?.backward()?;
@@ -166,29 +166,29 @@ fn outputs_that_nothing_uses_count_as_zeros() -> Result<()> {
 }
 
 #[test]
-fn grad_gives_none_for_what_the_output_does_not_depend_on() -> Result<()> {
+fn grad_is_none_for_a_tensor_the_output_does_not_depend_on() -> Result<()> {
     let (x, unused) = (leaf(&[2.]), leaf(&[5.]));
     let y = x.mul(&x)?.sum_all()?;
     let grads = grad(&y, &[&unused, &x], BackwardOptions::default())?;
     assert!(grads[0].is_none());
     assert_eq!(values(grads[1].as_ref().unwrap()), [4.]);
-    // Leaves' own stores are left alone.
+    // `grad` does not accumulate into the leaves.
     assert!(x.grad().is_none() && unused.grad().is_none());
-    // After a backward pass, too, an unused leaf has none.
+    // After a backward pass an unused leaf has no gradient either.
     x.mul(&x)?.sum_all()?.backward()?;
     assert!(unused.grad().is_none());
     Ok(())
 }
 
 #[test]
-fn grad_reaches_results_in_the_middle_of_the_graph() -> Result<()> {
+fn grad_reaches_intermediate_results() -> Result<()> {
     let x = leaf(&[2., 3.]);
     let middle = x.mul(&x)?;
     let y = middle.mul(&middle)?.sum_all()?;
     let grads = grad(&y, &[&middle, &x, &y, &x], BackwardOptions::default())?;
     let got: Vec<Vec<f64>> = grads.iter().map(|g| values(g.as_ref().unwrap())).collect();
     assert_eq!(got, [vec![8., 18.], vec![32., 108.], vec![1.], vec![32., 108.]]);
-    // One output of several.
+    // The target may be one of several outputs of an operator.
     let outputs = apply_all(Powers, &[&x])?;
     let y = outputs[0].mul(5.0)?.add(&outputs[1])?.sum_all()?;
     let grads = grad(&y, &[&outputs[0], &outputs[1]], BackwardOptions::default())?;
@@ -213,7 +213,7 @@ fn a_second_pass_needs_the_first_to_retain_the_graph() -> Result<()> {
 }
 
 #[test]
-fn a_recorded_pass_has_gradients_of_its_own() -> Result<()> {
+fn gradients_of_a_recorded_pass_can_be_differentiated() -> Result<()> {
     let x = leaf(&[2., -1.]);
     let y = x.pow(4)?.sum_all()?;
     let mut derivative = grad(&y, &[&x], create())?.remove(0).unwrap();
@@ -221,7 +221,7 @@ fn a_recorded_pass_has_gradients_of_its_own() -> Result<()> {
         derivative = grad(&derivative.sum_all()?, &[&x], create())?.remove(0).unwrap();
         assert_eq!(values(&derivative), want);
     }
-    // Recording implies retaining.
+    // `create_graph` implies `retain_graph`.
     y.backward_with(create())?;
     let g = x.grad().unwrap();
     assert!(g.requires_grad());
@@ -244,7 +244,7 @@ fn a_gradient_penalty_trains_through_the_gradient() -> Result<()> {
 }
 
 #[test]
-fn a_graph_of_any_depth_is_walked_and_dropped_without_recursion() {
+fn a_deep_graph_runs_backward_and_drops_without_recursion() {
     let body = || -> Result<()> {
         let x = leaf(&[1.]);
         let deep = || -> Result<Tensor> {
@@ -259,7 +259,7 @@ fn a_graph_of_any_depth_is_walked_and_dropped_without_recursion() {
         y.sum_all()?.backward()?;
         assert_eq!(grad_of(&x), [200_001.]);
         drop(y);
-        // Saved values hold no links, so they add no depth.
+        // Saved values do not reference graph nodes, so they add no depth.
         let mut y = x.clone();
         for _ in 0..100_000 {
             y = y.mul(1.0)?.exp()?.log()?;
@@ -272,8 +272,8 @@ fn a_graph_of_any_depth_is_walked_and_dropped_without_recursion() {
 }
 
 #[test]
-fn the_graph_is_freed_as_soon_as_it_is_not_needed() -> Result<()> {
-    // Held by the operator of a node, so that it is known whether the node is alive.
+fn the_graph_is_freed_once_no_result_needs_it() -> Result<()> {
+    // Each node's operator holds a reference, so the count says how many nodes are alive.
     let alive = Arc::new(Mutex::new(0));
     let op = || Counted { factor: Bits::new(2.0), passes: Aside(alive.clone()) };
     let x = leaf(&[1., 2.]);
@@ -289,7 +289,7 @@ fn the_graph_is_freed_as_soon_as_it_is_not_needed() -> Result<()> {
     drop(z);
     assert_eq!(Arc::strong_count(&alive), 1, "a backward pass keeps nothing");
 
-    // An operator that saves its own output is no cycle.
+    // An operator that saves its own output does not create a reference cycle.
     let z = apply(op(), &[&x.exp()?.tanh()?])?.sigmoid()?.softmax(0)?;
     drop(z);
     assert_eq!(Arc::strong_count(&alive), 1);
@@ -308,11 +308,11 @@ fn the_graph_is_freed_as_soon_as_it_is_not_needed() -> Result<()> {
 }
 
 #[test]
-fn saved_values_are_freed_by_the_pass_that_uses_them() -> Result<()> {
+fn backward_frees_the_values_saved_for_it() -> Result<()> {
     let x = leaf(&[1., 2., 3.]);
     let kept = Arc::new(Mutex::new(None));
     let saved = apply(Kept { value: Aside(kept.clone()) }, &[&x])?;
-    // Whether nobody holds the value but this test.
+    // Returns true if only this test holds the value.
     let free = || kept.lock().unwrap().as_mut().is_some_and(Array::is_unique);
     let y = saved.mul(&saved)?.sum_all()?;
     assert!(!free());
@@ -323,7 +323,7 @@ fn saved_values_are_freed_by_the_pass_that_uses_them() -> Result<()> {
     y.backward()?;
     assert!(free(), "the result is still there, but what it saved is not");
     assert!(matches!(y.backward(), Err(Error::Argument { .. })));
-    // What the gradient rule has no use for is not saved in the first place.
+    // Inputs that the gradient rule does not use are not saved at all.
     let saved = apply(Kept { value: Aside(kept.clone()) }, &[&x])?;
     let y = saved.add(&saved)?.neg()?.mul(2.0)?.sum_all()?;
     drop(saved);
@@ -352,20 +352,20 @@ fn the_same_computation_gives_the_same_bits() -> Result<()> {
 }
 
 #[test]
-fn setting_a_parameter_does_not_reach_what_was_computed_before() -> Result<()> {
+fn setting_a_parameter_does_not_change_earlier_results() -> Result<()> {
     let p = Parameter::new(&Tensor::from_slice(&[2f64, 3.], [2])?)?;
     let y = p.get().mul(&p.get())?.sum_all()?;
     p.set(&Tensor::from_slice(&[100f64, 200.], [2])?)?;
     y.backward()?;
     assert_eq!(y.item::<f64>()?, 13.0);
-    // From the old value, collected in the parameter that has the new one.
+    // The gradient is computed from the old value and accumulates in the parameter, which now has the new one.
     assert_eq!(values(&p.grad().unwrap()), [4., 6.]);
     assert_eq!(values(&p.get()), [100., 200.]);
     Ok(())
 }
 
 #[test]
-fn tensors_may_go_to_other_threads_and_so_may_graphs() -> Result<()> {
+fn tensors_and_graphs_can_be_sent_between_threads() -> Result<()> {
     fn shareable<T: Send + Sync + 'static>() {}
     shareable::<Tensor>();
     shareable::<Parameter>();
@@ -383,7 +383,7 @@ fn tensors_may_go_to_other_threads_and_so_may_graphs() -> Result<()> {
     for (g, want) in grad_of(&x).iter().zip(want) {
         assert!((g - want).abs() < 1e-12 * want);
     }
-    // Several passes into one leaf at a time: nothing is lost.
+    // Concurrent passes into one leaf lose no gradient.
     let x = leaf(&[1.]);
     std::thread::scope(|s| {
         for _ in 0..4 {
@@ -391,7 +391,7 @@ fn tensors_may_go_to_other_threads_and_so_may_graphs() -> Result<()> {
         }
     });
     assert_eq!(grad_of(&x), [2000.]);
-    // Nor into several leaves, which they come to in different orders.
+    // Concurrent passes that reach two leaves in different orders lose none either.
     let (x, y) = (leaf(&[1.]), leaf(&[3.]));
     std::thread::scope(|s| {
         for thread in 0..4 {
@@ -415,7 +415,7 @@ fn tensors_may_go_to_other_threads_and_so_may_graphs() -> Result<()> {
 }
 
 #[test]
-fn a_pass_stops_at_integers_and_steps() -> Result<()> {
+fn backward_stops_at_integers_comparisons_and_argmax() -> Result<()> {
     let x = leaf(&[3., 1.]);
     assert!(!x.to_dtype(DType::I64)?.requires_grad());
     assert!(!x.gt(2.0)?.requires_grad());
@@ -425,7 +425,7 @@ fn a_pass_stops_at_integers_and_steps() -> Result<()> {
     Ok(())
 }
 
-/// `factor · x`, which counts the passes that go through it.
+/// Computes `factor · x` and counts the backward passes through it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Counted {
     factor: Bits,
@@ -452,7 +452,7 @@ impl Op for Counted {
     }
 }
 
-/// x² and x³.
+/// Computes x² and x³.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Powers;
 
@@ -484,7 +484,7 @@ impl Op for Powers {
     }
 }
 
-/// The same values, which it shows to whoever holds the cell.
+/// Copies its input and puts the copy into a cell for the test to inspect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Kept {
     value: Aside<Arc<Mutex<Option<Array>>>>,
@@ -511,12 +511,12 @@ impl Op for Kept {
 }
 
 #[test]
-fn a_pass_that_fails_leaves_every_gradient_as_it_was() -> Result<()> {
+fn a_failed_backward_pass_changes_no_gradient() -> Result<()> {
     let (x, w) = (leaf(&[1., 2.]), leaf(&[3., 4.]));
     let hidden = x.exp()?;
     hidden.sum_all()?.backward()?;
     let before = grad_of(&x);
-    // What `exp` saved is gone, but only after `w` has been reached.
+    // The value that `exp` saved is gone. The pass notices only after it has reached `w`.
     assert!(hidden.mul(&w)?.sum_all()?.backward().is_err());
     assert_eq!(grad_of(&x), before);
     assert!(w.grad().is_none());
@@ -524,17 +524,17 @@ fn a_pass_that_fails_leaves_every_gradient_as_it_was() -> Result<()> {
 }
 
 #[test]
-fn grad_runs_only_what_lies_between() -> Result<()> {
+fn grad_runs_only_the_nodes_between_output_and_targets() -> Result<()> {
     let (x, w) = (leaf(&[1., 2.]), leaf(&[3., 4.]));
     let hidden = x.exp()?;
     let y = hidden.mul(&w)?.sum_all()?;
     let found = dtensor::grad(&y, &[&hidden], BackwardOptions::default())?;
     assert_eq!(found[0].as_ref().unwrap().to_vec::<f64>()?, [3., 4.]);
-    // Nothing below `hidden` was freed, and nothing beside it was collected.
+    // Nothing below `hidden` was freed, and `w` beside it accumulated nothing.
     hidden.sum_all()?.backward()?;
     assert_eq!(grad_of(&x), [1f64.exp(), 2f64.exp()]);
     assert!(w.grad().is_none());
-    // A target that is also on the way to another one.
+    // One target lies on the path to another.
     let z = x.mul(&x)?;
     let found = dtensor::grad(&z.mul(&z)?.sum_all()?, &[&z, &x], BackwardOptions::default())?;
     assert_eq!(found[0].as_ref().unwrap().to_vec::<f64>()?, [2., 8.]);

@@ -1,4 +1,4 @@
-//! Conversions to and from Candle.
+//! Tests the conversions between this crate's tensors and Candle's.
 #![cfg(feature = "candle")]
 
 use candle_core as candle;
@@ -9,13 +9,13 @@ use dtensor::{DType, Error, Tensor};
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 #[test]
-fn values_go_to_candle_and_come_back() -> Result<()> {
+fn values_round_trip_through_candle() -> Result<()> {
     let x = candle::Tensor::arange(0f32, 6., &candle::Device::Cpu)?.reshape((2, 3))?;
     let ours = Tensor::try_from(x.clone())?;
     assert_eq!((ours.dims(), ours.dtype()), (&[2, 3][..], DType::F32));
     let back = candle::Tensor::try_from(&ours)?;
     assert_eq!(back.to_vec2::<f32>()?, x.to_vec2::<f32>()?);
-    // Views too.
+    // Strided views convert too.
     let column = x.t()?.narrow(0, 1, 1)?;
     let ours = Tensor::try_from(column.clone())?;
     assert_eq!(ours.to_vec::<f32>()?, [1., 4.]);
@@ -26,7 +26,7 @@ fn values_go_to_candle_and_come_back() -> Result<()> {
         assert_eq!((back.dtype(), back.to_f64_vec()?), (dtype, vec![0., 1., 2.]));
     }
 
-    // Candle's own graph is not ours.
+    // A conversion does not carry Candle's autograd graph over.
     let var = candle::Var::from_tensor(&x)?;
     assert!(!Tensor::try_from(var.as_tensor().sqr()?)?.requires_grad());
 
@@ -39,7 +39,7 @@ fn values_go_to_candle_and_come_back() -> Result<()> {
 }
 
 #[test]
-fn a_value_given_to_candle_is_not_written_to() -> Result<()> {
+fn an_optimizer_step_does_not_change_a_tensor_converted_to_candle() -> Result<()> {
     let weight = Parameter::new(&Tensor::ones([3], DType::F32)?)?;
     let given = candle::Tensor::try_from(&weight.get())?;
     weight.get().set_grad(Some(Tensor::ones([3], DType::F32)?))?;

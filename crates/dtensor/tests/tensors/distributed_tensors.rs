@@ -1,4 +1,4 @@
-//! Tensors on a mesh behave like tensors: made, printed, read and differentiated alike.
+//! Tests that distributed tensors behave like local ones: construction, printing, reading and gradients.
 
 use dtensor::comm::{ReduceOp, World, launch, record};
 use dtensor::testing::{spmd, spmd_outcomes};
@@ -10,21 +10,21 @@ use dtensor::{
 
 const P: Placement = Partial(ReduceOp::Sum);
 
-/// Every layout of a matrix on a 2 × 2 mesh that tests go through.
+/// The layouts of a matrix on a 2 × 2 mesh that the tests iterate over.
 fn layouts() -> Vec<[Placement; 2]> {
     let each = [Replicate, Shard(0), Shard(1), P];
     let strided = [StridedShard { dim: 0, split_factor: 2 }, Shard(0)];
     each.iter().flat_map(|&a| each.map(|b| [a, b])).chain([strided]).collect()
 }
 
-/// A matrix of small whole numbers.
+/// A matrix of small integers.
 fn matrix(rows: usize, columns: usize) -> Result<Tensor> {
     let numbers = (0..rows * columns).map(|i| ((i * 7 + 3) % 11) as f64 - 4.0).collect();
     Tensor::from_vec::<f64>(numbers, [rows, columns])
 }
 
 #[test]
-fn like_means_in_the_same_layout_too() {
+fn like_constructors_keep_the_layout() {
     let mesh = DeviceMesh::new(&World::simulated(4, 3).unwrap(), [4], "tp").unwrap();
     let x = sharded::zeros([10, 3], DType::F32, &mesh, [Shard(0)]).unwrap();
     for like in [x.ones_like().unwrap(), x.full_like(2).unwrap(), x.empty_like(Device::Cpu).unwrap()] {
@@ -38,13 +38,13 @@ fn like_means_in_the_same_layout_too() {
     assert!(meta.is_meta());
     assert_eq!(meta.layout(), x.layout());
     assert_eq!(meta.redistribute([Shard(1)]).unwrap().to_local().unwrap().dims(), [10, 0]);
-    // A partial tensor of ones would sum up to more.
+    // The shards of a partial tensor of ones would sum to more than one.
     let sum = sharded::zeros([2], DType::F32, &mesh, [P]).unwrap();
     assert_eq!(sum.ones_like().unwrap().placements(), [Replicate]);
 }
 
 #[test]
-fn printing_shows_the_part_and_gathers_nothing() {
+fn printing_shows_the_local_shard_and_gathers_nothing() {
     let mesh = DeviceMesh::new(&World::simulated(2, 1).unwrap(), [2], "tp").unwrap();
     let x = Tensor::arange(0, 4, 1, DType::F32).unwrap().view([4, 1]).unwrap();
     let x = dtensor::distribute_tensor_from(&x, &mesh, [Shard(0)], None).unwrap();
@@ -57,7 +57,7 @@ fn printing_shows_the_part_and_gathers_nothing() {
 }
 
 #[test]
-fn factories_make_the_parts_of_the_whole() {
+fn sharded_constructors_match_the_full_tensor() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let draws = || (Generator::new(7), Generator::new(7));
@@ -103,7 +103,7 @@ fn factories_make_the_parts_of_the_whole() {
 }
 
 #[test]
-fn gradients_of_gradients_pass_through_meshes() {
+fn second_derivatives_pass_through_redistribution() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let x = Tensor::from_slice(&[1f64, 2., 3.], [3])?.requires_grad_(true)?;
@@ -119,7 +119,7 @@ fn gradients_of_gradients_pass_through_meshes() {
 }
 
 #[test]
-fn uneven_parts_are_agreed_on_when_asked() {
+fn from_local_accepts_uneven_shards_when_asked() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let rows = [2, 1, 1, 1][world.rank()];
@@ -128,7 +128,7 @@ fn uneven_parts_are_agreed_on_when_asked() {
         let x = Tensor::from_local_with(&part, &mesh, [Shard(0), Shard(0)], options.clone())?;
         assert_eq!(x.dims(), [5, 3]);
         assert_eq!(x.full_tensor()?.select(1, 0)?.to_vec::<f32>()?, [0., 0., 1., 2., 3.]);
-        // Other parts than those of the chunk rule are refused on every rank, and the ranks can go on.
+        // Shards that do not follow the chunk rule are an error on every rank, and the ranks stay in step.
         let part = Tensor::zeros([world.rank(), 3], DType::F32)?;
         let refused = Tensor::from_local_with(&part, &mesh, [Shard(0), Shard(0)], options);
         assert!(matches!(refused, Err(Error::Argument { op: "from_local", .. })));
@@ -137,7 +137,7 @@ fn uneven_parts_are_agreed_on_when_asked() {
 }
 
 #[test]
-fn adding_to_a_gradient_moves_nothing() {
+fn accumulating_a_gradient_moves_nothing() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         for placements in [[Shard(0), Shard(1)], [Replicate, Shard(0)], [P, Shard(1)]] {
@@ -161,11 +161,11 @@ fn adding_to_a_gradient_moves_nothing() {
 }
 
 #[test]
-fn a_rank_outside_the_mesh_has_a_part_where_the_tensor_is() {
+fn a_rank_outside_the_mesh_keeps_the_device_of_the_tensor() {
     spmd(3, |world| {
         let mesh = DeviceMesh::from_ranks(&world, &[0, 1], [2], ())?;
         let x = matrix(4, 2)?;
-        // Where new tensors would be is not asked.
+        // The default device for new tensors does not matter here.
         let y = on_device(Device::Meta, || distribute_tensor(&x, &mesh, [Shard(0)]))?;
         assert_eq!((y.device(), y.to_local()?.device()), (Device::Cpu, Device::Cpu));
         Ok(())
@@ -173,14 +173,14 @@ fn a_rank_outside_the_mesh_has_a_part_where_the_tensor_is() {
 }
 
 #[test]
-fn gradients_of_a_leaf_that_lie_differently_are_brought_together_openly() {
+fn redistributing_gradients_of_a_leaf_is_attributed_to_backward() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let x = distribute_tensor(&matrix(4, 4)?, &mesh, [Shard(0)])?;
         for placement in [Replicate, Shard(1)] {
             let w = distribute_tensor(&matrix(4, 4)?, &mesh, [placement])?.requires_grad_(true)?;
             let whole = w.redistribute([Replicate])?.detach();
-            // Two partial sums, which are added before they are reduced, and two that lie as the leaf does.
+            // Partial sums are added before they are reduced; the other gradients have the leaf's layout already.
             let uses = || -> Result<Tensor> {
                 let (a, b) = (x.matmul(&w)?.sum_all()?, w.mul(&w)?.sum_all()?);
                 a.add(&b)?.add(&x.matmul(&w.mul(2.0)?)?.sum_all()?)
@@ -211,16 +211,16 @@ fn gradients_of_a_leaf_that_lie_differently_are_brought_together_openly() {
 }
 
 #[test]
-fn a_pass_that_fails_while_it_adds_to_gradients_changes_none() {
+fn a_pass_that_fails_while_accumulating_changes_no_gradient() {
     launch(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let local = Tensor::ones([2], DType::F64)?.requires_grad_(true)?;
-        // Largest values are not added part by part: to add to such a gradient, ranks communicate.
+        // Partial maxima cannot be added shard by shard, so accumulating such a gradient communicates.
         let laid = distribute_tensor(&Tensor::ones([2], DType::F64)?, &mesh, [Partial(ReduceOp::Max)])?;
         let laid = laid.requires_grad_(true)?;
         let loss = || -> Result<Tensor> {
             let a = laid.redistribute([Replicate])?.to_local()?.sum_all()?;
-            // Recorded last, and so come to first.
+            // This is recorded last, so backward visits it first.
             a.add(&local.mul(2.0)?.sum_all()?)
         };
         loss()?.backward()?;
@@ -238,9 +238,9 @@ fn a_pass_that_fails_while_it_adds_to_gradients_changes_none() {
     .unwrap();
 }
 
-/// Ranks that disagree about the shape are told so, though every shard fits.
+/// Ranks that disagree about the shape return an error, even if every shard fits.
 #[test]
-fn tensors_of_different_shapes_are_not_distributed() {
+fn distributing_different_shapes_is_an_error() {
     for placements in [[Shard(0), Replicate], [Replicate, Shard(0)], [Shard(1), Shard(0)], [P, Replicate]] {
         spmd_outcomes(
             4,
@@ -259,9 +259,9 @@ fn tensors_of_different_shapes_are_not_distributed() {
     }
 }
 
-/// `Shard(0)` of `[4, 2]` and of `[5, 2]` on two ranks: rank 1 has two rows of either.
+/// `Shard(0)` of `[4, 2]` and of `[5, 2]` on two ranks: rank 1 has two rows in both cases.
 #[test]
-fn a_shard_that_fits_by_chance_is_found_out() {
+fn a_shard_that_fits_by_chance_is_an_error() {
     spmd_outcomes(
         2,
         |world| {
@@ -279,9 +279,9 @@ fn a_shard_that_fits_by_chance_is_found_out() {
     );
 }
 
-/// Descriptors that differ in sizes alone show them.
+/// The error shows the sizes even if they are the only difference between the ranks' descriptors.
 #[test]
-fn a_mismatch_of_sizes_shows_them() {
+fn a_mismatch_error_shows_the_sizes() {
     spmd_outcomes(
         2,
         |world| {
@@ -297,7 +297,7 @@ fn a_mismatch_of_sizes_shows_them() {
 }
 
 #[test]
-fn a_rank_outside_the_mesh_goes_by_the_shape_that_is_given() {
+fn from_local_uses_the_given_shape_on_a_rank_outside_the_mesh() {
     spmd(3, |world| {
         let mesh = DeviceMesh::from_ranks(&world, &[0, 1], [2], "tp")?;
         let part = if world.rank() < 2 {
@@ -313,7 +313,7 @@ fn a_rank_outside_the_mesh_goes_by_the_shape_that_is_given() {
 }
 
 #[test]
-fn a_tensor_of_an_old_world_does_not_meet_one_of_a_new_one() -> Result<()> {
+fn mixing_tensors_of_two_worlds_is_an_error() -> Result<()> {
     let old = launch(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         sharded::ones([4], DType::F32, &mesh, [Shard(0)])
@@ -330,7 +330,7 @@ fn a_tensor_of_an_old_world_does_not_meet_one_of_a_new_one() -> Result<()> {
         let options = RedistributeOptions { mesh: Some(mesh), ..RedistributeOptions::default() };
         let message = old.redistribute_with([Replicate], options).unwrap_err().to_string();
         assert!(message.contains("of another"), "{message}");
-        // Two handles in one world are equal.
+        // Two handles of the same mesh in one world are equal.
         let twin = DeviceMesh::new(&world, [2], "tp")?;
         assert_eq!(Some(&twin), new.mesh());
         new.add(&sharded::ones([4], DType::F32, &twin, [Shard(0)])?).map(drop)
@@ -339,7 +339,7 @@ fn a_tensor_of_an_old_world_does_not_meet_one_of_a_new_one() -> Result<()> {
 }
 
 #[test]
-fn a_loss_of_mixed_tensors_is_named_by_its_own_name() -> Result<()> {
+fn the_error_of_a_loss_with_mixed_tensors_names_the_loss() -> Result<()> {
     let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], ())?;
     let (x, y) = (sharded::ones([4], DType::F32, &mesh, [Shard(0)])?, Tensor::ones([4], DType::F32)?);
     let message = x.mse_loss(&y, Reduction::Mean).unwrap_err().to_string();

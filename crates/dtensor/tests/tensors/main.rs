@@ -1,4 +1,4 @@
-//! Tensors, local and on a mesh: construction, operators, the graph of gradients, meshes and redistribution.
+//! Tests local and distributed tensors: construction, operators, autograd, meshes and redistribution.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,5 @@
-//! Meshes that are cut out of others: where they come from, how they come together again, and meshes of given groups.
+//! Tests meshes derived from other meshes: slices, flattened and concatenated dims, their root mesh, and meshes of
+//! given groups.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use dtensor::redistribute::CostModel;
 use dtensor::testing::spmd;
 
 #[test]
-fn every_part_knows_its_root() {
+fn every_submesh_knows_its_root() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [1, 2, 2], ["pp", "dp", "tp"])?;
         let plane = mesh.slice(["dp", "tp"])?;
@@ -23,11 +24,11 @@ fn every_part_knows_its_root() {
             assert_eq!(part.root()?, mesh);
             assert!(part.root_dims().iter().map(|dims| dims.to_vec()).eq(dims), "{part}");
         }
-        // A mesh with a dim cut into several is a root of its own.
+        // An unflattened mesh is a root itself.
         let cut = mesh.unflatten("tp", [2, 1], ["tp", "ep"])?;
         assert_eq!(cut["ep"].root()?, cut);
         assert!(DeviceMesh::concatenate(&[&cut["tp"], &mesh["dp"]]).is_err());
-        // A part outlives its root, and brings it back without communication.
+        // A submesh outlives its root and rebuilds it without communication.
         let tp = mesh["tp"].clone();
         let (ranks, shape) = (mesh.ranks().to_vec(), mesh.shape().to_vec());
         drop((mesh, plane, flat, cut));
@@ -42,7 +43,7 @@ fn every_part_knows_its_root() {
 }
 
 #[test]
-fn parts_come_together_in_any_order() {
+fn submeshes_concatenate_in_any_order() {
     spmd(4, |world| {
         let mesh = DeviceMesh::from_ranks(&world, &[3, 1, 0, 2], [2, 2], ["dp", "tp"])?;
         let (dp, tp) = (&mesh["dp"], &mesh["tp"]);
@@ -71,7 +72,7 @@ fn parts_come_together_in_any_order() {
 }
 
 #[test]
-fn groups_that_there_are_make_a_mesh() {
+fn a_mesh_can_be_made_of_existing_groups() {
     spmd(4, |world| {
         let ranks = [2, 0, 3, 1];
         let at = ranks.iter().position(|&rank| rank == world.rank()).expect("all are there");
@@ -110,9 +111,9 @@ fn groups_that_there_are_make_a_mesh() {
     });
 }
 
-/// Dims of size 1 have the same ranks, and still each the group that was given for it.
+/// Groups of dims of size 1 have the same ranks. Still, each dim keeps the group that was passed for it.
 #[test]
-fn given_groups_are_those_of_their_dims() {
+fn every_dim_keeps_the_group_passed_for_it() {
     spmd(2, |world| {
         let seconds = Duration::from_secs;
         let alone = world.new_group(&[world.rank()])?.expect("it is in it");
@@ -122,7 +123,7 @@ fn given_groups_are_those_of_their_dims() {
         let timeouts =
             |mesh: &DeviceMesh| mesh.groups().iter().map(|g| g.timeout().as_secs()).collect::<Vec<_>>();
         assert_eq!(timeouts(&mesh), [31, 33, 32]);
-        // And so in what is cut out of the mesh, or made from it.
+        // Meshes derived from this one keep the groups, too.
         assert_eq!((timeouts(&mesh["x"]), timeouts(&mesh["z"])), (vec![31], vec![32]));
         assert_eq!(timeouts(&mesh.slice(["x", "z"])?), [31, 32]);
         assert_eq!(timeouts(&mesh.slice(["y", "z"])?), [33, 32]);
@@ -137,8 +138,8 @@ fn given_groups_are_those_of_their_dims() {
 }
 
 #[test]
-#[allow(clippy::mutable_key_type)] // what is hashed does not change: ranks, shape and names
-fn equal_meshes_are_one_key() {
+#[allow(clippy::mutable_key_type)] // the hashed fields do not change: ranks, shape and names
+fn equal_meshes_are_the_same_hash_key() {
     spmd(2, |world| {
         let named = || DeviceMesh::new(&world, [2], "tp");
         let mut seen = HashSet::from([named()?]);
@@ -152,14 +153,14 @@ fn equal_meshes_are_one_key() {
 }
 
 #[test]
-fn what_is_forgotten_is_found_out_again() {
+fn a_cleared_cache_fills_again_with_the_same_results() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let x = distribute_tensor(&Tensor::arange(0, 5, 1, DType::F32)?, &mesh, [Shard(0)])?;
         let run = |x: &Tensor| x.add(x)?.redistribute([Replicate])?.to_local()?.to_vec::<f32>();
         let expected = run(&x)?;
         mesh.clear_cache();
-        // On a tensor that was there before, and on one that comes after.
+        // Both a tensor from before the clearing and a later one work.
         let later = distribute_tensor(&Tensor::arange(0, 5, 1, DType::F32)?, &mesh, [Shard(0)])?;
         assert_eq!((run(&x)?, run(&later)?, x.add(&later)?.numel()), (expected.clone(), expected, 5));
         assert_eq!(x.layout(), later.layout());

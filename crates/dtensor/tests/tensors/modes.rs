@@ -1,10 +1,10 @@
-//! Scoped modes of a thread are declared with `mode!`, so that a `Snapshot` has all of them. Any other thread-local is state that is
-//! explained here.
+//! Tests that every scoped thread-local mode is declared with `mode!`, so that a `Snapshot` contains all of them. This
+//! file lists every other thread-local with the reason.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Thread-locals that are no modes, by crate, file and name, with the reason.
+/// Thread-locals that are not modes: file, name and reason.
 const STATE: [(&str, &str, &str); 6] = [
     ("dtensor-array/src/mode.rs", "VALUE", "the value of a mode"),
     ("dtensor-array/src/mode.rs", "ANY", "listeners hear what happens now, whoever asked for it"),
@@ -14,7 +14,7 @@ const STATE: [(&str, &str, &str); 6] = [
     ("dtensor/src/dispatch/mode.rs", "WARNED", "warnings that have been printed"),
 ];
 
-/// Names that modules have been given, which outlive every scope.
+/// Names assigned to modules, which outlive every scope.
 const NAMES: (&str, &str) = ("dtensor/src/nn/track/names.rs", "NAMES");
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -28,7 +28,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Where the brace is closed that was opened before the text.
+/// Returns the offset of the brace that closes the one opened before `text`.
 fn closing(text: &str) -> usize {
     let mut open = 1;
     let closes = |c: char| {
@@ -39,7 +39,7 @@ fn closing(text: &str) -> usize {
 }
 
 #[test]
-fn no_mode_is_outside_the_registry() {
+fn every_mode_is_declared_with_the_macro() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut found = BTreeSet::new();
     for member in ["dtensor-array", "dtensor-comm", "dtensor-layout", "dtensor"] {
@@ -66,9 +66,9 @@ fn no_mode_is_outside_the_registry() {
     );
 }
 
-/// A mode is carried over to a checkpoint's second run without being listed anywhere.
+/// A mode declared outside the crate is restored when a checkpoint recomputes, without being listed anywhere.
 #[test]
-fn a_mode_of_a_user_holds_when_a_checkpoint_runs_again() -> dtensor::Result<()> {
+fn a_user_defined_mode_is_restored_when_a_checkpoint_recomputes() -> dtensor::Result<()> {
     use std::sync::{Arc, Mutex};
 
     dtensor_array::mode! {

@@ -1,5 +1,5 @@
-//! Which placements operators give and which collectives they take, on four ranks in a row: the tables that were measured on
-//! PyTorch 2.15, with what is better here said beside each.
+//! Tests the output placements and collectives of operators on a 1-d mesh of four ranks, against tables measured on
+//! PyTorch 2.15. Comments mark the entries where this crate does better.
 
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
@@ -16,14 +16,14 @@ fn mesh(world: &World) -> Result<DeviceMesh> {
     DeviceMesh::new(world, [4], "tp")
 }
 
-/// Small whole numbers that are all different enough.
+/// Small integers, varied enough to expose errors.
 fn whole(shape: &[usize], seed: usize) -> Result<Tensor> {
     let n = shape.iter().product::<usize>();
     let values: Vec<f64> = (0..n).map(|i| ((i * 7 + seed * 5) % 11) as f64 - 5.0).collect();
     Tensor::from_vec(values, shape)
 }
 
-/// A tensor in a placement. Partial values differ from rank to rank and in sign.
+/// Places a tensor on the mesh. Partial values differ between ranks, also in sign.
 fn laid(mesh: &DeviceMesh, x: &Tensor, placement: Placement) -> Result<Tensor> {
     if placement != P {
         return distribute_tensor(x, mesh, [placement]);
@@ -33,7 +33,7 @@ fn laid(mesh: &DeviceMesh, x: &Tensor, placement: Placement) -> Result<Tensor> {
     Tensor::from_local(&mine, mesh, [P])
 }
 
-/// The names of the collectives, in short.
+/// Abbreviates the name of a collective.
 fn short(name: &str) -> &'static str {
     match name {
         "all_reduce" => "AR",
@@ -44,8 +44,8 @@ fn short(name: &str) -> &'static str {
     }
 }
 
-/// What an operator gives, as `S(0); AG`, having checked it against one rank's result. All that it moves is implicit, and said to
-/// be in this file.
+/// Returns an operator's output placement and collectives, such as `S(0); AG`. Also checks the values against the
+/// single-rank result, and that every collective is implicit and attributed to this file.
 #[track_caller]
 fn outcome(
     mesh: &DeviceMesh,
@@ -74,7 +74,7 @@ fn outcome(
     Ok(shown)
 }
 
-/// A table of two operands, row by row as PyTorch was measured: R, S0, S1, P.
+/// Checks a table over the placements of two operands, in the order of the PyTorch measurements: R, S0, S1, P.
 fn square_table(
     world: &World,
     expected: [[&str; 4]; 4],
@@ -96,8 +96,9 @@ fn square_table(
     Ok(())
 }
 
-/// Better than PyTorch: where an input has to be reduced or gathered anyway, it is done so that the result is not partial
-/// and one collective is enough (`S(0) · P`, `P · S(1)`: there, gathering leaves a partial result to be reduced later).
+/// Better than PyTorch: where an input must be reduced or gathered anyway, the collective is chosen so that the result
+/// is not partial and one collective is enough. For `S(0) · P` and `P · S(1)`, PyTorch gathers and leaves a partial
+/// result to reduce later.
 #[test]
 fn mm() {
     spmd(4, |world| {
@@ -130,7 +131,7 @@ fn add_and_mul() {
     });
 }
 
-/// A row of a table: placements of the inputs, of which shapes, and what comes of it.
+/// A row of a table: shapes and placements of the inputs, and the expected outcome.
 type Row<'a> = (&'a [(&'a [usize], Placement)], &'a str);
 
 fn rows(world: &World, table: &[Row<'_>], f: impl Fn(&[Tensor]) -> Result<Tensor>) -> Result<()> {
@@ -161,7 +162,7 @@ fn addmm() {
                 (&[(V, R), (M, P), (M, R)], "P(sum)"),
                 (&[(V, S0), (M, R), (M, R)], "S(1)"),
                 (&[(V, S0), (M, S0), (M, R)], "S(0); AG"),
-                // An all-to-all where PyTorch, on CPU, gathers.
+                // Better: an all-to-all, where PyTorch gathers on CPU.
                 (&[(V, S0), (M, S1), (M, S0)], "S(1); AG A2A"),
                 (&[(V, P), (M, R), (M, S1)], "S(1); RS"),
                 (&[(V, P), (M, S1), (M, S0)], "P(sum)"),
@@ -182,7 +183,7 @@ fn broadcast() {
 }
 
 #[test]
-fn partial_values_pass_what_is_linear() {
+fn partial_values_pass_through_linear_operators() {
     spmd(4, |world| {
         let one = |expected: &'static str, f: fn(&Tensor) -> Result<Tensor>| {
             rows(&world, &[(&[(M, P)], expected)], move |x| f(&x[0]))
@@ -194,17 +195,18 @@ fn partial_values_pass_what_is_linear() {
         one("R; AR", |x| x.pow(2.0))?;
         one("R; AR", |x| x.relu())?;
         one("R; AR AR", |x| x.gt(&x.mul(0.5)?))?;
-        // There, casts between floats let sums pass: rounded summands, whose sum need not be the rounded sum.
+        // PyTorch keeps sums partial through casts between floats. But rounded summands need not add up to the rounded
+        // sum.
         one("R; AR", |x| x.to_dtype(DType::F32))?;
         one("R; AR", |x| x.to_dtype(DType::I64))?;
-        // There it is an error.
+        // PyTorch returns an error.
         one("R; AR", |x| x.dropout(0.0))?;
         rows(&world, &[(&[(M, R), (M, P)], "R; AR")], |x| x[0].div(&x[1]))?;
         Ok(())
     });
 }
 
-/// What a reduction gives of S0, S1 and P.
+/// Checks the outcome of a reduction for inputs placed as S0, S1 and P.
 fn reduction(world: &World, expected: [&str; 3], f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<()> {
     let [a, b, c] = expected;
     rows(world, &[(&[(M, S0)], a), (&[(M, S1)], b), (&[(M, P)], c)], |x| f(&x[0]))
@@ -215,14 +217,14 @@ fn reductions() {
     spmd(4, |world| {
         reduction(&world, ["P(sum)", "P(sum)", "P(sum)"], |x| x.sum_all())?;
         reduction(&world, ["P(sum)", "S(0)", "P(sum)"], |x| x.sum(0))?;
-        // Better: a mean is a sum of shares of it, so that it is exact for uneven parts and passes partial sums. There it is a partial
-        // average, and only of even parts.
+        // Better: a mean is a partial sum of scaled shards, so it is exact for uneven shards and keeps partial sums
+        // partial. PyTorch's mean is a partial average, and only for even shards.
         reduction(&world, ["P(sum)", "P(sum)", "P(sum)"], |x| x.mean_all())?;
         reduction(&world, ["S(0)", "P(sum)", "P(sum)"], |x| x.mean(-1))?;
         reduction(&world, ["P(max)", "P(max)", "R; AR"], |x| x.max_all())?;
         reduction(&world, ["P(sum)", "S(0)", "P(sum)"], |x| x.sum(0))?;
-        // What each rank found is gathered, not the tensor: two numbers for an extreme, values and indices apart; three in one for a
-        // variance; one for a norm.
+        // Each rank's result is gathered instead of the tensor: value and index in two collectives for an extreme,
+        // three numbers in one collective for a variance, one number for a norm.
         reduction(&world, ["R; AG AG", "S(0)", "R; AR"], |x| Ok(x.max_dim(0, false)?.0))?;
         reduction(&world, ["R; AG AG", "S(0)", "R; AR"], |x| Ok(x.max_dim(0, false)?.1))?;
         reduction(&world, ["R; AG", "S(0)", "R; AR"], |x| x.var(0, 1.0, false))?;
@@ -230,21 +232,22 @@ fn reductions() {
         reduction(&world, ["R; AG", "R; AG", "R; AR"], |x| x.norm_all(2.0))?;
         reduction(&world, ["R; AG", "S(1)", "P(sum)"], |x| x.cumsum(0))?;
         reduction(&world, ["R; AG AG", "S(1)", "R; AR"], |x| Ok(x.topk(1, 0, true)?.1))?;
-        // Two of the two rows that each rank has are no less than all of them.
+        // The top 2 of the two rows on each rank are the whole shard, so gathering the tensor costs no more.
         reduction(&world, ["R; AG", "S(1)", "R; AR"], |x| Ok(x.topk(2, 0, true)?.1))?;
         Ok(())
     });
 }
 
 #[test]
-fn others() {
+fn softmax_norms_cat_slices_and_losses() {
     spmd(4, |world| {
-        // Better: two numbers per row are reduced, and the rows stay where they are. There, the tensor is gathered.
+        // Better: two numbers per row are reduced, and the rows stay sharded. PyTorch gathers the tensor.
         reduction(&world, ["S(0)", "S(1); AR AR", "R; AR"], |x| x.softmax(-1))?;
         reduction(&world, ["S(0)", "R; AG", "R; AR"], |x| x.layer_norm(1, None, None, 1e-5))?;
         rows(&world, &[(&[(M, S0), (M, S0)], "R; AG AG")], |x| Tensor::cat(&[&x[0], &x[1]], 0))?;
         rows(&world, &[(&[(M, S1), (M, S1)], "S(1)")], |x| Tensor::cat(&[&x[0], &x[1]], 0))?;
-        // Better: a small part of a sharded dim is a sum of what ranks have of it. There, the whole tensor is gathered.
+        // Better: a small slice of a sharded dim is a partial sum of what each rank owns of it. PyTorch gathers the
+        // full tensor.
         rows(&world, &[(&[(M, S0)], "P(sum)")], |x| x[0].select(0, 0))?;
         rows(&world, &[(&[(M, S0)], "P(sum)")], |x| x[0].slice(0, 1, 8, 3))?;
         rows(&world, &[(&[(M, S0)], "R; AG")], |x| x[0].narrow(0, 1, 6))?;
@@ -258,14 +261,15 @@ fn others() {
         };
         loss(Reduction::None, "S(0)")?;
         loss(Reduction::Sum, "P(sum)")?;
-        // Better: one number is reduced (how many targets count), and the loss is left as the sum that it is. There both inputs are
-        // gathered.
+        // Better: only the number of targets that count is reduced, and the loss stays a partial sum. PyTorch gathers
+        // both inputs.
         loss(Reduction::Mean, "P(sum); AR")?;
         Ok(())
     });
 }
 
-/// Forward and backward of a leaf: `forward | backward`, having checked the gradient and that it lies where the leaf does.
+/// Checks the collectives of a leaf's forward and backward pass, as `forward | backward`, the gradient's values, and
+/// that it has the leaf's layout.
 fn passes(
     world: &World,
     sizes: &[usize],
@@ -295,7 +299,8 @@ fn passes(
     Ok(())
 }
 
-/// The gradient always ends where the leaf lies; there it lies wherever it came to be. What that costs is counted here.
+/// A gradient always ends in its leaf's layout. In PyTorch it keeps the layout it was computed in. This test counts
+/// what that costs. Comments give PyTorch's collectives where they differ.
 #[test]
 fn gradients() {
     spmd(4, |world| {
@@ -305,34 +310,34 @@ fn gradients() {
         on_line(" | ", S0, |x| x.sum_all())?;
         on_line(" | ", S0, |x| x.mean_all())?;
         on_line(" | ", S0, |x| x.mul(x)?.sum_all())?;
-        // The reference: AR 3.
+        // PyTorch: AR 3.
         on_line(" | AR AR", S0, |x| x.max_all())?;
-        // The reference: AR 1 forward (its loss is a partial norm) and AR 1 backward.
+        // PyTorch: AR 1 forward (its loss is a partial norm) and AR 1 backward.
         on_line("AG | ", S0, |x| x.norm_all(2.0))?;
-        // The reference: AG 1 and AG 1, with a gradient that is a partial average.
+        // PyTorch: AG 1 and AG 1, with a gradient that is a partial average.
         on_line("AG | AR", S0, |x| x.var_all())?;
-        // The matrix that was gathered is kept for the gradient. One half of the gradient is a partial sum, to be scattered.
+        // The gathered matrix is saved for backward. One term of the gradient is a partial sum, which is
+        // reduce-scattered.
         on_line("AG | RS", S0, |x| x.mm(x)?.sum_all())?;
         on_line("AG | RS", S0, |x| x.mm(&x.t()?)?.sum_all())?;
-        // The reference gathers again: AG 1 + RS 1.
+        // PyTorch gathers again: AG 1 + RS 1.
         on_line("AG | RS", S0, |x| x.mm(x)?.tanh()?.sum_all())?;
         on_line("AG AG | ", S0, |x| Tensor::cat(&[x, x], 0)?.sum_all())?;
         on_line(" | ", S1, |x| x.view([64])?.sum_all())?;
-        // A strided shard finds its way back. The reference: AG 1.
+        // The view is a strided shard, and its gradient needs no communication. PyTorch: AG 1.
         on_line(" | ", S1, |x| x.view([64])?.pow(2.0)?.sum_all())?;
-        // Every rank has its part of every second row. The reference: AG 1.
+        // Every rank owns its shard of every second row. PyTorch: AG 1.
         on_line(" | ", S1, |x| x.view([4, 16])?.pow(2.0)?.sum_all())?;
         on_line("AG | ", S1, |x| x.reshape([16, 4])?.pow(2.0)?.sum_all())?;
         on_line(" | ", S0, |x| x.softmax(-1)?.sum_all())?;
-        // The reference reduces the loss, too: AR 1 and AG 2.
+        // PyTorch also reduces the loss: AR 1 and AG 2.
         on_line(" | AG AG", S0, |x| x.prod_all())?;
         passes(&world, &[2, 2], &[S0, S1], "AG AG | RS RS", |x| x.mm(x)?.tanh()?.sum_all())?;
         Ok(())
     });
 }
 
-/// Where the gradients of parameters come from, and that they are where the parameters are: `backward` of a layer whose input
-/// does not need one.
+/// Checks the communication and the layout of parameter gradients, for layers whose input needs no gradient.
 #[test]
 fn gradients_of_parameters() {
     spmd(4, |world| {
@@ -349,24 +354,24 @@ fn gradients_of_parameters() {
             Result::Ok(calls.iter().map(|call| short(call.collective.name())).collect::<Vec<_>>().join(" "))
         };
         let x = |p| laid(&mesh, &whole(&[6, 8], 5)?, p);
-        // Column-wise and row-wise: nothing is moved.
+        // Column-wise and row-wise linear layers communicate nothing.
         let (weight, bias) = (parameter(&[8, 8], S0)?, parameter(&[8], S0)?);
         let y = x(R)?.linear(&weight, Some(&bias))?;
         assert_eq!(counted(y.mul(&y)?.sum_all()?, &[&weight, &bias])?, "");
         let (weight, bias) = (parameter(&[8, 8], S1)?, parameter(&[8], R)?);
         let y = x(S1)?.linear(&weight, Some(&bias))?.redistribute([R])?;
         assert_eq!(counted(y.mul(&y)?.sum_all()?, &[&weight, &bias])?, "");
-        // The parameters of a norm on parts of the rows: one reduction each, in backward. The reference leaves their gradients partial,
-        // and reduces them in every step of the optimizer.
+        // A norm over sharded rows reduces each parameter's gradient once, in backward. PyTorch leaves the
+        // gradients partial and reduces them in every optimizer step.
         let (weight, bias) = (parameter(&[8], R)?, parameter(&[8], R)?);
         let y = x(S0)?.layer_norm(1, Some(&weight), Some(&bias), 1e-5)?;
         assert_eq!(counted(y.mul(&y)?.sum_all()?, &[&weight, &bias])?, "AR AR");
-        // A row-wise embedding: every rank has the gradient of its rows. The reference has all of it on every rank.
+        // In a row-wise embedding every rank owns the gradient of its rows. PyTorch replicates the full gradient.
         let weight = parameter(&[10, 3], S0)?;
         let ids = distribute_tensor(&Tensor::from_slice(&[1i64, 9, 1], [3])?, &mesh, [R])?;
         let y = ids.embedding(&weight, None)?.redistribute([R])?;
         assert_eq!(counted(y.mul(&y)?.sum_all()?, &[&weight])?, "");
-        // Passes add up where the leaf lies. In PyTorch the first one decides.
+        // Gradients of several passes accumulate in the leaf's layout. In PyTorch the first pass determines the layout.
         let leaf = parameter(&[8, 8], S0)?;
         assert_eq!(counted(leaf.sum_all()?, &[&leaf])?, "");
         assert_eq!(counted(leaf.mul(&leaf)?.sum_all()?, &[&leaf])?, "");

@@ -1,4 +1,4 @@
-//! The steps of redistribution: those of PyTorch one mesh dim at a time, and fewer along several at once.
+//! Tests the steps of redistribution plans: PyTorch's steps for one mesh dim at a time, and fewer for several at once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,9 +23,9 @@ fn plan(mesh: &DeviceMesh, from: [Placement; 2], to: [Placement; 2], shape: [usi
 }
 
 #[test]
-fn one_mesh_dim_at_a_time_the_steps_are_those_of_pytorch() {
+fn plans_of_one_mesh_dim_at_a_time_match_pytorch() {
     let mesh = mesh(false);
-    /// From, to, the trace, the collectives.
+    /// Source placements, target placements, trace, collectives.
     type Case = ([Placement; 2], [Placement; 2], &'static str, &'static [&'static str]);
     let cases: [Case; 13] = [
         ([S0, S0], [R, R], "S(0)S(0) -> S(0)R -> RR", &["all_gather", "all_gather"]),
@@ -50,7 +50,7 @@ fn one_mesh_dim_at_a_time_the_steps_are_those_of_pytorch() {
 }
 
 #[test]
-fn along_several_mesh_dims_at_once_there_are_fewer() {
+fn plans_across_mesh_dims_take_fewer_steps() {
     let mesh = mesh(true);
     for shape in [[8, 8], [6, 8], [5, 3]] {
         let collectives = |from, to| plan(&mesh, from, to, shape).collectives();
@@ -62,13 +62,13 @@ fn along_several_mesh_dims_at_once_there_are_fewer() {
 }
 
 #[test]
-fn large_tensors_go_the_way_of_the_fewest_bytes() {
-    // The larger the tensor, the more it pays to move parts twice instead of gathering them.
+fn plans_for_large_tensors_send_the_fewest_bytes() {
+    // The larger the tensor, the more it pays to move shards twice instead of gathering them.
     let (small, large) = ([64, 64], [8192, 8192]);
     let steps = |shape| plan(&mesh(false), [R, S0], [S0, S0], shape).collectives();
     assert_eq!(steps(small), ["all_gather"]);
     assert_eq!(steps(large), ["all_to_all", "all_to_all"]);
-    // Slow collectives shift the border.
+    // A higher latency per collective raises the size at which this pays.
     let slow = CostModel::new([Link { latency: 1e6, bandwidth: 10.0 }; 2]).across_dims(false);
     let slow = mesh(false).with_cost(slow).unwrap();
     assert_eq!(plan(&slow, [R, S0], [S0, S0], large).collectives(), ["all_gather"]);
@@ -102,13 +102,14 @@ fn equal_layouts_are_planned_once() {
     let plan = x.explain_redistribute([R, S0]).unwrap();
     let y = sharded::ones([8, 8], DType::F32, &mesh, [Shard(-2), Shard(-1)]).unwrap();
     assert!(Arc::ptr_eq(&plan, &y.explain_redistribute([R, Shard(-2)]).unwrap()));
-    // Twice as many bytes may be another way.
+    // The dtype is part of the key: twice as many bytes may need another path.
     let wide = sharded::zeros([8, 8], DType::F64, &mesh, [S0, S1]).unwrap();
     assert!(!Arc::ptr_eq(&plan, &wide.explain_redistribute([R, S0]).unwrap()));
 }
 
+/// On sizes whose costs are not exact binary fractions.
 #[test]
-fn sizes_that_no_binary_fraction_divides() {
+fn a_plan_has_no_steps_only_between_equal_layouts() {
     let mesh = DeviceMesh::new(&World::simulated(36, 0).unwrap(), [3, 3, 4], ()).unwrap();
     let x = Tensor::meta_of([100_000, 100_000, 1000], DType::F32).unwrap();
     let each = [R, P, S0, S1, Shard(2)];
@@ -123,7 +124,7 @@ fn sizes_that_no_binary_fraction_divides() {
 }
 
 #[test]
-fn meshes_of_many_dims_are_planned_in_no_time() {
+fn plans_for_meshes_of_many_dims_are_fast() {
     for ndim in 1..=8 {
         let mesh = DeviceMesh::new(&World::simulated(1 << ndim, 0).unwrap(), vec![2; ndim], ()).unwrap();
         let x = Tensor::meta_of([4096, 2048, 512], DType::F32).unwrap();
@@ -134,11 +135,11 @@ fn meshes_of_many_dims_are_planned_in_no_time() {
             for to in &ends {
                 let began = Instant::now();
                 let plan = x.explain_redistribute(&to[..]).unwrap();
-                // Milliseconds in a program that is optimised, on a machine that does nothing else.
+                // An optimised build on an idle machine takes milliseconds.
                 assert!(began.elapsed() < Duration::from_secs(5), "{plan}");
             }
         }
-        // However many there are, one collective does.
+        // One collective is enough for any number of dims.
         let one = |from: &[Placement], to: &[Placement]| {
             distribute_tensor(&x, &mesh, from).unwrap().explain_redistribute(to).unwrap().collectives()
         };

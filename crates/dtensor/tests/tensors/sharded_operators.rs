@@ -1,5 +1,5 @@
-//! What operators on distributed tensors promise beside their values: who moved what and why, views that move nothing, lookups in
-//! sharded tables, and what is refused.
+//! Tests what operators on distributed tensors guarantee besides their values: attribution of communication, views that
+//! move nothing, lookups in sharded embedding tables, and errors.
 
 use dtensor::comm::{World, record};
 use dtensor::testing::spmd;
@@ -27,7 +27,7 @@ fn same(a: &Tensor, b: &Tensor) {
 }
 
 #[test]
-fn what_nobody_asked_for_is_recorded_with_operator_and_line() {
+fn implicit_communication_is_recorded_with_operator_and_line() {
     let mesh = simulated(4);
     let rows = sharded::ones([8, 8], DType::F32, &mesh, [Shard(0)]).unwrap();
     let columns = sharded::ones([8, 8], DType::F32, &mesh, [Shard(1)]).unwrap();
@@ -44,7 +44,7 @@ fn what_nobody_asked_for_is_recorded_with_operator_and_line() {
     let (_, calls) = record(|| rows.redistribute([Replicate]).unwrap());
     assert_eq!(calls[0].implicit(), None);
 
-    // On the way back it is the line of the operator whose gradient it is.
+    // In backward, the call is attributed to the line of the forward operator.
     let x = rows.requires_grad_(true).unwrap();
     let y = x.max_all().unwrap();
     let line = line!() - 1;
@@ -55,7 +55,7 @@ fn what_nobody_asked_for_is_recorded_with_operator_and_line() {
 }
 
 #[test]
-fn a_scope_makes_implicit_communication_an_error() {
+fn explicit_communication_makes_implicit_communication_an_error() {
     let mesh = simulated(4);
     let rows = sharded::ones([8, 8], DType::F32, &mesh, [Shard(0)]).unwrap().requires_grad_(true).unwrap();
     let columns = sharded::ones([8, 8], DType::F32, &mesh, [Shard(1)]).unwrap();
@@ -65,26 +65,27 @@ fn a_scope_makes_implicit_communication_an_error() {
             assert!(error.contains(word), "{word} is not in {error}");
         }
         assert!(calls.is_empty(), "it is refused before anything has moved");
-        // What is asked for goes on, and what costs nothing, and what results are merged of does not.
+        // Explicit redistributions and operators without communication still run. The gather inside `argmax` is an
+        // error.
         assert!(rows.add(&columns.redistribute([Shard(0)]).unwrap()).is_ok());
         let whole = sharded::ones([8, 8], DType::F32, &mesh, [Replicate]).unwrap();
         assert!(rows.add(&whole).is_ok());
         assert!(rows.argmax(0, false).unwrap_err().to_string().contains("all_gather"));
-        // An inner scope counts.
+        // The innermost scope wins.
         assert!(explicit_communication(ImplicitCommunication::Allow, || rows.add(&columns)).is_ok());
     });
-    // In backward, too.
+    // The scope applies to backward, too.
     let loss = rows.max_all().unwrap();
     let error =
         explicit_communication(ImplicitCommunication::Error, || loss.backward()).unwrap_err().to_string();
     assert!(error.contains("implicit communication") && error.contains("sharded_operators.rs"), "{error}");
-    // A warning lets it pass.
+    // `Warn` does not make it an error.
     assert!(explicit_communication(ImplicitCommunication::Warn, || rows.add(&columns)).is_ok());
 }
 
-/// A leaf's gradient comes to where the leaf lies, and that is no operator's doing.
+/// Redistributing a gradient to its leaf's layout does not count as implicit, because no operator caused it.
 #[test]
-fn the_way_of_a_gradient_to_its_leaf_is_not_implicit() {
+fn redistributing_a_gradient_to_its_leaf_is_not_implicit() {
     let mesh = simulated(4);
     let weight = sharded::ones([8], DType::F32, &mesh, [Replicate]).unwrap().requires_grad_(true).unwrap();
     let x = sharded::ones([4, 8], DType::F32, &mesh, [Shard(0)]).unwrap();
@@ -96,7 +97,7 @@ fn the_way_of_a_gradient_to_its_leaf_is_not_implicit() {
 }
 
 #[test]
-fn views_of_parts_are_parts_of_views() {
+fn views_of_shards_move_nothing() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let x = numbers(&[4, 6, 8]);
@@ -113,27 +114,27 @@ fn views_of_parts_are_parts_of_views() {
             Result::Ok(())
         };
         let strided = |dim, split_factor| StridedShard { dim, split_factor };
-        // Attention: heads are cut, and come together again.
+        // Attention: the hidden dim is split into heads, and the heads are merged again.
         check([Shard(0), Shard(2)], &[4, 6, 4, 2], [Shard(0), Shard(2)])?;
         let error = check([Shard(0), Shard(1)], &[4, 3, 2, 8], [Shard(0), Replicate]).unwrap_err();
         assert!(error.to_string().contains("cannot unflatten"), "{error}");
-        // Flattened.
+        // Dims are flattened.
         check([Shard(0), Replicate], &[24, 8], [Shard(0), Replicate])?;
         check([Shard(0), Shard(0)], &[24, 8], [Shard(0), Shard(0)])?;
         check([Shard(0), Shard(1)], &[24, 8], [Shard(0), strided(0, 2)])?;
         check([Shard(1), Shard(0)], &[24, 8], [strided(0, 4), Shard(0)])?;
         check([Replicate, Shard(2)], &[192], [Replicate, strided(0, 24)])?;
         check([Shard(2), Shard(2)], &[4, 48], [strided(1, 6), strided(1, 6)])?;
-        // Flattened and split.
+        // Dims are flattened and split.
         check([Shard(0), P], &[2, 2, 48], [Shard(0), P])?;
         check([Shard(0), Shard(2)], &[1, 4, 1, 6, 8, 1], [Shard(1), Shard(4)])?;
         Ok(())
     });
 }
 
-/// Dims that are cut into single indices, and then others of the same dim.
+/// Dims so short that a rank holds one index or none, sharded over several mesh dims.
 #[test]
-fn views_of_short_dims_find_their_way_back() {
+fn views_of_short_dims_round_trip() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         for (shape, placements, flat) in [
@@ -158,12 +159,12 @@ fn views_of_short_dims_find_their_way_back() {
     });
 }
 
-/// A part may be contiguous on one rank and not on another, but what is recorded is the same.
+/// A shard may be contiguous on one rank and strided on another, but every rank records the same graph.
 #[test]
-fn graphs_do_not_depend_on_how_a_part_lies_in_memory() {
+fn graphs_do_not_depend_on_the_strides_of_a_shard() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], ())?;
-        // Parts of 2, 2, 1 and 0 columns, turned: that of one is contiguous all the same.
+        // Transposed shards of 2, 2, 1 and 0 columns. The one with a single column is still contiguous.
         let turned = distribute_tensor(&numbers(&[8, 5]), &mesh, [Shard(1)])?.t()?.detach();
         let weight = turned.requires_grad_(true)?;
         let bias = distribute_tensor(&numbers(&[5]), &mesh, [Replicate])?.requires_grad_(true)?;
@@ -180,9 +181,9 @@ fn graphs_do_not_depend_on_how_a_part_lies_in_memory() {
     });
 }
 
-/// What is refused is refused by ranks outside the mesh, too, and for tensors without values.
+/// Ranks outside the mesh return the same errors, and so do meta tensors.
 #[test]
-fn all_ranks_refuse_alike() {
+fn every_rank_returns_the_same_error() {
     spmd(3, |world| {
         let mesh = DeviceMesh::from_ranks(&world, &[2, 0], [2], ())?;
         let x = sharded::ones([4, 2], DType::F32, &mesh, [Shard(0)])?;
@@ -198,9 +199,9 @@ fn all_ranks_refuse_alike() {
     });
 }
 
-/// What an empty part has for an extreme is no number to compute with.
+/// The neutral element that an empty shard contributes to a maximum or minimum must not leak into later arithmetic.
 #[test]
-fn extremes_of_parts_that_are_empty_do_not_show() {
+fn extremes_ignore_empty_shards() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], ())?;
         let whole = Tensor::from_slice(&[3i64, 5, 1], [3])?;
@@ -213,7 +214,7 @@ fn extremes_of_parts_that_are_empty_do_not_show() {
         let floats = distribute_tensor(&whole.to_dtype(DType::F64)?, &mesh, [Shard(0)])?;
         let low = distribute_tensor(&Tensor::full([1], f64::NEG_INFINITY, DType::F64)?, &mesh, ())?;
         assert_eq!(floats.min_keepdim(0)?.add(&low)?.item::<f64>()?, f64::NEG_INFINITY);
-        // Sums of u8 wrap, and become i64 only then.
+        // Partial u8 sums wrap first and are converted to i64 afterwards.
         let mine = Tensor::full([1], if world.rank() < 2 { 200 } else { 0 }, DType::U8)?;
         let wrapped = Tensor::from_local(&mine, &mesh, [P])?;
         assert_eq!(item(wrapped.sum_all())?, 144);
@@ -221,9 +222,10 @@ fn extremes_of_parts_that_are_empty_do_not_show() {
     });
 }
 
-/// Zeros of both signs are equal, and yet a maximum has one sign however it is found: the positive one, and a minimum the negative.
+/// Zeros of both signs compare equal. Still, a maximum is always the positive zero and a minimum the negative one,
+/// however the tensor is sharded.
 #[test]
-fn the_sign_of_an_extreme_zero_does_not_depend_on_the_parts() {
+fn the_sign_of_an_extreme_zero_does_not_depend_on_sharding() {
     spmd(3, |world| {
         let mesh = DeviceMesh::new(&world, [3], ())?;
         for n in [2, 3, 7, 40] {
@@ -249,17 +251,17 @@ fn the_sign_of_an_extreme_zero_does_not_depend_on_the_parts() {
 }
 
 #[test]
-fn uneven_parts_stay_where_they_can() {
+fn views_keep_uneven_shards_where_possible() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], ())?;
         let x = numbers(&[5, 3]);
-        // The last dim of those flattened may be uneven: every rank has its part of every row.
+        // The last of the flattened dims may be uneven: every rank holds its shard of every row.
         let laid = distribute_tensor(&x, &mesh, [Shard(1)])?;
         let flat = laid.view([15])?;
         assert_eq!(flat.placements(), [StridedShard { dim: 0, split_factor: 5 }]);
         same(&flat.full_tensor()?, &x.view([15])?);
         same(&flat.view([5, 3])?.to_local()?, &laid.to_local()?);
-        // The first may not: `view` says what has to be done, `reshape` does it.
+        // The first may not: the error of `view` names the redistribution, and `reshape` performs it.
         let rows = distribute_tensor(&x, &mesh, [Shard(0)])?;
         let error = rows.view([15]).unwrap_err().to_string();
         for word in ["cannot flatten", "requires redistribution", "redistribute the input to [R]", "reshape"]
@@ -270,7 +272,7 @@ fn uneven_parts_stay_where_they_can() {
         let error =
             distribute_tensor(&x.view([15])?, &mesh, [Shard(0)])?.view([5, 3]).unwrap_err().to_string();
         assert!(error.contains("cannot unflatten"), "{error}");
-        // Dims of size 1 come and go, and a sharded one is no obstacle.
+        // Dims of size 1 can be added, removed and expanded, even if they are sharded.
         same(&rows.unsqueeze(0)?.squeeze(0)?.to_local()?, &rows.to_local()?);
         let one = distribute_tensor(&numbers(&[1, 3]), &mesh, [Shard(0)])?;
         same(&one.expand([4, 3])?.full_tensor()?, &numbers(&[1, 3]).expand([4, 3])?);
@@ -279,9 +281,9 @@ fn uneven_parts_stay_where_they_can() {
     });
 }
 
-/// Two lookups that wait for their reduction at the same time, in a table whose rows are spread unevenly.
+/// Two pending lookups, each with its own mask, in a table whose rows are sharded unevenly.
 #[test]
-fn lookups_in_a_sharded_table_belong_to_their_value() {
+fn pending_lookups_in_a_sharded_table_do_not_mix() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         let table = numbers(&[10, 3]);
@@ -295,7 +297,7 @@ fn lookups_in_a_sharded_table_belong_to_their_value() {
         });
         assert!(calls.iter().all(|call| call.collective.name() == "broadcast"), "{calls:?}");
         assert_eq!((first.placements(), second.placements()), (&[P][..], &[P][..]));
-        // What a rank does not have is zero in its part: the mask is in the value.
+        // Rows that a rank does not own are zero in its local tensor, so the value itself carries the mask.
         same(&first.full_tensor()?, &a.embedding(&table, None)?);
         same(&second.full_tensor()?, &b.embedding(&table, None)?);
         same(&first.full_tensor()?, &a.embedding(&table, None)?);
@@ -306,7 +308,7 @@ fn lookups_in_a_sharded_table_belong_to_their_value() {
         let grad = weight.grad().expect("a gradient has come");
         assert_eq!(grad.placements(), [Shard(0)]);
         same(&grad.full_tensor()?, &plain.grad().expect("a gradient has come"));
-        // An index that nobody has is refused by everybody.
+        // An index that no rank owns is an error on every rank.
         let outside = on_mesh(&Tensor::from_slice(&[10i64], [1])?)?;
         assert!(outside.embedding(&weight, None).unwrap_err().to_string().contains("10"));
         Ok(())
@@ -314,11 +316,11 @@ fn lookups_in_a_sharded_table_belong_to_their_value() {
 }
 
 #[test]
-fn extremes_over_a_sharded_dim_gather_what_was_found_and_not_the_tensor() {
+fn extremes_over_a_sharded_dim_gather_candidates_not_the_tensor() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         for rows in [3usize, 4, 9, 1000] {
-            // Ties, of which the first counts.
+            // The values contain ties; the first occurrence wins.
             let x = Tensor::from_vec((0..rows * 3).map(|i| ((i * 5) % 7) as f64).collect(), [rows, 3])?;
             let laid = distribute_tensor(&x, &mesh, [Shard(0)])?;
             let (results, calls) = record(|| -> Result<_> {
@@ -330,7 +332,7 @@ fn extremes_over_a_sharded_dim_gather_what_was_found_and_not_the_tensor() {
                 ))
             });
             let (max, min, (values, indices), first) = results?;
-            // Unless ranks have hardly more than what is asked for.
+            // Small shards are exempt: they hold hardly more elements than the result.
             let largest = calls.iter().map(|call| call.bytes()).max();
             assert!(rows < 1000 || largest <= Some(2 * 3 * 8), "{calls:?}");
             same(&max.full_tensor()?, &x.argmax(0, true)?);
@@ -344,7 +346,7 @@ fn extremes_over_a_sharded_dim_gather_what_was_found_and_not_the_tensor() {
 }
 
 #[test]
-fn attention_stays_on_its_heads_and_batches() {
+fn attention_sharded_by_batch_and_head_moves_nothing() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let input = |seed: u64| -> Result<Tensor> {
@@ -396,7 +398,7 @@ fn a_partial_loss_starts_backward_without_communication() {
 }
 
 #[test]
-fn means_variances_and_norms_of_uneven_parts_are_exact() {
+fn means_variances_and_norms_of_uneven_shards_are_exact() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         for rows in [1usize, 2, 5, 9, 10] {
@@ -431,7 +433,7 @@ fn local_and_distributed_tensors_do_not_mix_silently() {
     implicit_replication(|| {
         implicit_replication(|| x.add(&bias)).unwrap();
         assert_eq!(x.add(&bias).unwrap().placements(), [Shard(0)]);
-        // Its gradient comes to the local tensor, summed over all that used it.
+        // The gradient of the local tensor is local, too, and summed over the ranks that used it.
         let bias = bias.requires_grad_(true).unwrap();
         x.add(&bias).unwrap().sum_all().unwrap().backward().unwrap();
         assert!(!bias.grad().unwrap().is_distributed());
@@ -440,7 +442,7 @@ fn local_and_distributed_tensors_do_not_mix_silently() {
 }
 
 #[test]
-fn shapes_that_depend_on_data_are_refused_by_name() {
+fn operators_with_data_dependent_shapes_return_an_error_naming_them() {
     let x = sharded::ones([4, 2], DType::F32, &simulated(2), [Shard(0)]).unwrap();
     let mask = x.gt(0.0).unwrap();
     for (name, error) in [
@@ -454,14 +456,14 @@ fn shapes_that_depend_on_data_are_refused_by_name() {
 }
 
 #[test]
-fn decisions_are_made_once_and_not_kept_for_ever() {
+fn sharding_decisions_are_cached_and_evicted() {
     let mesh = simulated(2);
     let x = sharded::ones([4, 2], DType::F32, &mesh, [Shard(0)]).unwrap();
     let before = mesh.cache_stats();
     for _ in 0..10 {
         x.sum(0).unwrap();
         x.sum(1).unwrap();
-        // Which elements it drops makes no difference to how it is run.
+        // The random seed of `dropout` is not part of the cache key.
         x.dropout(0.5).unwrap();
     }
     let after = mesh.cache_stats();
@@ -475,15 +477,16 @@ fn decisions_are_made_once_and_not_kept_for_ever() {
     }
 }
 
-/// Of partial averages, largest and smallest values, only what may go through does.
+/// Partial averages, maxima and minima stay partial only through operators that commute with the reduction.
 #[test]
-fn other_reductions_pass_where_they_commute() {
+fn partial_reductions_pass_through_operators_they_commute_with() {
     use dtensor::comm::ReduceOp::{Avg, Max, Min};
     let mesh = simulated(4);
     let of = |op| sharded::ones([4, 4], DType::F32, &mesh, [Partial(op)]).unwrap();
     let placement = |x: Result<Tensor>| x.unwrap().placements()[0];
     assert_eq!(placement(of(Max).neg()), Partial(Min));
-    // Sums pass into a wider dtype; rounded summands are not the rounded sum.
+    // Partial sums stay partial in a wider dtype. In a narrower one they may not: rounded summands do not add up to the
+    // rounded sum.
     assert_eq!(placement(sharded::ones([4], DType::F32, &mesh, [P]).unwrap().to_dtype(DType::F64)), P);
     assert_eq!(
         placement(sharded::ones([4], DType::F32, &mesh, [P]).unwrap().to_dtype(DType::BF16)),

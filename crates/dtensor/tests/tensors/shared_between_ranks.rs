@@ -1,5 +1,5 @@
-//! What is made outside of `launch` and changed by several ranks is refused at the first touch, on every rank alike, and stays as
-//! it was. Reading it is fine.
+//! Tests values made outside `launch`: an attempt by several ranks to change one is an error on every rank and leaves
+//! it unchanged. Reading is fine.
 
 use dtensor::comm::{WorldKind, launch};
 use dtensor::models::MLPModule;
@@ -9,7 +9,7 @@ use dtensor::parallel::DistributeModule;
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
 
-/// The error of each rank names what is shared and says what to do.
+/// Checks that each rank's error names what is shared and what to do.
 fn refused<T: std::fmt::Debug>(result: Result<T>, op: &str) {
     let message = result.unwrap_err().to_string();
     for word in [op, "shared between ranks", "make it inside `launch`", "`deep_copy`"] {
@@ -18,7 +18,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, op: &str) {
 }
 
 #[test]
-fn a_module_made_outside_is_refused_by_every_rank_and_stays_as_it_was() -> Result<()> {
+fn parallelizing_a_module_made_outside_is_an_error_on_every_rank() -> Result<()> {
     let outer = MLPModule::new(true)?;
     let before = outer.net1.weight.get();
     launch(4, |world| {
@@ -26,7 +26,7 @@ fn a_module_made_outside_is_refused_by_every_rank_and_stays_as_it_was() -> Resul
         let plan = || plan! { "net1" => ColwiseParallel::new(), "net2" => RowwiseParallel::new() };
         refused(parallelize_module(outer.clone(), &mesh, plan()), "parallelize_module: `net1.weight`");
         refused(distribute_module(outer.clone(), &mesh, DistributeModule::default()), "distribute_module");
-        // A copy of its own is fine, and so is reading.
+        // Each rank may change its own copy and read the original.
         let own = parallelize_module(deep_copy(&outer)?, &mesh, plan())?;
         let x = Tensor::ones([2, 10], DType::F32)?;
         let (one, many) = (outer.forward(&x)?, own.forward(&x)?);
@@ -40,7 +40,7 @@ fn a_module_made_outside_is_refused_by_every_rank_and_stays_as_it_was() -> Resul
 }
 
 #[test]
-fn leaves_parameters_and_optimizers_made_outside_are_not_changed() -> Result<()> {
+fn changing_leaves_parameters_and_optimizers_made_outside_is_an_error() -> Result<()> {
     let leaf = Tensor::ones([2], DType::F32)?.requires_grad_(true)?;
     let layer = Linear::new(2, 2, true)?;
     let optimizer = Sgd::new(layer.parameters(), 0.5)?;
@@ -52,7 +52,7 @@ fn leaves_parameters_and_optimizers_made_outside_are_not_changed() -> Result<()>
         refused(layer.forward(&leaf.detach().view([1, 2])?)?.sum_all()?.backward(), "backward");
         refused(layer.weight.set(&Tensor::zeros([2, 2], DType::F32)?), "set");
         refused(optimizer.step(), "step");
-        // Gradients that nobody collects are fine.
+        // Gradients that do not accumulate in the shared leaf are fine.
         let d = dtensor::grad(&leaf.mul(3.0)?.sum_all()?, &[&leaf], Default::default())?;
         assert_eq!(d[0].as_ref().unwrap().to_vec::<f32>()?, [3.; 2]);
         world.group().barrier()
@@ -66,14 +66,14 @@ fn leaves_parameters_and_optimizers_made_outside_are_not_changed() -> Result<()>
 }
 
 #[test]
-fn what_a_rank_makes_is_its_own_also_after_the_launch() -> Result<()> {
+fn a_module_made_by_a_rank_can_be_changed_after_the_launch() -> Result<()> {
     let made = launch(2, |_| {
         let layer = Linear::new(2, 2, true)?;
         layer.forward(&Tensor::ones([1, 2], DType::F32)?)?.sum_all()?.backward()?;
         Ok(layer)
     })?;
     Sgd::new(made[0].parameters(), 0.5)?.step()?;
-    // But not that of other ranks, later.
+    // The ranks of a later launch may not change it.
     launch(2, |world| {
         refused(made[world.rank()].weight.set(&Tensor::zeros([2, 2], DType::F32)?), "set");
         Ok(())
@@ -81,9 +81,9 @@ fn what_a_rank_makes_is_its_own_also_after_the_launch() -> Result<()> {
     Ok(())
 }
 
-/// One rank alone, and ranks that are processes, share nothing.
+/// A single rank shares nothing.
 #[test]
-fn a_rank_alone_may_use_what_was_made_before() -> Result<()> {
+fn a_single_rank_may_change_a_module_made_outside() -> Result<()> {
     let layer = Linear::new(2, 2, true)?;
     launch(1, |_| layer.forward(&Tensor::ones([1, 2], DType::F32)?)?.sum_all()?.backward())?;
     assert!(layer.weight.grad().is_some());
@@ -91,7 +91,7 @@ fn a_rank_alone_may_use_what_was_made_before() -> Result<()> {
 }
 
 #[test]
-fn processes_have_their_own() {
+fn ranks_as_processes_may_change_a_module_made_outside_but_threads_may_not() {
     let layer = Linear::new(2, 2, true).unwrap();
     spmd(2, |world| {
         let result = layer.forward(&Tensor::ones([1, 2], DType::F32)?)?.sum_all()?.backward();

@@ -1,4 +1,4 @@
-//! Tensors made, read, printed and converted.
+//! Tests how local tensors are constructed, read, printed and converted.
 
 use dtensor::{CrossEntropyOptions, DType, Device, Element, Error, Result, Scalar, Shape, Tensor};
 use half::{bf16, f16};
@@ -10,7 +10,7 @@ fn f64s(values: &[f64], shape: &[usize]) -> Tensor {
 }
 
 #[test]
-fn elements_come_back_as_they_went_in() -> Result<()> {
+fn elements_round_trip_in_every_dtype() -> Result<()> {
     fn there_and_back<T: Element + PartialEq + std::fmt::Debug>(values: &[T]) -> Result<()> {
         for shape in [vec![6], vec![2, 3], vec![3, 1, 2], vec![1, 6, 1, 1]] {
             let x = Tensor::from_slice(values, &shape[..])?;
@@ -38,14 +38,14 @@ fn elements_come_back_as_they_went_in() -> Result<()> {
     there_and_back(&[0f64, -0.0, f64::MIN_POSITIVE, f64::MAX, f64::NEG_INFINITY, 5e-324])?;
     there_and_back(&[f16::ZERO, f16::NEG_ONE, f16::MAX, f16::MIN, f16::INFINITY, f16::EPSILON])?;
     there_and_back(&[bf16::ZERO, bf16::NEG_ONE, bf16::MAX, bf16::MIN, bf16::INFINITY, bf16::EPSILON])?;
-    // Not a number, with its bits.
+    // A NaN keeps its payload bits.
     let strange = f32::from_bits(0x7fc0_1234);
     assert_eq!(Tensor::scalar(strange)?.item::<f32>()?.to_bits(), strange.to_bits());
     Ok(())
 }
 
 #[test]
-fn doubles_are_read_from_every_dtype() -> Result<()> {
+fn every_dtype_reads_as_f64() -> Result<()> {
     for dtype in DType::ALL {
         let x = Tensor::arange(0, 4, 1, dtype)?;
         assert_eq!(x.to_f64_vec()?, [0., 1., 2., 3.], "{dtype}");
@@ -55,7 +55,7 @@ fn doubles_are_read_from_every_dtype() -> Result<()> {
 }
 
 #[test]
-fn constructors_make_what_they_say_in_every_dtype() -> Result<()> {
+fn constructors_fill_every_dtype() -> Result<()> {
     for dtype in DType::ALL {
         let of = |x: Tensor| {
             assert_eq!(x.dtype(), dtype);
@@ -87,25 +87,25 @@ fn constructors_make_what_they_say_in_every_dtype() -> Result<()> {
             assert_eq!(of(Tensor::linspace(1.0, -1.0, 5, dtype)?), [1., 0.5, 0., -0.5, -1.]);
         }
     }
-    // Whole numbers beyond 2⁵³ are exact.
+    // Integers beyond 2⁵³ are exact.
     assert_eq!(Tensor::full([1], i64::MAX, DType::I64)?.item::<i64>()?, i64::MAX);
     assert_eq!(Tensor::full([1], -0.0, DType::F64)?.item::<f64>()?.to_bits(), (-0.0f64).to_bits());
-    // Both ends are exact, whatever the step.
+    // Both ends are exact for any step.
     let x = Tensor::linspace(0.1, 0.7, 8, DType::F64)?.to_vec::<f64>()?;
     assert_eq!((x[0], x[7]), (0.1, 0.7));
-    // A step that cannot be represented is not summed up, so errors do not grow.
+    // Elements are multiples of the step and not running sums, so rounding errors do not grow.
     let x = Tensor::arange(0, 1000, 0.1, DType::F64)?.to_vec::<f64>()?;
     assert_eq!((x.len(), x[9999]), (10000, 9999.0 * 0.1));
     Ok(())
 }
 
 #[test]
-fn whole_numbers_are_computed_exactly() -> Result<()> {
+fn integer_arithmetic_is_exact() -> Result<()> {
     let odd = (1i64 << 53) + 1;
     let x = Tensor::from_slice(&[odd, -odd], [2])?;
     assert_eq!(x.add(1)?.to_vec::<i64>()?, [odd + 1, 1 - odd]);
     assert_eq!(x.mul(3)?.to_vec::<i64>()?, [3 * odd, -3 * odd]);
-    // Numbers that are no double.
+    // Scalar operands that no f64 can represent.
     let one = Tensor::from_slice(&[1i64], [1])?;
     assert_eq!(one.add(odd)?.to_vec::<i64>()?, [odd + 1]);
     assert_eq!(one.sub(odd)?.to_vec::<i64>()?, [1 - odd]);
@@ -125,7 +125,7 @@ fn whole_numbers_are_computed_exactly() -> Result<()> {
 }
 
 #[test]
-fn shapes_are_given_in_many_ways() -> Result<()> {
+fn shapes_convert_from_integers_arrays_vectors_and_iterators() -> Result<()> {
     let dims = |shape: Shape| Tensor::zeros(shape, DType::F32).unwrap().dims().to_vec();
     assert_eq!(dims(().into()), [0usize; 0]);
     assert_eq!(dims(3.into()), [3]);
@@ -169,8 +169,8 @@ fn clones_views_and_detached_tensors_share_one_storage() -> Result<()> {
 }
 
 #[test]
-fn meta_tensors_have_everything_but_a_value() -> Result<()> {
-    // Of any size that can be addressed: nothing is allocated.
+fn meta_tensors_have_shape_and_dtype_but_no_value() -> Result<()> {
+    // Nothing is allocated, so any size that can be addressed works.
     let x = Tensor::meta_of([1 << 20, 1 << 20, 1 << 10], DType::BF16)?;
     assert!(x.is_meta() && x.device() == Device::Meta && x.numel() == 1 << 50);
     let y = x.add(1.0)?.sum_keepdim(1)?.t();
@@ -194,7 +194,7 @@ fn meta_tensors_have_everything_but_a_value() -> Result<()> {
 }
 
 #[test]
-fn operators_stand_between_tensors_and_numbers() -> Result<()> {
+fn operators_combine_tensors_and_numbers() -> Result<()> {
     let (a, b) = (f64s(&[1., 2.], &[2]), f64s(&[4., 8.], &[2]));
     let v = |x: Result<Tensor>| x.unwrap().to_vec::<f64>().unwrap();
     assert_eq!(v(&a + &b), [5., 10.]);
@@ -210,7 +210,7 @@ fn operators_stand_between_tensors_and_numbers() -> Result<()> {
     assert_eq!(v(0.5 * &a), [0.5, 1.]);
     assert_eq!(v(4.0 / &a), [4., 2.]);
     assert_eq!(v(-&a), [-1., -2.]);
-    // A number takes the tensor's dtype, and every kind of number is one.
+    // A number of any Rust type takes the tensor's dtype.
     let half = Tensor::full([1], 1, DType::BF16)?;
     for sum in [half.add(1)?, half.add(1i64)?, half.add(1u8)?, half.add(1f32)?, half.add(1f64)?] {
         assert_eq!((sum.dtype(), sum.item_f64()?), (DType::BF16, 2.0));
@@ -220,7 +220,7 @@ fn operators_stand_between_tensors_and_numbers() -> Result<()> {
     Ok(())
 }
 
-/// What NumPy 2.4 prints for `str(array)`.
+/// The expected strings are what NumPy 2.4 prints for `str(array)`.
 #[test]
 fn tensors_print_as_numpy_prints_arrays() -> Result<()> {
     let (nan, inf) = (f64::NAN, f64::INFINITY);
@@ -233,12 +233,12 @@ fn tensors_print_as_numpy_prints_arrays() -> Result<()> {
     let eighths = |n: i64, shape: &[usize]| range(n, shape).to_dtype(DType::F64).unwrap().div(8.0).unwrap();
     let scalar = |x: f64| f64s(&[x], &[]);
     let table: Vec<(Tensor, &str)> = vec![
-        // Whole numbers.
+        // Integers.
         (Tensor::from_slice(&[1i64, 20, -3], [3])?, "[ 1 20 -3]"),
         (Tensor::from_slice(&[1u8, 200, 3], [3])?, "[  1 200   3]"),
         (Tensor::from_slice(&[9007199254740993i64, -1], [2])?, "[9007199254740993               -1]"),
         (range(6, &[2, 3]), "[[0 1 2]\n [3 4 5]]"),
-        // Real numbers.
+        // Floating-point numbers.
         (d(&[1., 2.5, -3.25]), "[ 1.    2.5  -3.25]"),
         (d(&[1., 2., 3.]), "[1. 2. 3.]"),
         (d(&[1. / 3., 2. / 3.]), "[0.33333333 0.66666667]"),
@@ -254,7 +254,7 @@ fn tensors_print_as_numpy_prints_arrays() -> Result<()> {
         (d(&[3.25179]), "[3.25179]"),
         (f64s(&[1.5, -2., 300., 4.25], &[2, 2]), "[[  1.5   -2.  ]\n [300.     4.25]]"),
         (eighths(4, &[4, 1]).mul(8.0)?, "[[0.]\n [1.]\n [2.]\n [3.]]"),
-        // Of mixed or extreme magnitude.
+        // Mixed or extreme magnitudes.
         (d(&[1e-5, 1., 1000.]), "[1.e-05 1.e+00 1.e+03]"),
         (s(&[1e-5, 1., 1000.]), "[1.e-05 1.e+00 1.e+03]"),
         (d(&[1., 1000.]), "[   1. 1000.]"),
@@ -277,18 +277,18 @@ fn tensors_print_as_numpy_prints_arrays() -> Result<()> {
         (d(&[-1e10, 1e-3]), "[-1.e+10  1.e-03]"),
         (d(&[1234567.891, 2.]), "[1.23456789e+06 2.00000000e+00]"),
         (f64s(&[1e-9, 1., 2., 3.], &[2, 2]), "[[1.e-09 1.e+00]\n [2.e+00 3.e+00]]"),
-        // Not finite.
+        // Non-finite values.
         (d(&[nan, 1., 2.]), "[nan  1.  2.]"),
         (d(&[inf, -inf, 1.5]), "[ inf -inf  1.5]"),
         (d(&[nan, 1e10, -inf]), "[   nan 1.e+10   -inf]"),
         (d(&[nan, inf]), "[nan inf]"),
         (d(&[-inf]), "[-inf]"),
         (f64s(&[nan, 1., 2.5, -inf], &[2, 2]), "[[ nan  1. ]\n [ 2.5 -inf]]"),
-        // Of half precision: as few digits as tell the number from its neighbours.
+        // Half precision prints the fewest digits that distinguish a value from its neighbours.
         (h(&[0.1, 1., 65504.]), "[1.00e-01 1.00e+00 6.55e+04]"),
         (h(&[0.1, 1., 2.5]), "[0.1 1.  2.5]"),
         (h(&[0.00001, 1.]), "[1.e-05 1.e+00]"),
-        // Without dims.
+        // Scalars (0-d).
         (scalar(1.5), "1.5"),
         (Tensor::scalar(7i64)?, "7"),
         (scalar(1e-7), "1e-07"),
@@ -306,12 +306,12 @@ fn tensors_print_as_numpy_prints_arrays() -> Result<()> {
         (Tensor::scalar(16777216f32)?, "1.6777216e+07"),
         (Tensor::scalar(f16::from_f32(1024.))?, "1.024e+03"),
         (Tensor::scalar(f16::from_f32(0.1))?, "0.1"),
-        // Empty.
+        // Empty tensors.
         (Tensor::zeros([0], DType::F64)?, "[]"),
         (Tensor::zeros([2, 0], DType::F64)?, "[]"),
         (Tensor::zeros([0, 2], DType::I64)?, "[]"),
         (Tensor::zeros([2, 3, 0], DType::F64)?, "[]"),
-        // Blank lines between matrices, and more between more.
+        // One blank line separates matrices; each further dim adds one.
         (
             eighths(12, &[2, 3, 2]).mul(8.0)?,
             "[[[ 0.  1.]\n  [ 2.  3.]\n  [ 4.  5.]]\n\n [[ 6.  7.]\n  [ 8.  9.]\n  [10. 11.]]]",
@@ -320,7 +320,7 @@ fn tensors_print_as_numpy_prints_arrays() -> Result<()> {
             range(16, &[2, 2, 2, 2]),
             "[[[[ 0  1]\n   [ 2  3]]\n\n  [[ 4  5]\n   [ 6  7]]]\n\n\n [[[ 8  9]\n   [10 11]]\n\n  [[12 13]\n   [14 15]]]]",
         ),
-        // Rows that are too long.
+        // Long rows wrap.
         (
             range(30, &[30]).mul(1000)?,
             "[    0  1000  2000  3000  4000  5000  6000  7000  8000  9000 10000 11000\n 12000 13000 14000 15000 \
@@ -349,7 +349,7 @@ fn tensors_print_as_numpy_prints_arrays() -> Result<()> {
              [[3.75  3.875 4.    4.125 4.25  4.375 4.5   4.625 4.75  4.875 5.\n   5.125 5.25  5.375 5.5   \
              5.625 5.75  5.875 6.    6.125 6.25  6.375\n   6.5   6.625 6.75  6.875 7.    7.125 7.25  7.375]]]",
         ),
-        // Large ones by their edges.
+        // Large tensors print only their edges.
         (range(1001, &[1001]), "[   0    1    2 ...  998  999 1000]"),
         (
             range(2000, &[40, 50]),
@@ -371,11 +371,11 @@ fn tensors_print_as_numpy_prints_arrays() -> Result<()> {
     for (tensor, want) in &table {
         assert_eq!(format!("{tensor}"), *want);
     }
-    // At the threshold, all of it.
+    // At the threshold every element is printed.
     let all = range(1000, &[1000]).to_string();
     assert_eq!((all.lines().count(), all.contains("...")), (56, false));
     assert_eq!(all.lines().last(), Some(" 990 991 992 993 994 995 996 997 998 999]"));
-    // In three dims, by the edges of each.
+    // In three dims the edges of each dim are printed.
     let cube = range(8000, &[20, 20, 20]).to_dtype(DType::F64)?.to_string();
     let lines: Vec<&str> = cube.lines().collect();
     assert_eq!(lines.len(), 6 * 7 + 6 + 1);
@@ -386,12 +386,12 @@ fn tensors_print_as_numpy_prints_arrays() -> Result<()> {
 }
 
 #[test]
-fn brain_floats_print_with_the_digits_they_have() -> Result<()> {
+fn bf16_prints_the_fewest_digits_that_read_back() -> Result<()> {
     let x = f64s(&[0.1, 1., 3.140625], &[3]).to_dtype(DType::BF16)?;
     assert_eq!(x.to_string(), "[0.1  1.   3.14]");
     let x = f64s(&[1e-20, 3e38], &[2]).to_dtype(DType::BF16)?;
     assert_eq!(x.to_string(), "[1.e-20 3.e+38]");
-    // What is printed reads back as the same number.
+    // The printed text reads back as the same number.
     for bits in (0..0x7f80u16).step_by(37) {
         let x = bf16::from_bits(bits);
         let text = Tensor::scalar(x)?.to_string();
@@ -404,7 +404,7 @@ fn brain_floats_print_with_the_digits_they_have() -> Result<()> {
 }
 
 #[test]
-fn the_debug_form_says_dtype_shape_and_gradient() -> Result<()> {
+fn debug_shows_dtype_shape_and_requires_grad() -> Result<()> {
     let x = Tensor::from_slice(&[1f32, 2.5], [2])?;
     assert_eq!(format!("{x:?}"), "tensor([1. , 2.5], dtype=f32)");
     assert_eq!(format!("{:?}", x.requires_grad_(true)?), "tensor([1. , 2.5], dtype=f32, requires_grad)");
@@ -438,21 +438,21 @@ fn a_long_chain_of_views_is_one_view() -> Result<()> {
 }
 
 #[test]
-fn half_precision_sums_that_do_not_fit_do_not_spoil_what_does() -> Result<()> {
-    // 8192 losses of about 10 add up to more than the largest f16.
+fn half_precision_losses_and_deviations_survive_sums_that_overflow() -> Result<()> {
+    // The sum of 8192 losses of about 10 exceeds the largest f16, but their mean does not.
     let logits =
         Tensor::cat(&[&Tensor::zeros([8192, 1], DType::F16)?, &Tensor::full([8192, 1], 10, DType::F16)?], 1)?;
     let target = Tensor::zeros([8192], DType::I64)?;
     let loss = logits.cross_entropy(&target, CrossEntropyOptions::default())?;
     assert_eq!((loss.dtype(), loss.item_f64()?), (DType::F16, 10.0));
-    // The deviation fits where the variance does not.
+    // The variance overflows f16, but the standard deviation fits.
     let x = Tensor::from_slice(&[-300f32, 300.], [2])?.to_dtype(DType::F16)?;
     assert_eq!(x.std(0, 0.0, false)?.item_f64()?, 300.0);
     Ok(())
 }
 
 #[test]
-fn numbers_stand_on_either_side() -> Result<()> {
+fn numbers_can_be_either_operand() -> Result<()> {
     let x = Tensor::from_slice(&[1f32, 4.], [2])?;
     for (got, want) in [
         ((&x * 2)?, [2f32, 8.]),

@@ -1,4 +1,4 @@
-//! Convolutions, quantiles and replaced elements: what is refused, half precision, and the layers that convolve.
+//! Tests convolutions, quantiles and scatter operators: errors, half precision and convolution layers.
 
 use dtensor::comm::record;
 use dtensor::nn::{Conv1d, Conv2d, Module, Sequential};
@@ -17,7 +17,7 @@ fn zeros(shape: &[usize]) -> Tensor {
 }
 
 #[test]
-fn convolutions_say_what_does_not_fit() -> Result<()> {
+fn convolution_errors_name_the_mismatch() -> Result<()> {
     let (x, weight) = (zeros(&[1, 4, 5, 5]), zeros(&[6, 4, 3, 3]));
     let conv = |options| x.conv2d(&weight, None, options);
     let plain = ConvOptions::<2>::default();
@@ -58,7 +58,7 @@ fn convolutions_say_what_does_not_fit() -> Result<()> {
         &["Conv2d", "4 inputs", "divisible"],
     );
     assert_eq!(conv(plain)?.dims(), [1, 6, 3, 3]);
-    // Shapes are known without values.
+    // Meta tensors give the output shape without values.
     let meta = Tensor::meta_of([2, 4, 9, 9], DType::F32)?;
     let weight = Tensor::meta_of([6, 4, 3, 3], DType::F32)?;
     assert_eq!(meta.conv2d(&weight, None, ConvOptions { stride: [2, 2], ..plain })?.dims(), [2, 6, 4, 4]);
@@ -66,7 +66,7 @@ fn convolutions_say_what_does_not_fit() -> Result<()> {
 }
 
 #[test]
-fn quantiles_and_writes_say_what_does_not_fit() -> Result<()> {
+fn quantile_and_scatter_errors_name_the_mismatch() -> Result<()> {
     let x = zeros(&[4, 3]);
     let linear = Interpolation::Linear;
     for q in [-0.1, 1.1, f64::NAN] {
@@ -98,9 +98,9 @@ fn quantiles_and_writes_say_what_does_not_fit() -> Result<()> {
     Ok(())
 }
 
-/// Between an infinity and a number, or two equal infinities, there is the infinity.
+/// A quantile interpolated between an infinity and a number, or between two equal infinities, is that infinity.
 #[test]
-fn quantiles_beside_infinities() -> Result<()> {
+fn quantiles_next_to_an_infinity_are_infinite() -> Result<()> {
     let inf = f64::INFINITY;
     for (values, expected) in
         [([1.0, inf], inf), ([inf, inf], inf), ([-inf, 1.0], -inf), ([-inf, -inf], -inf)]
@@ -116,9 +116,9 @@ fn quantiles_beside_infinities() -> Result<()> {
     Ok(())
 }
 
-/// A quantile that is an element is that element, in every precision.
+/// A quantile that falls exactly on an element is that element, in every precision.
 #[test]
-fn quantiles_that_are_elements() -> Result<()> {
+fn quantiles_on_an_element_are_exact() -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::BF16] {
         let x = Tensor::arange(0, 6, 1, dtype)?;
         for between in
@@ -132,7 +132,7 @@ fn quantiles_that_are_elements() -> Result<()> {
 }
 
 #[test]
-fn half_precision_is_near_single() -> Result<()> {
+fn half_precision_is_close_to_single() -> Result<()> {
     manual_seed(4);
     let (x, weight) = (Tensor::randn([2, 3, 6, 5], DType::F32)?, Tensor::randn([4, 3, 3, 2], DType::F32)?);
     let bias = Tensor::randn([4], DType::F32)?;
@@ -154,7 +154,7 @@ fn half_precision_is_near_single() -> Result<()> {
         for (half, single) in run(dtype)?.iter().zip(run(DType::F32)?) {
             near(half, &single, tolerance * 4.0)?;
         }
-        // In a scope of half precision the result is of it, with the bias in.
+        // Under autocast the result has the half-precision dtype, including the bias.
         let y = autocast(dtype, || x.conv2d(&weight, Some(&bias), options))?;
         assert_eq!(y.dtype(), dtype);
         near(&y, &x.conv2d(&weight, Some(&bias), options)?, tolerance)?;
@@ -166,9 +166,9 @@ fn half_precision_is_near_single() -> Result<()> {
     Ok(())
 }
 
-/// Layers are drawn as on one device and train as on one device, with their outputs cut over ranks.
+/// Sharded layers are initialised and trained as on one device.
 #[test]
-fn layers_on_a_mesh_are_those_of_one_device() {
+fn layers_on_a_mesh_match_one_device() {
     let make = || -> Result<Sequential> {
         manual_seed(9);
         let padded = ConvOptions { padding: [1, 1].into(), groups: 2, ..Default::default() };
@@ -216,9 +216,9 @@ fn layers_on_a_mesh_are_those_of_one_device() {
     });
 }
 
-/// As PyTorch draws them: within ±1/√(what one output sees).
+/// PyTorch's bound: ±1/√(number of inputs of one output).
 #[test]
-fn layers_are_drawn_within_their_bound() -> Result<()> {
+fn layers_are_initialised_within_their_bound() -> Result<()> {
     manual_seed(2);
     let groups = ConvOptions { groups: 2, ..Default::default() };
     let (flat, image) =
@@ -236,9 +236,9 @@ fn layers_are_drawn_within_their_bound() -> Result<()> {
     Ok(())
 }
 
-/// Strides and paddings beyond what an image can hold, and no images at all.
+/// Strides and paddings beyond any image, and an empty batch of huge images.
 #[test]
-fn sizes_beyond_counting_are_refused_or_do_no_harm() -> Result<()> {
+fn sizes_beyond_usize_return_an_error_or_do_no_harm() -> Result<()> {
     let (x, weight) = (zeros64(&[1, 1, 2, 3]), zeros64(&[1, 1, 2, 1]));
     let far = ConvOptions { stride: [usize::MAX, usize::MAX], ..Default::default() };
     let y = x.requires_grad_(true)?.conv2d(&weight, None, far)?;
@@ -260,9 +260,9 @@ fn sizes_beyond_counting_are_refused_or_do_no_harm() -> Result<()> {
     Ok(())
 }
 
-/// What does not fit together is said before the image is moved.
+/// Mismatched operands return an error before the image is gathered.
 #[test]
-fn bad_inputs_on_a_mesh_are_refused_before_anything_moves() {
+fn bad_inputs_on_a_mesh_are_an_error_before_anything_moves() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let other = DeviceMesh::new(&world, [2], "other")?;

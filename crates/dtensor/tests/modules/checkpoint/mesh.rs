@@ -1,4 +1,4 @@
-//! Checkpoints of tensors on a mesh: ranks stay in step.
+//! Tests activation checkpoints of distributed tensors: ranks issue the same collectives in the same order.
 
 use super::*;
 
@@ -7,7 +7,8 @@ fn names(calls: &[dtensor::comm::Call]) -> Vec<String> {
     moving.map(|call| format!("{} at {}", call.collective.name(), call.at.line)).collect()
 }
 
-/// Lays a block's parameters on a mesh as tensor parallelism does: what goes up is cut by rows, what comes down by columns.
+/// Shards the parameters of blocks for tensor parallelism: the weights of first layers by rows, of second layers by
+/// columns.
 fn shard(blocks: &[Block], mesh: &DeviceMesh) -> Result<()> {
     let lay = |linear: &Linear, weight: Placement, bias: Placement| -> Result<()> {
         linear.weight.replace(&distribute_tensor(&linear.weight.get().detach(), mesh, [weight])?)?;
@@ -24,7 +25,7 @@ fn shard(blocks: &[Block], mesh: &DeviceMesh) -> Result<()> {
     Ok(())
 }
 
-/// On a mesh of so many ranks: bits with and without checkpoints, and the collectives of both.
+/// Compares gradients, bit by bit, and collectives with and without checkpoints, on a 1-d mesh of all ranks.
 fn on_a_mesh(world: &World, size: usize, heads: usize, input: Placement) -> Result<()> {
     let mesh = DeviceMesh::new(world, [world.size()], "tp")?;
     let mut outcomes = Vec::new();
@@ -51,7 +52,7 @@ fn on_a_mesh(world: &World, size: usize, heads: usize, input: Placement) -> Resu
     for (how, again, first, back) in &outcomes[1..] {
         assert_eq!(again, grads, "{how:?}");
         assert_eq!(first, forward, "{how:?}");
-        // Those of the body once more for each time it is run; gradients and the leaves' own as they were.
+        // Backward issues the collectives of the plain backward, plus those of forward once for each recomputation.
         let count = |names: &[String], name: &String| names.iter().filter(|other| *other == name).count();
         let runs = if *how == How::Nested { 2 } else { 1 };
         for name in back.iter().chain(forward) {
@@ -63,10 +64,10 @@ fn on_a_mesh(world: &World, size: usize, heads: usize, input: Placement) -> Resu
 }
 
 #[test]
-fn on_meshes_too_gradients_have_the_same_bits() {
+fn checkpointed_gradients_on_a_mesh_have_the_same_bits() {
     spmd(4, |world| {
         on_a_mesh(&world, 8, 4, Replicate)?;
-        // Fewer heads than ranks, and sizes that do not divide.
+        // Fewer heads than ranks, and sizes that the mesh does not divide.
         on_a_mesh(&world, 6, 3, Replicate)?;
         on_a_mesh(&world, 6, 2, Shard(1))
     });
@@ -78,13 +79,13 @@ fn on_meshes_too_gradients_have_the_same_bits() {
 }
 
 #[test]
-fn ranks_that_do_different_things_between_collectives_stay_in_step() {
+fn ranks_that_compute_differently_between_collectives_stay_in_step() {
     spmd(3, |world| {
         let (group, rank) = (world.group().clone(), world.rank());
         let x = leaf(&[1. + rank as f64, 2.1]);
         let body = move |x: &Tensor| {
             let mut y = group.all_reduce(x, ReduceOp::Sum)?;
-            // Only some ranks save anything after the collective, and not as much.
+            // After the collective, each rank saves another number of values, and rank 0 none.
             for _ in 0..rank {
                 y = y.mul(&y)?;
             }
@@ -108,7 +109,7 @@ fn ranks_that_do_different_things_between_collectives_stay_in_step() {
 }
 
 #[test]
-fn collectives_of_the_second_run_are_of_the_lines_of_the_body() {
+fn recomputed_collectives_are_attributed_to_the_body() {
     spmd(2, |world| {
         let group = world.group().clone();
         let x = leaf(&[1., 2.]);
@@ -117,36 +118,36 @@ fn collectives_of_the_second_run_are_of_the_lines_of_the_body() {
         let y = checkpoint(&x, body)?.sum_all()?;
         let (done, calls) = record(|| y.backward());
         done?;
-        // Once more, and its gradient.
+        // One call is the recomputed all-reduce and one its gradient.
         assert_eq!(calls.iter().map(|call| call.at.line).collect::<Vec<_>>(), [line, line]);
         Ok(())
     });
 }
 
 #[test]
-fn modes_of_meshes_are_those_of_the_first_run() {
+fn a_body_recomputes_in_the_mesh_modes_of_its_first_run() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let x =
             distribute_tensor(&Tensor::ones([4, 4], DType::F64)?, &mesh, [Shard(0)])?.requires_grad_(true)?;
         let columns = distribute_tensor(&Tensor::ones([4, 4], DType::F64)?, &mesh, [Shard(1)])?;
         let local = Tensor::ones([4], DType::F64)?;
-        // A local tensor that is taken to be the same everywhere, only where the body is called.
+        // The scope that treats local tensors as replicated is active only in forward.
         let body = move |x: &Tensor| x.mul(&local);
         assert!(checkpoint(&x, body.clone()).is_err());
         let y = implicit_replication(|| checkpoint(&x, body))?;
         y.sum_all()?.backward()?;
-        // Communication that is allowed in the body, and not in the pass.
+        // Implicit communication is allowed in forward, but an error in the scope of backward.
         let moved = columns.clone();
         let body = move |x: &Tensor| x.exp()?.add(&moved.exp()?);
         let y = checkpoint(&x, body.clone())?.sum_all()?;
         explicit_communication(ImplicitCommunication::Error, || y.backward())?;
-        // A mesh that is that of the scope.
+        // The mesh comes from the scope of forward.
         let body =
             |x: &Tensor| x.mul(&distribute_tensor(&Tensor::ones([4, 4], DType::F64)?, None, [Shard(0)])?);
         let y = use_mesh(&mesh, || checkpoint(&x, body))?;
         y.sum_all()?.backward()?;
-        // The layouts of the second run have to be those of the first.
+        // The recomputation must give the same layouts.
         let count = Count::default();
         let body = move |x: &Tensor| {
             count.up();
@@ -155,7 +156,7 @@ fn modes_of_meshes_are_those_of_the_first_run() {
         };
         let error = message(checkpoint(&x, body)?.sum_all()?.backward());
         assert!(error.contains("different metadata") && error.contains("S(0)"), "{error}");
-        // Those on the way too, though it comes to the same in the end.
+        // Intermediate layouts must agree as well, even if the results do.
         for (first, second) in [(Replicate, Shard(1)), (Shard(1), Replicate)] {
             let count = Count::default();
             let body = move |x: &Tensor| {
@@ -168,7 +169,7 @@ fn modes_of_meshes_are_those_of_the_first_run() {
             assert!(error.contains("different metadata") && error.contains("S(1)"), "{error}");
             assert!(error.contains("redistribute") && x.grad().is_none(), "{error}");
         }
-        // The part of a sum and that of a whole have one shape.
+        // Placements are compared as well as shapes: local tensors of `Replicate` and `Partial` have the same shape.
         let count = Count::default();
         let body = move |x: &Tensor| {
             count.up();

@@ -1,4 +1,4 @@
-//! Checkpoints: the same values and gradients, bit for bit, with less kept in between.
+//! Tests activation checkpoints: bitwise the same values and gradients, with fewer saved values.
 
 mod mesh;
 
@@ -39,7 +39,7 @@ fn message<T>(result: Result<T>) -> String {
     }
 }
 
-/// Counts how often something is run.
+/// Counts calls.
 #[derive(Clone, Default)]
 struct Count(Arc<AtomicUsize>);
 
@@ -52,7 +52,7 @@ impl Count {
     }
 }
 
-/// Keeps a handle of every value that goes through [`Seen`], so that it is known who else does.
+/// Keeps a handle of every value that passes through [`Seen`], to count which of them are still referenced elsewhere.
 #[derive(Clone, Debug, Default)]
 struct Witness(Arc<Mutex<Vec<Array>>>);
 
@@ -61,7 +61,7 @@ impl Witness {
         apply(Seen(Aside(self.clone())), &[x])
     }
 
-    /// How many of the values somebody still holds.
+    /// The number of values that are still referenced elsewhere.
     fn held(&self) -> usize {
         self.0.lock().unwrap().iter_mut().map(|value| usize::from(!value.is_unique())).sum()
     }
@@ -71,7 +71,7 @@ impl Witness {
     }
 }
 
-/// The same values; its gradient looks at the output.
+/// Copies its input. Its gradient rule reads the output, so the output is saved.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Seen(Aside<Witness>);
 
@@ -94,7 +94,7 @@ impl Op for Seen {
         Saves::OUTPUTS
     }
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        // What it saved must be what came out.
+        // The saved value must be the operator's output.
         assert_eq!(cx.output(0)?.dims(), &cx.input_meta(0).shape[..]);
         Ok(grads![Some(cx.dy()?)])
     }
@@ -159,7 +159,7 @@ impl Block {
     }
 }
 
-/// How a model of two blocks is run.
+/// Which parts of a model of two blocks are checkpointed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     Plain,
@@ -206,7 +206,7 @@ fn parameters(blocks: &[Block]) -> Vec<Parameter> {
 }
 
 #[test]
-fn values_and_gradients_have_the_same_bits() -> Result<()> {
+fn checkpointed_values_and_gradients_have_the_same_bits() -> Result<()> {
     for input_grad in [false, true] {
         let mut outcomes = Vec::new();
         for how in [How::Plain].into_iter().chain(HOWS) {
@@ -215,7 +215,7 @@ fn values_and_gradients_have_the_same_bits() -> Result<()> {
             let x = Tensor::randn([2, 5, 12], DType::F32)?.requires_grad_(input_grad)?;
             let y = run(&blocks, &x, how)?;
             assert!(y.requires_grad(), "{how:?}");
-            // The last draw tells where the generator stands.
+            // The next draw shows the position of the generator.
             let after = bits(&Tensor::rand([3], DType::F32)?);
             y.mul(&y)?.sum_all()?.backward()?;
             let then = bits(&Tensor::rand([3], DType::F32)?);
@@ -233,7 +233,7 @@ fn values_and_gradients_have_the_same_bits() -> Result<()> {
 }
 
 #[test]
-fn nothing_is_kept_but_the_inputs() -> Result<()> {
+fn a_checkpoint_saves_only_its_inputs() -> Result<()> {
     let x = leaf(&[0.5, 1.5]);
     let run = |witness: &Witness, keep: bool| {
         let mut y = x.clone();
@@ -255,7 +255,7 @@ fn nothing_is_kept_but_the_inputs() -> Result<()> {
     loss.backward()?;
     assert_eq!(grad_of(&x), want);
     assert_eq!((less.seen(), less.held()), (40, 0), "each body is run once more, and nothing stays");
-    // Each is run again for a pass that comes later, since none keeps what it made.
+    // A later pass recomputes each body again, because no checkpoint keeps the recomputed values.
     let loss = run(&less, false)?;
     loss.backward_with(retain())?;
     assert_eq!((less.seen(), less.held()), (80, 0));
@@ -265,7 +265,7 @@ fn nothing_is_kept_but_the_inputs() -> Result<()> {
 }
 
 #[test]
-fn memory_while_a_pass_runs_is_that_of_one_body() -> Result<()> {
+fn backward_holds_the_saved_values_of_one_body_at_a_time() -> Result<()> {
     let x = leaf(&[0.5, 1.5]);
     let (witness, most) = (Witness::default(), Count::default());
     let mut y = x.clone();
@@ -273,7 +273,7 @@ fn memory_while_a_pass_runs_is_that_of_one_body() -> Result<()> {
         let (witness, most) = (witness.clone(), most.clone());
         y = checkpoint(&y, move |x| {
             let y = (0..3).try_fold(x.clone(), |y, _| witness.see(&y)?.exp()?.log());
-            // As many as there are when the body ends.
+            // The number of saved values is largest at the end of the body.
             most.0.fetch_max(witness.held(), Ordering::Relaxed);
             y
         })?;
@@ -285,7 +285,7 @@ fn memory_while_a_pass_runs_is_that_of_one_body() -> Result<()> {
 }
 
 #[test]
-fn inner_checkpoints_keep_nothing_inside_outer_ones() -> Result<()> {
+fn nested_checkpoints_save_nothing_inside_outer_ones() -> Result<()> {
     let x = leaf(&[0.5, 1.5]);
     let (witness, outer, inner) = (Witness::default(), Count::default(), Count::default());
     let body = {
@@ -295,7 +295,7 @@ fn inner_checkpoints_keep_nothing_inside_outer_ones() -> Result<()> {
             let mut y = x.clone();
             for _ in 0..3 {
                 let (witness, inner) = (witness.clone(), inner.clone());
-                // The input of each is the result of the one before, seen outside of it.
+                // The input of each inner checkpoint passes through the witness outside that checkpoint.
                 y = checkpoint(&witness.see(&y)?.exp()?, move |x| {
                     inner.up();
                     witness.see(x)?.sin()
@@ -307,7 +307,7 @@ fn inner_checkpoints_keep_nothing_inside_outer_ones() -> Result<()> {
     let y = checkpoint(&x, body.clone())?;
     assert_eq!((outer.get(), inner.get(), witness.held()), (1, 3, 0));
     y.sum_all()?.backward()?;
-    // The outer body runs all of the inner ones again, and each is run for its own gradients.
+    // Recomputing the outer body runs all inner bodies again, and each is recomputed once more for its own gradients.
     assert_eq!((outer.get(), inner.get(), witness.held()), (2, 9, 0));
     let got = grad_of(&x);
     x.zero_grad();
@@ -317,7 +317,7 @@ fn inner_checkpoints_keep_nothing_inside_outer_ones() -> Result<()> {
 }
 
 #[test]
-fn parameters_in_the_body_get_their_gradients_once() -> Result<()> {
+fn captured_parameters_accumulate_their_gradients_once() -> Result<()> {
     let (w, v) = (leaf(&[2., 3.]), leaf(&[5., 7.]));
     let x = Tensor::from_slice(&[1f64, 10.], [2])?;
     let body = {
@@ -326,14 +326,14 @@ fn parameters_in_the_body_get_their_gradients_once() -> Result<()> {
     };
     let y = checkpoint(&x, body)?;
     assert!(y.requires_grad() && !x.requires_grad());
-    // Used outside, too.
+    // `w` is used outside the body, too.
     y.mul(&w)?.sum_all()?.backward()?;
     // (x w v + w) w: 2 w (x v + 1) and w² x
     assert_eq!(grad_of(&w), [24., 426.]);
     assert_eq!(grad_of(&v), [4., 90.]);
-    // A body in which nothing requires one gives what does not.
+    // If nothing in the body requires a gradient, the output does not either.
     assert!(!checkpoint(&x, |x| x.exp())?.requires_grad());
-    // Nor does an output that the body cut off.
+    // An output computed from detached values does not require a gradient either.
     let w = w.clone();
     let outputs = checkpoint_all(&[&x], move |x| Ok(vec![x[0].mul(&w.detach())?, x[0].mul(&w)?]))?;
     assert!(!outputs[0].requires_grad() && outputs[1].requires_grad());
@@ -341,7 +341,7 @@ fn parameters_in_the_body_get_their_gradients_once() -> Result<()> {
 }
 
 #[test]
-fn without_recording_the_body_is_just_run() -> Result<()> {
+fn under_no_grad_the_body_runs_without_a_checkpoint() -> Result<()> {
     let (x, count) = (leaf(&[2.]), Count::default());
     let body = {
         let count = count.clone();
@@ -354,7 +354,7 @@ fn without_recording_the_body_is_just_run() -> Result<()> {
     assert!(!y.requires_grad());
     let y = no_grad(|| checkpoint_all(&[&x], |x| Ok(x.to_vec())))?;
     assert!(y[0].requires_grad(), "the input itself");
-    // A part of the body that is not recorded is not recorded the second time either.
+    // A `no_grad` scope inside the body also holds when the body is recomputed.
     let y = checkpoint(&x, move |x| body(x)?.add(&no_grad(|| x.exp())?))?;
     y.sum_all()?.backward()?;
     assert_eq!(grad_of(&x), [4.]);
@@ -382,7 +382,7 @@ fn a_second_pass_needs_the_first_to_retain_the_graph() -> Result<()> {
 }
 
 #[test]
-fn the_inputs_are_freed_when_they_are_not_needed() -> Result<()> {
+fn a_checkpoint_frees_its_inputs_once_no_pass_needs_them() -> Result<()> {
     let witness = Witness::default();
     let x = leaf(&[1., 2.]);
     let y = checkpoint(&witness.see(&x.mul(2.0)?)?.detach(), |x| x.exp()?.mul(x))?;
@@ -397,7 +397,7 @@ fn the_inputs_are_freed_when_they_are_not_needed() -> Result<()> {
 }
 
 #[test]
-fn grad_runs_only_the_bodies_on_the_way() -> Result<()> {
+fn grad_recomputes_only_the_bodies_between_output_and_targets() -> Result<()> {
     let (x, w) = (leaf(&[1., 2.]), leaf(&[3., 4.]));
     let counts = [Count::default(), Count::default(), Count::default()];
     let counted = |i: usize| {
@@ -411,11 +411,11 @@ fn grad_runs_only_the_bodies_on_the_way() -> Result<()> {
     let beside = checkpoint(&w, counted(1))?;
     let y = checkpoint(&low.mul(&beside)?, counted(2))?.sum_all()?;
     let found = grad(&y, &[&low], retain())?;
-    // (low · w²)² by low
+    // The derivative of (low · w²)² by low.
     assert_eq!(found[0].as_ref().unwrap().to_vec::<f64>()?, [162., 2048.]);
     assert_eq!(counts.each_ref().map(Count::get), [1, 1, 2]);
     assert!(x.grad().is_none() && w.grad().is_none());
-    // A parameter inside a body can be asked for, and a result in the middle of one that got out.
+    // A target may be a captured parameter, or an intermediate result that the body returns.
     let inside = w.clone();
     let outputs = checkpoint_all(&[&x], move |x| {
         let middle = x[0].mul(&inside)?;
@@ -430,7 +430,7 @@ fn grad_runs_only_the_bodies_on_the_way() -> Result<()> {
 }
 
 #[test]
-fn gradients_of_gradients_go_through_the_body() -> Result<()> {
+fn second_derivatives_pass_through_a_checkpoint() -> Result<()> {
     let w = leaf(&[0.3, 0.7]);
     let derivatives = |checkpointed: bool| -> Result<Vec<Vec<f64>>> {
         let x = leaf(&[0.5, -1.5]);
@@ -456,7 +456,7 @@ fn gradients_of_gradients_go_through_the_body() -> Result<()> {
 }
 
 #[test]
-fn a_body_may_go_back_through_its_own_operators() -> Result<()> {
+fn a_body_may_call_grad_itself() -> Result<()> {
     for inner in [BackwardOptions::default(), retain(), create()] {
         let outcome = |checkpointed: bool| -> Result<(Vec<f64>, Vec<f64>)> {
             let x = leaf(&[0.5, -1.5]);
@@ -476,7 +476,7 @@ fn a_body_may_go_back_through_its_own_operators() -> Result<()> {
 }
 
 #[test]
-fn outputs_that_nothing_uses_and_inputs_that_go_through() -> Result<()> {
+fn a_body_may_return_unused_outputs_and_its_own_inputs() -> Result<()> {
     let (a, b) = (leaf(&[2., 3.]), leaf(&[5., 7.]));
     let index = Tensor::from_slice(&[1i64, 0], [2])?;
     let body = |x: &[Tensor]| {
@@ -492,10 +492,10 @@ fn outputs_that_nothing_uses_and_inputs_that_go_through() -> Result<()> {
     assert_eq!(grad_of(&b), [2., 30.]);
     out[1].sum_all()?.backward()?;
     assert_eq!(grad_of(&a), [6., 71.]);
-    // The first output shares an operator with the third.
+    // The first and the third output share an operator. A pass through one frees the values saved for the other.
     out[0].mul(0.0)?.sum_all()?.backward()?;
     assert!(message(out[2].sum_all()?.backward()).contains("second time"));
-    // Neither inputs nor outputs are needed.
+    // A checkpoint may have no inputs and no outputs.
     assert!(checkpoint_all(&[], |_| Ok(Vec::new()))?.is_empty());
     let w = leaf(&[3.]);
     let inside = w.clone();
@@ -506,7 +506,7 @@ fn outputs_that_nothing_uses_and_inputs_that_go_through() -> Result<()> {
 }
 
 #[test]
-fn a_body_that_fails_leaves_everything_as_it_was() -> Result<()> {
+fn a_failing_body_changes_neither_gradients_nor_generator() -> Result<()> {
     let (x, w, count) = (leaf(&[1., 2.]), leaf(&[3., 4.]), Count::default());
     let body = |fails_at: usize| {
         let (count, w) = (count.clone(), w.clone());
@@ -517,14 +517,14 @@ fn a_body_that_fails_leaves_everything_as_it_was() -> Result<()> {
         }
     };
     let draw = || Tensor::rand([4], DType::F32).and_then(|x| x.to_vec::<f32>());
-    // The first time.
+    // The body fails in the forward pass.
     assert!(message(checkpoint(&x, body(1))).contains("not today"));
     assert!(x.mul(&w)?.exp()?.requires_grad(), "what comes then is recorded as before");
     let kept = Witness::default();
     let y = kept.see(&x)?;
     assert_eq!(kept.held(), 1);
     drop(y);
-    // The second time; `w` has been reached before.
+    // The body fails when it is recomputed, after backward has reached `w`.
     let y = checkpoint(&x, body(3))?.mul(&w)?.sum_all()?;
     manual_seed(3);
     let (first, second) = (draw()?, draw()?);
@@ -533,14 +533,15 @@ fn a_body_that_fails_leaves_everything_as_it_was() -> Result<()> {
     assert!(message(y.backward_with(retain())).contains("not today"));
     assert_eq!(draw()?, second, "the generator stands where it stood");
     assert!(x.grad().is_none() && w.grad().is_none());
-    // It works now, but a pass that fails has freed what it had gone through, unless it was to retain it.
+    // The next pass works, because the failed one retained the graph. Otherwise it would have freed the nodes it had
+    // visited.
     y.backward()?;
     assert!(x.grad().is_some() && w.grad().is_some());
     Ok(())
 }
 
 #[test]
-fn a_panic_in_the_body_ends_all_scopes() -> Result<()> {
+fn a_panic_in_the_body_ends_its_scopes() -> Result<()> {
     let (x, count) = (leaf(&[1., 2.]), Count::default());
     let counted = count.clone();
     let y = checkpoint(&x, move |x| {
@@ -564,7 +565,7 @@ fn a_panic_in_the_body_ends_all_scopes() -> Result<()> {
 }
 
 #[test]
-fn a_body_that_does_something_else_the_second_time_is_found_out() -> Result<()> {
+fn a_body_that_recomputes_something_else_is_an_error() -> Result<()> {
     type Body = fn(&Tensor, bool) -> Result<Tensor>;
     let cases: [(&str, &str, Body); 5] = [
         ("shape", "different metadata", |x, again| if again { x.exp()?.narrow(0, 0, 1) } else { x.exp() }),
@@ -586,7 +587,7 @@ fn a_body_that_does_something_else_the_second_time_is_found_out() -> Result<()> 
         assert!(error.contains("checkpoint") && error.contains(want), "{case}: {error}");
         assert!(x.grad().is_none(), "{case}");
     }
-    // The number of outputs counts, too.
+    // Another number of outputs is an error, too.
     let (x, count) = (leaf(&[1., 2.]), Count::default());
     let outputs = checkpoint_all(&[&x], move |x| {
         count.up();
@@ -597,9 +598,9 @@ fn a_body_that_does_something_else_the_second_time_is_found_out() -> Result<()> 
 }
 
 #[test]
-fn the_body_runs_in_the_modes_it_was_run_in() -> Result<()> {
+fn a_body_recomputes_in_the_modes_of_its_first_run() -> Result<()> {
     let x = leaf(&[1., 2.]);
-    // A device for new tensors; what is made there cannot be used with values.
+    // The body creates a tensor. Recomputed on the meta device, it could not be multiplied with `x`.
     let y = checkpoint(&x, |x| x.mul(&Tensor::ones([2], DType::F64)?))?;
     on_device(Device::Meta, || y.sum_all()?.backward())?;
     assert_eq!(grad_of(&x), [1., 1.]);
@@ -607,7 +608,7 @@ fn the_body_runs_in_the_modes_it_was_run_in() -> Result<()> {
 }
 
 #[test]
-fn another_thread_may_go_back() -> Result<()> {
+fn another_thread_may_run_backward() -> Result<()> {
     manual_seed(11);
     let x = leaf(&[1.; 64]);
     let y = checkpoint(&x, |x| x.mul(3.0)?.dropout(0.5)?.mul(x))?;
@@ -618,7 +619,7 @@ fn another_thread_may_go_back() -> Result<()> {
         });
         back.join().unwrap()
     })?;
-    // 3 x² with half of the elements left out and the others doubled
+    // The body computes 3 x², with about half of the elements dropped and the others doubled.
     let want: Vec<f64> = y.to_vec::<f64>()?.into_iter().map(|y| 2. * y).collect();
     assert_eq!(grad_of(&x), want);
     assert!(want.contains(&0.) && want.contains(&12.));
@@ -626,7 +627,7 @@ fn another_thread_may_go_back() -> Result<()> {
 }
 
 #[test]
-fn a_chain_of_any_length_is_walked_and_dropped_without_recursion() {
+fn a_long_chain_runs_backward_and_drops_without_recursion() {
     let body = || -> Result<()> {
         let x = leaf(&[1.]);
         let deep = || (0..20_000).try_fold(x.clone(), |y, _| checkpoint(&y, |y| y.mul(1.0)?.add(0.0)));
@@ -643,8 +644,8 @@ fn a_chain_of_any_length_is_walked_and_dropped_without_recursion() {
 }
 
 #[test]
-fn a_chain_through_what_bodies_capture_is_dropped_without_recursion() {
-    // As a recurrent network does it whose state is captured: each body holds the one before.
+fn a_chain_of_captured_tensors_drops_without_recursion() {
+    // Each body captures the previous result, like a recurrent network that captures its state.
     let chain = |steps: usize| -> Result<()> {
         let x = leaf(&[1.]);
         let mut h = x.clone();
@@ -655,7 +656,7 @@ fn a_chain_through_what_bodies_capture_is_dropped_without_recursion() {
         h.sum_all()?.backward()?;
         assert_eq!(grad_of(&x), [1. + steps as f64]);
         drop(h);
-        // Without a pass, and inside of other captures.
+        // The same without a backward pass, with the captured tensors inside other containers.
         let mut h = x.clone();
         for _ in 0..steps {
             let h0 = Arc::new((h.clone(), vec![h.clone()]));
@@ -673,7 +674,7 @@ fn a_chain_through_what_bodies_capture_is_dropped_without_recursion() {
 }
 
 #[test]
-fn the_body_may_use_as_many_threads_as_the_first_time() -> Result<()> {
+fn a_body_recomputes_with_the_thread_count_of_its_first_run() -> Result<()> {
     let x = leaf(&[1., 2.]);
     let seen = Arc::new(Mutex::new(Vec::new()));
     let noted = seen.clone();

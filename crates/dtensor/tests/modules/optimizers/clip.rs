@@ -1,4 +1,4 @@
-//! Clipping on one device.
+//! Tests gradient clipping on one device.
 
 use dtensor::nn::Parameter;
 use dtensor::optim::{ClipOptions, clip_grad_norm, clip_grad_value, grad_norm};
@@ -21,7 +21,7 @@ fn of(values: &[f32]) -> Tensor {
 }
 
 #[test]
-fn nothing_has_the_norm_zero() -> Result<()> {
+fn the_norm_of_no_gradients_is_zero() -> Result<()> {
     let still = Parameter::new(&Tensor::ones([2], DType::F64)?)?;
     let frozen = Parameter::frozen(&Tensor::ones([2], DType::F32)?);
     for parameters in [vec![], vec![still, frozen]] {
@@ -38,7 +38,7 @@ fn nothing_has_the_norm_zero() -> Result<()> {
 }
 
 #[test]
-fn what_is_small_enough_stays_to_the_bit() -> Result<()> {
+fn gradients_within_the_bound_keep_their_bits() -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
         let grads = [random(&[3, 4], dtype, &[1]), random(&[5], dtype, &[2])];
         let parameters = with_grads(&grads)?;
@@ -54,7 +54,7 @@ fn what_is_small_enough_stays_to_the_bit() -> Result<()> {
 }
 
 #[test]
-fn the_norm_is_that_of_all_elements() -> Result<()> {
+fn the_norm_covers_the_elements_of_all_gradients() -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
         let grads = [random(&[3, 4], dtype, &[1]), random(&[5], dtype, &[2]), random(&[], dtype, &[3])];
         let all: Vec<f64> = grads.iter().flat_map(|grad| grad.to_f64_vec().unwrap()).collect();
@@ -91,7 +91,7 @@ fn the_norm_is_that_of_all_elements() -> Result<()> {
 }
 
 #[test]
-fn gradients_of_several_dtypes_have_one_norm() -> Result<()> {
+fn gradients_of_several_dtypes_are_clipped_together() -> Result<()> {
     let grads = [of(&[3.0]), Tensor::from_slice(&[4f64], [1])?, of(&[12.0]).to_dtype(DType::BF16)?];
     let parameters = with_grads(&grads)?;
     let norm = clip_grad_norm(&parameters, 6.5, ClipOptions::default())?;
@@ -105,7 +105,7 @@ fn gradients_of_several_dtypes_have_one_norm() -> Result<()> {
 }
 
 #[test]
-fn a_parameter_that_comes_twice_counts_once() -> Result<()> {
+fn a_parameter_listed_twice_counts_once() -> Result<()> {
     let [x] = &with_grads(&[of(&[3.0, 4.0])])?[..] else { unreachable!() };
     let norm = clip_grad_norm(&[x.clone(), x.clone()], 2.5, ClipOptions::default())?;
     assert_eq!(norm.item::<f32>()?, 5.0);
@@ -114,7 +114,7 @@ fn a_parameter_that_comes_twice_counts_once() -> Result<()> {
 }
 
 #[test]
-fn large_and_small_numbers_have_a_norm() -> Result<()> {
+fn the_norm_neither_overflows_nor_underflows() -> Result<()> {
     let x = with_grads(&[of(&[3e30, 4e30])])?;
     assert!((grad_norm(&x, 2.0)?.item::<f32>()? / 5e30 - 1.0).abs() < 1e-6);
     let x = with_grads(&[of(&[3e-30, 4e-30])])?;
@@ -123,7 +123,7 @@ fn large_and_small_numbers_have_a_norm() -> Result<()> {
 }
 
 #[test]
-fn what_is_not_finite_is_an_error_if_asked_for() -> Result<()> {
+fn a_non_finite_norm_is_an_error_if_requested() -> Result<()> {
     for bad in [f32::NAN, f32::INFINITY] {
         for norm_type in [2.0, 1.0, f64::INFINITY] {
             let parameters = with_grads(&[of(&[1.0]), of(&[bad, 2.0])])?;
@@ -132,7 +132,7 @@ fn what_is_not_finite_is_an_error_if_asked_for() -> Result<()> {
             assert_eq!(parameters[0].grad().unwrap().to_vec::<f32>()?, [1.0]);
             let norm = clip_grad_norm(&parameters, 1.0, ClipOptions { norm_type, ..Default::default() })?;
             assert_eq!(norm.item::<f32>()?.is_nan(), bad.is_nan());
-            // As in PyTorch: by a norm that is no number all are divided, by an infinite one all become zero.
+            // As in PyTorch, a NaN norm makes every gradient NaN, and an infinite one makes every finite gradient zero.
             let first = parameters[0].grad().unwrap().to_vec::<f32>()?[0];
             assert!(if bad.is_nan() { first.is_nan() } else { first == 0.0 });
         }
@@ -145,7 +145,7 @@ fn what_is_not_finite_is_an_error_if_asked_for() -> Result<()> {
 }
 
 #[test]
-fn bounds_that_are_none_are_refused() -> Result<()> {
+fn invalid_bounds_are_an_error() -> Result<()> {
     let parameters = with_grads(&[of(&[1.0])])?;
     for bound in [-1.0, f64::NAN] {
         let clipped = clip_grad_norm(&parameters, bound, ClipOptions::default());

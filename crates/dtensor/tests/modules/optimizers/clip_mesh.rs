@@ -1,4 +1,4 @@
-//! Clipping of gradients that lie on meshes: one all-reduce for each, and the norm of the whole.
+//! Tests clipping of distributed gradients: the norm of the full tensors, with one all-reduce per mesh.
 
 use std::slice::from_ref;
 
@@ -12,17 +12,18 @@ use super::{bits, random, set_grad};
 use crate::common::layouts::strided;
 use crate::common::modules::{counted, raises};
 
-/// A parameter with a gradient.
+/// Returns a zero parameter with this gradient.
 fn with_grad(grad: &Tensor) -> Result<Parameter> {
     let parameter = Parameter::new(&grad.zeros_like()?)?;
     set_grad(&parameter, grad)?;
     Ok(parameter)
 }
 
-/// Where a gradient lies: nowhere in particular, or on a mesh.
+/// The layout of a gradient: `None` for a local tensor, or a mesh and placements.
 type Place<'a> = Option<(&'a DeviceMesh, Vec<Placement>)>;
 
-/// Clips the same gradients here and on one device, by every norm, and compares. Returns the collectives of one call.
+/// Clips the same gradients distributed and on one device, for every norm type, and compares. Returns the collectives
+/// of one call.
 fn compared(world: &World, shapes: &[&[usize]], places: &[Place<'_>], dtype: DType) -> Result<String> {
     let wholes: Vec<Tensor> = shapes.iter().enumerate().map(|(i, s)| random(s, dtype, &[i as u64])).collect();
     let mut found = Vec::new();
@@ -43,7 +44,7 @@ fn compared(world: &World, shapes: &[&[usize]], places: &[Place<'_>], dtype: DTy
             (norm - expected).abs() <= tolerance * expected.abs(),
             "{norm_type}: {norm} is not {expected}"
         );
-        // All ranks have found the same.
+        // Every rank computed the same bits.
         let mine = Tensor::from_slice(&[norm], [1])?;
         let all = world.group().all_gather_tensor(&mine, 0)?.to_vec::<f64>()?;
         assert!(all.iter().all(|x| x.to_bits() == norm.to_bits()), "{norm_type}: {all:?}");
@@ -60,11 +61,11 @@ fn compared(world: &World, shapes: &[&[usize]], places: &[Place<'_>], dtype: DTy
     Ok(found.swap_remove(0))
 }
 
-/// Sizes that a mesh divides and does not, that are smaller than it, and none.
+/// Shapes with even, uneven, too small and empty shards.
 const SHAPES: [&[usize]; 5] = [&[8, 3], &[5, 7], &[3], &[1, 2], &[0, 3]];
 
 #[test]
-fn one_all_reduce_for_all_parameters_of_a_mesh() {
+fn one_all_reduce_covers_all_parameters_of_a_mesh() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         let on = |placement: Placement| Some((&mesh, vec![placement]));
@@ -80,7 +81,7 @@ fn one_all_reduce_for_all_parameters_of_a_mesh() {
             );
             let mixed = [on(Shard(1)), None, on(Replicate), on(strided(0, 2)), on(Shard(1))];
             assert_eq!(compared(&world, &SHAPES, &mixed, dtype)?, "AR 1");
-            // Nothing is cut: every rank has all of it.
+            // Every gradient is replicated, so no rank needs the others.
             assert_eq!(
                 compared(&world, &SHAPES, &[on(Replicate), on(Replicate), None, None, on(Replicate)], dtype)?,
                 "0"
@@ -91,7 +92,7 @@ fn one_all_reduce_for_all_parameters_of_a_mesh() {
 }
 
 #[test]
-fn along_the_mesh_dims_that_something_is_cut_along() {
+fn the_all_reduce_spans_only_mesh_dims_with_sharded_gradients() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let on = |a: Placement, b: Placement| Some((&mesh, vec![a, b]));
@@ -99,7 +100,7 @@ fn along_the_mesh_dims_that_something_is_cut_along() {
         let cases = [
             ("AR 1", 2, [on(r, s0), on(r, r), on(r, s0), on(r, s1), None]),
             ("AR 1", 2, [on(s1, r), on(s0, r), on(r, r), on(r, r), on(s0, r)]),
-            // Replicas along either dim.
+            // Some gradients are replicated along one of the dims.
             ("AR 1", 4, [on(r, s0), on(s0, r), on(r, r), on(s0, s1), None]),
             ("AR 1", 4, [on(s0, s0), on(strided(0, 2), s0), on(s0, s0), on(s1, s0), on(s0, s1)]),
             ("0", 0, [on(r, r), None, on(r, r), on(r, r), on(r, r)]),
@@ -118,7 +119,7 @@ fn along_the_mesh_dims_that_something_is_cut_along() {
             norm?;
             let line = line!() - 2;
             for call in &calls {
-                // One number moves, asked for by this line.
+                // The call reduces one scalar and is attributed to the line of `clip_grad_norm`.
                 assert_eq!((call.meta.shape.ndim(), call.meta.dtype), (0, DType::F64));
                 assert!(call.at.file.ends_with("clip_mesh.rs") && call.at.line == line, "{}", call.at);
                 assert_eq!(call.group.contains('×'), members == 4, "{}", call.group);
@@ -129,11 +130,11 @@ fn along_the_mesh_dims_that_something_is_cut_along() {
 }
 
 #[test]
-fn several_meshes_and_none_in_one_model() {
+fn each_mesh_of_a_model_takes_one_all_reduce() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let (dp, tp) = (mesh.slice("dp")?, mesh.slice("tp")?);
-        // Another handle of the same mesh is the same mesh.
+        // Another handle of the same mesh counts as the same mesh.
         let again = mesh.slice("tp")?;
         let shapes: [&[usize]; 8] = [&[8, 3], &[5, 7], &[3], &[1, 2], &[0, 3], &[6], &[2, 2], &[4]];
         let places = [
@@ -155,12 +156,12 @@ fn several_meshes_and_none_in_one_model() {
 }
 
 #[test]
-fn meshes_of_every_size() {
+fn clipping_works_on_meshes_of_every_size() {
     spmd(3, |world| {
         let mesh = DeviceMesh::new(&world, [3], "tp")?;
         let places: Vec<Place<'_>> = vec![Some((&mesh, vec![Shard(0)])); SHAPES.len()];
         assert_eq!(compared(&world, &SHAPES, &places, DType::F32)?, "AR 1");
-        // A mesh dim of one rank cuts nothing.
+        // Sharding over a mesh dim of size 1 splits nothing.
         let mesh = DeviceMesh::new(&world, [3, 1], ["dp", "tp"])?;
         let places: Vec<Place<'_>> = vec![Some((&mesh, vec![Replicate, Shard(0)])); SHAPES.len()];
         assert_eq!(compared(&world, &SHAPES, &places, DType::F32)?, "0");
@@ -181,7 +182,7 @@ fn meshes_of_every_size() {
 }
 
 #[test]
-fn what_is_not_finite_on_one_rank_is_found_on_all() {
+fn a_non_finite_gradient_on_one_rank_is_an_error_on_all() {
     spmd(3, |world| {
         let mesh = DeviceMesh::new(&world, [3], "tp")?;
         for bad in [f32::NAN, f32::NEG_INFINITY] {
@@ -201,7 +202,7 @@ fn what_is_not_finite_on_one_rank_is_found_on_all() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_before_anything_moves() {
+fn partial_gradients_are_an_error_before_anything_moves() {
     spmd(3, |world| {
         let mesh = DeviceMesh::new(&world, [3], "tp")?;
         let whole = Tensor::ones([4], DType::F32)?;
@@ -222,7 +223,7 @@ fn what_cannot_be_measured_is_refused_before_anything_moves() {
         assert_eq!(calls, "0");
         assert_eq!(cut.grad().unwrap().full_tensor()?.to_vec::<f32>()?, [1.; 4]);
 
-        // A rank that is not in the mesh cannot know the norm.
+        // A rank outside the mesh cannot know the norm.
         let some = DeviceMesh::from_ranks(&world, &[0, 2], [2], "tp")?;
         let laid = with_grad(&distribute_tensor(&whole, &some, [Shard(0)])?)?;
         let norm = grad_norm(&[laid], 1.0);
@@ -236,7 +237,7 @@ fn what_cannot_be_measured_is_refused_before_anything_moves() {
 }
 
 #[test]
-fn values_are_clipped_where_they_lie() {
+fn clip_grad_value_clips_each_shard_locally() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         for shape in SHAPES {

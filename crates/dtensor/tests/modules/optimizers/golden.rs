@@ -1,4 +1,4 @@
-//! Against PyTorch.
+//! Tests optimizers, schedules and clipping against PyTorch's results.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ struct Clip {
     grads: Vec<Vec<f64>>,
 }
 
-/// What is not there is the default.
+/// An option that is `None` has its default value.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Options {
@@ -123,17 +123,17 @@ fn near(got: &Tensor, expected: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// How many cases there are. One that is lost fails.
+/// The number of cases, so that a lost case makes the test fail.
 const CASES: usize = 3 * (9 + 2 * 10);
 
 #[test]
-fn ten_steps_are_those_of_pytorch() -> Result<()> {
+fn ten_steps_match_pytorch() -> Result<()> {
     let cases = golden().steps;
     assert_eq!(cases.len(), CASES);
     for case in cases {
         let what = format!("{} of {} with {:?}", case.optimizer, case.dtype, case.groups);
-        // Ten steps of about six roundings each, of numbers up to about ten: where PyTorch fuses a product and a sum we do not.
-        // In half precision, a result between two numbers may come out as either: one unit in the last of eight bits.
+        // Ten steps of about six roundings each, of numbers up to about ten: PyTorch fuses some multiply-adds, this
+        // crate does not. In half precision a result may round to either neighbour: one unit in the last of eight bits.
         let (dtype, tolerance) = match &case.dtype[..] {
             "f64" => (DType::F64, 1e-14),
             "f32" => (DType::F32, 2e-6),
@@ -185,7 +185,7 @@ fn ten_steps_are_those_of_pytorch() -> Result<()> {
 }
 
 #[test]
-fn schedules_are_those_of_pytorch() {
+fn schedules_match_pytorch() {
     let schedules = [
         ("constant", Schedule::constant()),
         ("warmup", Schedule::linear_warmup(5)),
@@ -197,7 +197,7 @@ fn schedules_are_those_of_pytorch() {
     for ((name, schedule), expected) in schedules.iter().zip(expected) {
         assert_eq!(*name, expected.name);
         for (step, factor) in expected.factors.iter().enumerate() {
-            // PyTorch's go from step to step, and add up what is rounded on the way.
+            // PyTorch computes each factor from the previous one and accumulates rounding errors.
             let got = schedule.factor(step as u64);
             assert!((got - factor).abs() < 1e-14, "{name}: {got} is not {factor} in step {step}");
         }
@@ -205,7 +205,7 @@ fn schedules_are_those_of_pytorch() {
 }
 
 #[test]
-fn schedules_in_exact_numbers() -> Result<()> {
+fn schedules_give_exact_factors() -> Result<()> {
     let factors = |schedule: &Schedule, steps| (0..steps).map(|n| schedule.factor(n)).collect::<Vec<_>>();
     assert_eq!(factors(&Schedule::default(), 3), [1.0; 3]);
     assert_eq!(Schedule::constant().factor(u64::MAX), 1.0);
@@ -227,7 +227,7 @@ fn schedules_in_exact_numbers() -> Result<()> {
 }
 
 #[test]
-fn clipping_is_that_of_pytorch() -> Result<()> {
+fn clipping_matches_pytorch() -> Result<()> {
     let cases = golden().clips;
     assert_eq!(cases.len(), 10);
     for case in cases {

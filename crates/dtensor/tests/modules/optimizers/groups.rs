@@ -1,4 +1,4 @@
-//! Groups, options, and what is refused.
+//! Tests parameter groups and options, including invalid ones.
 
 use dtensor::nn::{Linear, Module, Parameter};
 use dtensor::optim::{Adam, AdamOptions, AdamW, AdamWOptions, Optimizer, Sgd, SgdOptions};
@@ -16,7 +16,7 @@ fn values(parameter: &Parameter) -> Vec<f32> {
 }
 
 #[test]
-fn options_that_make_no_sense_are_refused() {
+fn invalid_options_are_an_error() {
     const OFF: [f64; 3] = [-1.0, f64::NAN, f64::INFINITY];
     for x in OFF {
         raises(Sgd::new([], x), &format!("sgd: invalid learning rate: {x}"));
@@ -68,13 +68,13 @@ fn options_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_parameter_is_in_one_group() -> Result<()> {
+fn a_parameter_belongs_to_one_group() -> Result<()> {
     let (a, b, c) = (parameter(&[1.]), parameter(&[2.]), parameter(&[3.]));
-    // Under two names in one list, it counts once.
+    // A parameter listed twice counts once.
     let optimizer = Sgd::new([a.clone(), b.clone(), a.clone()], 0.5)?;
     let words = "some parameters appear in more than one parameter group";
     raises(optimizer.add_group([c.clone(), a.clone()], 0.1), words);
-    // Nothing of the refused group is there.
+    // The failed call added nothing.
     assert_eq!(optimizer.parameters().len(), 2);
     assert_eq!(optimizer.learning_rates(), [0.5]);
     optimizer.add_group([c.clone()], 0.25)?;
@@ -114,7 +114,7 @@ fn tied_weights_make_one_step() -> Result<()> {
 }
 
 #[test]
-fn parameters_that_are_frozen_or_have_no_gradient_stay() -> Result<()> {
+fn a_step_skips_parameters_that_are_frozen_or_have_no_gradient() -> Result<()> {
     for (name, make) in ALL {
         let (moved, still) = (parameter(&[1., 2.]), parameter(&[3.]));
         let frozen = Parameter::frozen(&Tensor::from_slice(&[4f32], [1])?);
@@ -131,7 +131,7 @@ fn parameters_that_are_frozen_or_have_no_gradient_stay() -> Result<()> {
             !state.keys().any(|key| key.starts_with("state.1.") || key.starts_with("state.2.")),
             "{name}"
         );
-        // One that is frozen later stays from then on, and what is remembered of it too.
+        // A parameter frozen later no longer changes.
         moved.set_requires_grad(false)?;
         let before = bits(&moved.get());
         optimizer.step()?;
@@ -141,21 +141,21 @@ fn parameters_that_are_frozen_or_have_no_gradient_stay() -> Result<()> {
 }
 
 #[test]
-fn what_is_remembered_begins_when_it_is_needed() -> Result<()> {
+fn the_momentum_buffer_is_created_when_first_needed() -> Result<()> {
     let weight = parameter(&[0.]);
     let one = Tensor::ones([1], DType::F32)?;
     let optimizer = Sgd::new([weight.clone()], 1.0)?;
     set_grad(&weight, &one)?;
     optimizer.step()?;
     assert!(!optimizer.state_dict().contains_key("state.0.momentum_buffer"));
-    // The first gradient is added whole, as in PyTorch, the next ones are dampened.
+    // As in PyTorch, the first gradient enters the buffer undampened and later ones are dampened.
     let options = SgdOptions { lr: 1.0, momentum: 0.5, dampening: 0.5, ..Default::default() };
     optimizer.set_options(0, options)?;
     optimizer.step()?;
     assert_eq!(values(&weight), [-2.]);
     optimizer.step()?;
     assert_eq!(values(&weight), [-3.]);
-    // What is not needed for a while stays.
+    // Steps without momentum keep the buffer.
     optimizer.set_options(0, 1.0)?;
     optimizer.step()?;
     assert_eq!(values(&weight), [-4.]);
@@ -164,7 +164,7 @@ fn what_is_remembered_begins_when_it_is_needed() -> Result<()> {
 }
 
 #[test]
-fn tensors_without_values_make_steps_too() -> Result<()> {
+fn steps_work_on_meta_tensors() -> Result<()> {
     for (name, make) in ALL {
         let layer = on_device(Device::Meta, || Linear::new(3, 2, true))?;
         let optimizer = make(layer.parameters())?;
@@ -182,7 +182,7 @@ fn tensors_without_values_make_steps_too() -> Result<()> {
 }
 
 #[test]
-fn a_parameter_that_becomes_another_is_refused_until_the_state_follows() -> Result<()> {
+fn a_replaced_parameter_is_an_error_until_the_state_is_reloaded() -> Result<()> {
     for (name, make) in &ALL[1..] {
         let (first, second) = (parameter(&[1.]), parameter(&[1., 2.]));
         let optimizer = make(vec![first.clone(), second.clone()])?;
@@ -196,7 +196,7 @@ fn a_parameter_that_becomes_another_is_refused_until_the_state_follows() -> Resu
             optimizer.step(),
             "parameter 1 is f64 [2] on no mesh now, but its state is f32 [2] on no mesh",
         );
-        // Nothing has been changed, though the first one could have been.
+        // The failed step changed nothing, not even the first parameter.
         assert_eq!(values(&first), before, "{name}");
         optimizer.load_state_dict(&optimizer.state_dict())?;
         optimizer.step()?;

@@ -1,4 +1,4 @@
-//! Nobody who holds a value sees it change.
+//! Tests that optimizers and clipping never change a tensor that the caller still holds.
 
 use dtensor::nn::{Linear, Module, Parameter};
 use dtensor::optim::{ClipOptions, clip_grad_norm, clip_grad_value};
@@ -8,7 +8,7 @@ use dtensor::{BackwardOptions, grad};
 use super::{ALL, bits, random, set_grad};
 
 #[test]
-fn who_holds_a_value_keeps_it() -> Result<()> {
+fn a_step_does_not_change_tensors_held_by_the_caller() -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
         for (name, make) in ALL {
             let given = random(&[4, 3], dtype, &[1]);
@@ -33,7 +33,7 @@ fn who_holds_a_value_keeps_it() -> Result<()> {
                     .into_values()
                     .filter(|x| x.ndim() == 2)
                     .for_each(|x| hold(x, &mut held));
-                // Nobody holds what this one makes.
+                // The caller does not hold the results of this step, so the next one may overwrite them.
                 set_grad(&weight, &random(&[4, 3], dtype, &[3, step]))?;
                 optimizer.step()?;
             }
@@ -46,7 +46,7 @@ fn who_holds_a_value_keeps_it() -> Result<()> {
 }
 
 #[test]
-fn a_graph_keeps_the_value_that_it_was_made_with() -> Result<()> {
+fn a_step_does_not_change_values_saved_in_a_graph() -> Result<()> {
     for (name, make) in ALL {
         let layer = Linear::new(3, 2, true)?;
         let x = random(&[4, 3], DType::F32, &[5]).requires_grad_(true)?;
@@ -63,7 +63,7 @@ fn a_graph_keeps_the_value_that_it_was_made_with() -> Result<()> {
 }
 
 #[test]
-fn a_gradient_that_is_the_value_itself_is_read_before_it_changes() -> Result<()> {
+fn a_gradient_that_shares_the_parameters_memory_is_read_before_the_update() -> Result<()> {
     for (name, make) in ALL {
         let (a, b) = (random(&[5], DType::F32, &[1]), random(&[5], DType::F32, &[1]));
         let (same, apart) = (Parameter::new(&a)?, Parameter::new(&a)?);
@@ -77,11 +77,11 @@ fn a_gradient_that_is_the_value_itself_is_read_before_it_changes() -> Result<()>
 }
 
 #[test]
-fn clipping_changes_no_gradient_that_somebody_holds() -> Result<()> {
+fn clipping_does_not_change_gradients_held_by_the_caller() -> Result<()> {
     let whole = random(&[4, 3], DType::F32, &[7]);
     let weights: Vec<Parameter> =
         (0..3).map(|_| Parameter::new(&Tensor::zeros([4, 3], DType::F32)?)).collect::<Result<_>>()?;
-    // Two of them have one gradient, and the third is expanded from one number.
+    // The first two parameters share one gradient, and the third gradient is expanded from one element.
     set_grad(&weights[0], &whole)?;
     set_grad(&weights[1], &whole)?;
     set_grad(&weights[2], &Tensor::from_slice(&[3f32], [1, 1])?.expand([4, 3])?)?;
@@ -100,7 +100,7 @@ fn clipping_changes_no_gradient_that_somebody_holds() -> Result<()> {
 }
 
 #[test]
-fn a_gradient_that_was_recorded_is_clipped_without_its_history() -> Result<()> {
+fn clipping_a_recorded_gradient_detaches_it() -> Result<()> {
     let weight = Parameter::new(&Tensor::full([2], 3.0, DType::F64)?)?;
     let options = BackwardOptions { create_graph: true, ..Default::default() };
     weight.get().pow(2)?.sum_all()?.backward_with(options)?;

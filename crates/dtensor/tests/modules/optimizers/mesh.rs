@@ -1,4 +1,4 @@
-//! On a mesh every rank updates its part, and it becomes what it would become on one device, to the bit.
+//! Tests that on a mesh every rank updates its own shard, bitwise as on one device.
 
 use dtensor::nn::{Linear, Parameter, deep_copy};
 use dtensor::optim::{Adam, AdamW};
@@ -10,10 +10,10 @@ use crate::common::laid::Field;
 use crate::common::layouts::{Grid, P, all_lists, plain, reordered, strided};
 use crate::common::modules::{close, counted, raises};
 
-/// Sizes that a mesh divides and does not, that are smaller than it, and none.
+/// Shapes with even, uneven, too small and empty shards, and a scalar.
 const SHAPES: [&[usize]; 6] = [&[8, 3], &[5, 7], &[3], &[1, 2], &[0, 3], &[]];
 
-/// Every way to lay a tensor of so many dims on a mesh, but for partial values.
+/// Every layout, except partial ones, of a tensor of `rank` dims on a mesh of these sizes.
 fn lists(rank: usize, sizes: &[usize]) -> Vec<Vec<Placement>> {
     let each: Vec<Placement> = plain(rank).into_iter().filter(|&p| p != P).collect();
     let mut lists = all_lists(&each, sizes.len());
@@ -25,7 +25,7 @@ fn lists(rank: usize, sizes: &[usize]) -> Vec<Vec<Placement>> {
     lists
 }
 
-/// Parameters of all shapes in all layouts, and the same on one device.
+/// Parameters of all shapes in all layouts, paired with the same parameters on one device.
 struct Pairs {
     field: Field,
     lists: Vec<Vec<Placement>>,
@@ -50,7 +50,7 @@ impl Pairs {
         Ok(pairs)
     }
 
-    /// Gives each pair the same gradient. Some have none in some steps.
+    /// Sets the same gradient on both parameters of each pair. Some have none in some steps.
     fn set_grads(&self, step: u64) -> Result<()> {
         for (i, (laid, alone)) in self.laid.iter().zip(&self.alone).enumerate() {
             if i as u64 % 5 == step % 7 {
@@ -65,7 +65,7 @@ impl Pairs {
         Ok(())
     }
 
-    /// That a tensor is this rank's part of another.
+    /// Checks that a distributed tensor has the expected layout and this rank's shard of `whole`.
     fn same(&self, i: usize, laid: &Tensor, whole: &Tensor, what: &str) -> Result<()> {
         let expected = self.field.lay(&whole.detach(), &self.lists[i], 1)?;
         assert_eq!(laid.layout(), expected.layout(), "{what}");
@@ -77,13 +77,13 @@ impl Pairs {
 fn grids() -> Vec<Grid> {
     let mut grids: Vec<Grid> = [1, 2, 3, 4].iter().map(|&n| Grid::new(&[n])).collect();
     grids.push(Grid::new(&[2, 2]));
-    // Ranks in another order, and one that is not there.
+    // The ranks are in another order, and one is outside the mesh.
     grids.push(Grid::of(&[3], &[3, 0, 2]));
     grids
 }
 
 #[test]
-fn ten_steps_are_those_of_one_device_and_move_nothing() {
+fn ten_steps_match_one_device_and_communicate_nothing() {
     spmd(4, |world| {
         for grid in grids() {
             for dtype in [DType::F32, DType::F64, DType::BF16] {
@@ -116,7 +116,7 @@ fn ten_steps_are_those_of_one_device_and_move_nothing() {
 }
 
 #[test]
-fn partial_parameters_are_refused() {
+fn a_step_on_a_partial_parameter_is_an_error() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let part = Tensor::ones([2], DType::F32)?;
@@ -124,7 +124,7 @@ fn partial_parameters_are_refused() {
         for (_, make) in ALL {
             let (whole, weight) = (Parameter::new(&part)?, Parameter::new(&partial)?);
             let optimizer = make(vec![whole.clone(), weight.clone()])?;
-            // As long as it has no gradient, it does no harm.
+            // A partial parameter without a gradient is skipped.
             set_grad(&whole, &part)?;
             optimizer.step()?;
             let before = bits(&whole.get());
@@ -137,7 +137,7 @@ fn partial_parameters_are_refused() {
 }
 
 #[test]
-fn a_model_may_be_laid_on_a_mesh_after_its_optimizer_was_made() {
+fn a_model_may_be_distributed_after_its_optimizer_was_made() {
     spmd(3, |world| {
         let mesh = DeviceMesh::new(&world, [3], "tp")?;
         manual_seed(3);
@@ -152,7 +152,7 @@ fn a_model_may_be_laid_on_a_mesh_after_its_optimizer_was_made() {
             loss.backward()?;
             optimizer.step()
         };
-        // Nothing is remembered yet: it begins where the parameters are.
+        // The optimizer has no state yet; it creates it in the layout of the parameters.
         let model = parallelize_module(
             model,
             &mesh,
@@ -163,7 +163,7 @@ fn a_model_may_be_laid_on_a_mesh_after_its_optimizer_was_made() {
             step(&alone, &single)?;
         }
         assert_eq!(optimizer.state_dict()["state.0.exp_avg"].placements(), [Shard(0)]);
-        // Now it is, and has to follow.
+        // Existing state has to follow a new layout by `load_state_dict`.
         for place in [Shard(1), Replicate] {
             let bias = if place == Shard(1) { Replicate } else { place };
             model.weight.replace(&model.weight.get().detach().redistribute([place])?)?;
@@ -192,7 +192,7 @@ fn a_model_may_be_laid_on_a_mesh_after_its_optimizer_was_made() {
 }
 
 #[test]
-fn parameters_of_several_meshes_and_of_none_are_in_one_optimizer() {
+fn one_optimizer_may_hold_parameters_of_several_meshes_and_local_ones() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let tp = mesh.slice("tp")?;

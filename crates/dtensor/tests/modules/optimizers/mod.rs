@@ -1,7 +1,7 @@
-//! Optimizers, schedules and clipping: what they compute, where they compute it, and that a step communicates nothing.
+//! Tests optimizers, schedules and gradient clipping: values, layouts, and that a step communicates nothing.
 //!
-//! `golden/optimizers.json` has PyTorch's own answers; `tools/golden_optim.py` writes it, and describes it. That a parameter's
-//! memory stays the same is seen from inside, in `optim::descent::tests`.
+//! `golden/optimizers.json` contains PyTorch's results; `tools/golden_optim.py` writes and documents it. The unit tests
+//! in `optim::descent::tests` check that a step reuses a parameter's memory.
 
 mod clip;
 mod clip_mesh;
@@ -17,17 +17,17 @@ use dtensor::{DType, Result, Tensor};
 
 use crate::common::ranks::Random;
 
-/// Numbers from −2 to 2 that follow from a seed, in the bits of a dtype.
+/// Pseudo-random numbers from −2 to 2 for a seed, rounded to a dtype.
 fn random(shape: &[usize], dtype: DType, seed: &[u64]) -> Tensor {
     let mut random = Random::new(seed);
     let data: Vec<f64> = (0..shape.iter().product()).map(|_| random.real()).collect();
     Tensor::from_vec(data, shape).unwrap().to_dtype(dtype).unwrap()
 }
 
-/// The bits of the elements on this rank.
+/// The bits of this rank's elements.
 fn bits(x: &Tensor) -> Vec<u64> {
     let x = if x.is_distributed() { x.to_local().unwrap() } else { x.clone() };
-    // Every number of every dtype is exact as a double.
+    // f64 represents every value of every dtype exactly.
     x.to_f64_vec().unwrap().into_iter().map(f64::to_bits).collect()
 }
 
@@ -37,7 +37,7 @@ fn set_grad(parameter: &Parameter, grad: &Tensor) -> Result<()> {
 
 type Make = fn(Vec<Parameter>) -> Result<Box<dyn Optimizer>>;
 
-/// Optimizers that between them use every option and every kernel.
+/// Optimizers that together use every option and every kernel.
 const ALL: [(&str, Make); 6] = [
     ("sgd", |parameters| {
         let options = SgdOptions { lr: 0.1, weight_decay: 0.03, ..Default::default() };

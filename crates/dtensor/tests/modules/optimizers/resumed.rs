@@ -1,4 +1,4 @@
-//! Training that stops and goes on, as if it had not stopped.
+//! Tests that training resumed from a state dict continues bitwise as if it had not stopped.
 
 use dtensor::nn::{Parameter, StateDict};
 use dtensor::optim::{Adam, AdamOptions, AdamW, Optimizer, Schedule, Sgd, SgdOptions};
@@ -11,7 +11,8 @@ use crate::common::modules::{counted, raises};
 
 const SHAPES: [&[usize]; 4] = [&[5, 3], &[4], &[1, 2], &[0]];
 
-/// Steps of all parameters but for the last in the first ones. Gradients are those of the whole, brought to where the parameters lie.
+/// Runs steps. Parameter 2 has no gradient before step 6. The other gradients are drawn for the full tensor and
+/// distributed like their parameter.
 fn go(optimizer: &dyn Optimizer, steps: std::ops::Range<u64>) -> Result<()> {
     let schedule = Schedule::linear_warmup(3).then(Schedule::cosine(6, 0.1));
     for step in steps {
@@ -50,13 +51,13 @@ fn whole(x: &Tensor) -> Result<Tensor> {
     if x.is_distributed() { x.full_tensor() } else { Ok(x.clone()) }
 }
 
-/// The parameters of a stopped optimizer, in other places.
+/// Copies the parameters of a stopped optimizer into another layout.
 fn moved(optimizer: &dyn Optimizer, lay: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<Parameter>> {
     values(optimizer)?.iter().map(|value| Parameter::new(&lay(value)?)).collect()
 }
 
 #[test]
-fn going_on_gives_the_same_bits() -> Result<()> {
+fn resuming_gives_the_same_bits() -> Result<()> {
     for dtype in [DType::F32, DType::F64, DType::BF16] {
         for (name, make) in ALL {
             let straight = make(parameters(dtype, |x| Ok(x.clone()))?)?;
@@ -65,7 +66,7 @@ fn going_on_gives_the_same_bits() -> Result<()> {
             let then = state.values().map(bits).collect::<Vec<_>>();
             let again = make(moved(&*straight, |x| Ok(x.clone()))?)?;
             go(&*straight, 5..10)?;
-            // What was taken is as it was.
+            // Later steps do not change the state dict.
             assert_eq!(state.values().map(bits).collect::<Vec<_>>(), then, "{name}");
             again.load_state_dict(&state)?;
             assert_eq!(again.state_dict().values().map(bits).collect::<Vec<_>>(), then, "{name}");
@@ -83,7 +84,7 @@ fn going_on_gives_the_same_bits() -> Result<()> {
 }
 
 #[test]
-fn going_on_elsewhere_gives_the_same_bits() {
+fn resuming_in_another_layout_gives_the_same_bits() {
     spmd(4, |world| {
         let line = DeviceMesh::new(&world, [4], "tp")?;
         let grid = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
@@ -93,7 +94,7 @@ fn going_on_elsewhere_gives_the_same_bits() {
             Box::new(move |x: &Tensor| distribute_tensor(x, &mesh, placements.clone()))
         };
         let plain = || -> Lay<'_> { Box::new(|x| Ok(x.clone())) };
-        // From, to: on one mesh in any way, and from no mesh to any.
+        // Layouts before and after: between layouts of one mesh, and from local parameters to a mesh.
         let ways: Vec<(Lay<'_>, Lay<'_>)> = vec![
             (on(&line, &[Shard(0)]), on(&line, &[Shard(0)])),
             (on(&line, &[Shard(0)]), on(&line, &[Replicate])),
@@ -128,7 +129,7 @@ fn going_on_elsewhere_gives_the_same_bits() {
                 }
             }
         }
-        // Where nothing has to move, loading moves nothing.
+        // Loading into the same layout communicates nothing.
         let first = AdamW::new(parameters(DType::F32, on(&line, &[Shard(0)]))?, 0.1)?;
         go(&first, 0..5)?;
         let ((), calls) = counted(|| first.load_state_dict(&first.state_dict()))?;
@@ -138,7 +139,7 @@ fn going_on_elsewhere_gives_the_same_bits() {
 }
 
 #[test]
-fn a_state_holds_options_and_what_is_remembered() -> Result<()> {
+fn a_state_dict_holds_options_and_buffers() -> Result<()> {
     let optimizer = Adam::new(parameters(DType::BF16, |x| Ok(x.clone()))?, 0.25)?;
     optimizer.add_group([Parameter::new(&Tensor::ones([2], DType::F32)?)?], 0.5)?;
     go(&optimizer, 0..4)?;
@@ -155,11 +156,11 @@ fn a_state_holds_options_and_what_is_remembered() -> Result<()> {
     assert_eq!(state["param_groups.1.params"].to_vec::<i64>()?, [4]);
     assert_eq!(state["state.0.step"].item::<i64>()?, 4);
     assert_eq!((state["state.1.exp_avg"].dims(), state["state.1.exp_avg"].dtype()), (&[4][..], DType::BF16));
-    // The third has had no gradient yet.
+    // The third parameter has had no gradient yet, so it has no state.
     assert!(!state.keys().any(|key| key.starts_with("state.2.")));
     assert_eq!(state.len(), 1 + 2 * (7 + 1) + 4 * 3);
 
-    // What is loaded is cast, as the state of a module is.
+    // Loading casts to the dtype of the parameters, as for modules.
     let wide = Adam::new(parameters(DType::F64, |x| Ok(x.clone()))?, 1.0)?;
     wide.add_group([Parameter::new(&Tensor::ones([2], DType::F64)?)?], AdamOptions::default())?;
     wide.load_state_dict(&state)?;
@@ -172,7 +173,7 @@ fn a_state_holds_options_and_what_is_remembered() -> Result<()> {
 }
 
 #[test]
-fn a_state_that_does_not_fit_changes_nothing() -> Result<()> {
+fn a_state_dict_that_does_not_fit_changes_nothing() -> Result<()> {
     let options = SgdOptions { lr: 0.5, momentum: 0.5, ..Default::default() };
     let make = || Sgd::new(parameters(DType::F32, |x| Ok(x.clone()))?, options);
     let first = make()?;
@@ -221,7 +222,7 @@ fn a_state_that_does_not_fit_changes_nothing() -> Result<()> {
         "different number of parameter groups",
     );
     refused(&|s| drop(s.remove("param_groups.0.params")), "different number of parameter groups");
-    // Options are checked as those that are given.
+    // Loaded options are validated like those passed by a caller.
     let mut state = good.clone();
     state.insert("param_groups.0.momentum".into(), number(-1.0));
     raises(other.load_state_dict(&state), "invalid momentum value: -1");
