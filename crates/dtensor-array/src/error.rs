@@ -130,15 +130,20 @@ pub struct Located {
 
 impl Display for Located {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Display::fmt(&self.error, f)?;
+        let error = self.error.to_string();
+        f.write_str(&error)?;
         if let Some(note) = &self.note {
             write!(f, "; {note}")?;
         }
-        write!(f, " ({}:{}", self.line.file(), self.line.line())?;
-        if let Some(module) = &self.module {
-            write!(f, ", in module {module}")?;
+        // Some messages name the line themselves.
+        let line =
+            Some(format!("{}:{}", self.line.file(), self.line.line())).filter(|line| !error.contains(line));
+        match (line, &self.module) {
+            (Some(line), Some(module)) => write!(f, " ({line}, in module {module})"),
+            (Some(line), None) => write!(f, " ({line})"),
+            (None, Some(module)) => write!(f, " (in module {module})"),
+            (None, None) => Ok(()),
         }
-        f.write_str(")")
     }
 }
 

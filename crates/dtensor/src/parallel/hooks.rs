@@ -148,7 +148,7 @@ impl LayoutChange {
         match self {
             LayoutChange { layout: None, desired: Some(desired) } => {
                 let message = format!(
-                    "{what}: desired layout {desired:?} without an input layout: give both, or None for both to leave it unchanged"
+                    "{what}: its layout is None, but its desired layout is {desired:?}: give both, or None for both to leave it unchanged"
                 );
                 Err(Error::argument(style, message))
             }

@@ -259,7 +259,7 @@ fn what_the_scope_is_for() {
         explicit_communication(ImplicitCommunication::Error, || {
             let error =
                 logits.cross_entropy(&target, CrossEntropyOptions::default()).unwrap_err().to_string();
-            assert!(error.contains("cross_entropy") && error.contains("together"), "{error}");
+            assert!(error.contains("cross_entropy") && error.contains("merges"), "{error}");
             let loss = loss_parallel(|| logits.cross_entropy(&target, CrossEntropyOptions::default()));
             assert!(loss.is_ok(), "{loss:?}");
         });

@@ -20,9 +20,12 @@ fn what_does_not_fit_is_refused_and_the_group_goes_on() {
         );
         refused(group.reduce_scatter_tensor(&x, sum, 2), &["reduce_scatter", "out of range", "2"]);
         refused(group.reduce_scatter_tensor(&scalar, sum, 0), &["reduce_scatter", "a scalar (0-d)"]);
-        refused(group.reduce_scatter_uneven(&x, sum, 0, &[2, 2]), &["[2, 2]", "add up", "dim 0", "[3, 4]"]);
+        refused(
+            group.reduce_scatter_uneven(&x, sum, 0, &[2, 2]),
+            &["[2, 2]", "their sum", "dim 0", "[3, 4]"],
+        );
         refused(group.reduce_scatter_uneven(&x, sum, 0, &[3]), &["[3]", "one size for each of the 2 ranks"]);
-        refused(group.reduce_scatter_uneven(&x, sum, 0, &[usize::MAX, 4]), &["add up"]);
+        refused(group.reduce_scatter_uneven(&x, sum, 0, &[usize::MAX, 4]), &["their sum"]);
         refused(group.all_gather_tensor(&x, -3), &["all_gather", "out of range", "-3"]);
         refused(group.all_gather_tensor(&scalar, 0), &["all_gather", "without dims"]);
         let other: Vec<usize> = (0..2).map(|r| if r == me { 4 } else { 3 }).collect();
@@ -30,7 +33,7 @@ fn what_does_not_fit_is_refused_and_the_group_goes_on() {
         refused(group.all_gather_uneven(&x, 0, &[3, 3, 3]), &["all_gather", "[3, 3, 3]", "2 ranks"]);
         refused(group.all_to_all_single(&x, None, None), &["all_to_all", "multiple"]);
         refused(group.all_to_all_single(&x, Some(&[1, 2]), None), &["input_splits", "together"]);
-        refused(group.all_to_all(&x, 1, &[1, 2], 0, &[3, 3]), &["all_to_all", "add up", "dim 1"]);
+        refused(group.all_to_all(&x, 1, &[1, 2], 0, &[3, 3]), &["all_to_all", "their sum", "dim 1"]);
         refused(group.all_to_all(&x, 1, &[2, 2], 0, &[3]), &["all_to_all", "receive", "[3]"]);
         refused(group.all_to_all(&x, 1, &[2, 2], 5, &[3, 3]), &["all_to_all", "out of range", "5"]);
         for result in [group.broadcast(&x, 2), group.recv(2, 0), group.scatter(None, 2)] {

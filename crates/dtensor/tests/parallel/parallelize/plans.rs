@@ -133,10 +133,7 @@ fn styles_that_contradict_themselves_are_refused_when_they_are_made() {
     );
     raises(PrepareModuleInput::new(Shard(0), ()), "desired module inputs should not be None!");
     raises(PrepareModuleInput::new((), Shard(0)), "should have same length!");
-    raises(
-        PrepareModuleInput::new((Shard(0), None), (Shard(0), Replicate)),
-        "input 1: desired layout Replicate without an input layout",
-    );
+    raises(PrepareModuleInput::new((Shard(0), None), (Shard(0), Replicate)), "input 1: its layout is None");
     raises(
         PrepareModuleInput::named([("x", Shard(0)), ("y", Shard(0))], [("x", Replicate)]),
         "input_kwarg_layouts and desired_input_kwarg_layouts should have same length!",
@@ -150,7 +147,7 @@ fn styles_that_contradict_themselves_are_refused_when_they_are_made() {
         PrepareModuleOutput::new((Shard(0), None), Replicate),
         "output_layouts and desired_output_layouts should have same length!",
     );
-    raises(PrepareModuleOutput::new([None], [Some(Replicate)]), "output 0, but its layout is None");
+    raises(PrepareModuleOutput::new([None], [Some(Replicate)]), "output 0: its layout is None");
 }
 
 #[test]
