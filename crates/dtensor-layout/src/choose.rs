@@ -537,7 +537,7 @@ mod tests {
             chosen(add, &[(&[5], Shard(0)), (&[5], Partial(ReduceOp::Sum))], &[5]),
             "S(0), S(0) -> S(0)"
         );
-        // Unless it needs no communication.
+        // They are sharded if this needs no communication.
         assert_eq!(chosen(add, &[(&[3], Shard(0)), (&[3], Replicate)], &[3]), "S(0), S(0) -> S(0)");
     }
 
@@ -550,7 +550,7 @@ mod tests {
         assert_eq!(of(Shard(0), Shard(0)), "S(0), S(0) -> S(0)");
         let strided = StridedShard { dim: 1, split_factor: 2 };
         assert_eq!(of(strided, Shard(0)), "_S(1, 2), R -> R");
-        // Unless its shards must be contiguous and are not.
+        // A strided factor is redistributed if the rule needs contiguous shards.
         let ranges =
             |x: &[Meta], out: &[Meta]| Rule::of("n c, n -> n", x, out)?.merging_along("c")?.contiguous("c");
         let of = |logits, target| chosen(ranges, &[(&[64, 4], logits), (&[64], target)], &[64]);
@@ -592,7 +592,7 @@ mod tests {
         assert!(decision.moved.is_empty());
         let expected = [Shard(0), p, Shard(1), p, Shard(0), p, Shard(1), Shard(0)];
         assert_eq!(decision.out_specs[0].key.placements[..], expected);
-        // Two inputs whose placements do not fit together.
+        // Two inputs whose placements contradict each other.
         let c = layout([Shard(1), Shard(1), r, Shard(1), Shard(0), Shard(1), Shard(0), Shard(0)]);
         assert!(decide([&c, &c]).is_ok());
     }

@@ -1,4 +1,4 @@
-//! The examples, which check themselves.
+//! Runs the examples. Their own assertions are the tests.
 
 macro_rules! examples {
     ($($name:ident: $path:literal;)*) => {$(
@@ -35,7 +35,7 @@ examples! {
     collectives: "../examples/collectives.rs";
 }
 
-/// None is left out.
+/// Fails if an example in the folder is missing from the list above.
 #[test]
 fn every_example_is_run() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");

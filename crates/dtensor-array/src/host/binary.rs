@@ -189,14 +189,14 @@ mod tests {
     const NAN: f64 = f64::NAN;
     const INF: f64 = f64::INFINITY;
 
-    /// Small integers: every dtype holds them, their sums and their products exactly.
+    /// Returns small integers. Every dtype holds them, their sums and their products exactly.
     fn array(dims: &[usize], dtype: DType, seed: usize) -> Array {
         let n = dims.iter().product();
         let data: Vec<f64> = (0..n).map(|i| ((i * 7 + seed) % 11 + 1) as f64).collect();
         cast(&Array::from_vec(data, dims).unwrap(), dtype).unwrap()
     }
 
-    /// The elements of `x` expanded to `shape`, by the definition of broadcasting.
+    /// Returns the elements of `x` broadcast to `shape`, by the definition of broadcasting.
     fn expanded(x: &Array, shape: &[usize]) -> Vec<f64> {
         let data = values(x);
         let dims = x.dims();

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_equals_along_any_dim_of_every_dtype() {
+    fn the_first_of_equal_elements_is_found() {
         for dtype in DType::ALL {
             for shape in [[1, 1, 1], [2, 3, 5], [4, 70, 2], [1, 2, 64], [3, 1, 200], [130, 2, 3]] {
                 let x = make(dtype, &shape);

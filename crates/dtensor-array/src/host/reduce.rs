@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn any_dims_of_any_layout_of_every_dtype() {
+    fn any_dims_of_any_layout_are_reduced() {
         for dtype in DType::ALL {
             for shape in [
                 [1, 1, 1, 1],
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn long_and_wide_arrays() {
+    fn long_and_wide_arrays_are_reduced() {
         for shape in
             [[1, 10_000], [300, 130], [130, 300], [2000, 3], [5000, 2], [3, 5000], [9, 4097], [2500, 65]]
         {

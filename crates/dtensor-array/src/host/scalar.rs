@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn every_dtype() {
+    fn every_dtype_is_supported() {
         for dtype in DType::ALL {
             let x = local(&[1.0, 2.0, 4.0, 3.0], dtype);
             assert_eq!(doubles(affine(&x, 3.0, 2.0)), [5.0, 8.0, 14.0, 11.0]);

@@ -212,7 +212,7 @@ mod tests {
         Array::from_vec((0..n).map(|i| (i * i % 3) as u8).collect(), dims).unwrap()
     }
 
-    /// `x` expanded to `shape` and copied.
+    /// Returns the elements of `x`, broadcast to `shape`.
     fn expanded(x: &Array, shape: &[usize]) -> Vec<f64> {
         values(&x.expand(shape).and_then(|t| t.contiguous()).unwrap())
     }

@@ -1,5 +1,5 @@
-//! Attention on sequences that are sharded along their length: each rank computes its own queries, keys and values are
-//! brought together, and nothing else moves, forward or backward. The result is that of one device.
+//! Tests of attention on sequences that are sharded along their length. Each rank computes its own queries. Only keys and
+//! values are gathered, and their gradients reduce-scattered. The results match a single device.
 
 use dtensor::comm::record;
 use dtensor::prelude::*;
@@ -22,7 +22,7 @@ fn same(got: &Tensor, expected: &Tensor, what: &str) {
     }
 }
 
-/// Attention and the gradients of a loss, in this order: result, q, k, v.
+/// Runs attention and backward. Returns the result and the gradients of q, k and v.
 fn run(x: &[Tensor; 3], options: AttentionOptions) -> Result<[Tensor; 4]> {
     manual_seed(7);
     let [q, k, v] = x;
@@ -48,13 +48,14 @@ fn laid(x: &[Tensor; 3], mesh: &DeviceMesh, placements: &[Placement]) -> Result<
     Ok([lay(&x[0])?, lay(&x[1])?, lay(&x[2])?])
 }
 
-/// What lies along the sequence costs two gathers forward and two scattered sums backward, whatever the options.
+/// Checks attention that is sharded along the sequence. With any options it costs two all-gathers forward and two
+/// reduce-scatters backward.
 fn along_the_sequence(
     world: &World,
     options: impl Fn(usize, usize) -> Result<(Option<Tensor>, AttentionOptions<'static>)>,
 ) -> Result<()> {
     let mesh = DeviceMesh::new(world, [world.size()], "cp")?;
-    // Queries and keys: as many as ranks can share evenly, not evenly, fewer than ranks, of different lengths.
+    // Lengths of queries and keys: even, uneven, smaller than the mesh, different from each other.
     for (queries, keys) in [(8, 8), (70, 70), (7, 7), (5, 9), (9, 5), (3, 3), (1, 6)] {
         let (mask, options) = options(queries, keys)?;
         let x = leaves([[2, 3, queries, 4], [2, 3, keys, 4], [2, 3, keys, 5]])?;
@@ -75,7 +76,7 @@ fn along_the_sequence(
 }
 
 #[test]
-fn every_query_sees_what_it_does_on_one_device() {
+fn attention_matches_a_single_device() {
     for causal in [false, true] {
         spmd(4, |world| along_the_sequence(&world, |_, _| Ok((None, AttentionOptions { causal, ..LAST }))));
     }
@@ -85,14 +86,14 @@ fn every_query_sees_what_it_does_on_one_device() {
 }
 
 #[test]
-fn dropout_drops_the_same() {
+fn dropout_matches_a_single_device() {
     spmd(4, |world| {
         along_the_sequence(&world, |_, _| Ok((None, AttentionOptions { causal: true, dropout: 0.4, ..LAST })))
     });
 }
 
 #[test]
-fn masks_are_cut_with_the_queries() {
+fn masks_are_sharded_with_the_queries() {
     spmd(3, |world| {
         along_the_sequence(&world, |queries, keys| {
             manual_seed(11);
@@ -102,7 +103,7 @@ fn masks_are_cut_with_the_queries() {
 }
 
 #[test]
-fn nothing_attends_to_nothing() {
+fn empty_sequences_match_a_single_device() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "cp")?;
         for (queries, keys) in [(0, 3), (3, 0), (0, 0)] {
@@ -117,10 +118,9 @@ fn nothing_attends_to_nothing() {
     });
 }
 
-/// Context, tensor and data parallelism at a time: heads or batches are cut along one mesh dim, sequences along the other, or
-/// along both.
+/// Heads or batches are sharded along one mesh dim and sequences along the other, or sequences along both.
 #[test]
-fn with_heads_batches_and_both_dims() {
+fn context_parallelism_combines_with_tensor_and_data_parallelism() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["tp", "cp"])?;
         let options = AttentionOptions { causal: true, ..LAST };
@@ -152,9 +152,9 @@ fn with_heads_batches_and_both_dims() {
     });
 }
 
-/// A layer whose input is sharded along the sequence: projections and everything else stay on their parts.
+/// The projections and everything else run on the local shards.
 #[test]
-fn a_whole_layer_on_sharded_sequences() {
+fn a_layer_on_sharded_sequences_communicates_only_in_attention() {
     spmd(4, |world| {
         use dtensor::nn::MultiHeadAttention;
         let mesh = DeviceMesh::new(&world, [4], "cp")?;

@@ -1,5 +1,5 @@
-//! Law: replicas that each see a part of the batch learn what one device learns from the whole of it, wherever the ranks are, with the
-//! same bits everywhere.
+//! Tests of data parallelism: replicas that each see a shard of the batch learn the same as a single device with the full
+//! batch. All replicas have the same bits, on threads and under MPI.
 
 use dtensor::comm::record;
 use dtensor::models::{MLPModule, ModelArgs, Transformer, TransformerParallel};
@@ -13,29 +13,29 @@ use crate::common::modules::{counted, raises};
 
 const STEPS: usize = 10;
 
-/// Some bytes: smaller than most parameters here, larger than some, so that buckets are uneven.
+/// Buckets smaller than most parameters here and larger than some, so that buckets are uneven.
 const SMALL: DataParallelOptions = DataParallelOptions { bucket_bytes: 700, broadcast: true };
 
 fn whole(x: &Tensor) -> Result<Tensor> {
     if x.is_distributed() { x.full_tensor() } else { Ok(x.clone()) }
 }
 
-/// The rows of one replica, of which some may have one more than others.
+/// Returns the rows of one replica. Some replicas may have one row more than others.
 fn part(x: &Tensor, rank: usize, size: usize) -> Result<Tensor> {
     let rows = x.dims()[0];
     let (start, end) = (rank * rows / size, (rank + 1) * rows / size);
     x.narrow(0, start, end - start)
 }
 
-/// The losses of some steps, and the parameters after the last, as bits.
+/// The losses of all steps, and the bits of the parameters after the last step.
 #[derive(Clone, Debug, PartialEq)]
 struct Trace {
     losses: Vec<f32>,
     bits: Vec<u32>,
 }
 
-/// Trains on this replica's part of `rows` rows, in so many passes. `loss` gives the sum of the losses of some rows, over the number of
-/// all.
+/// Trains on this replica's shard of `rows`. Each step accumulates gradients over `passes` passes. `loss` returns the
+/// summed losses of some rows, divided by the number of all rows.
 fn train(
     model: &dyn Module,
     replicas: Option<&DataParallel>,
@@ -88,9 +88,9 @@ fn mlp(world: &World, dp: usize, tp: usize, options: DataParallelOptions) -> Res
     let mesh = DeviceMesh::new(world, [dp, tp], ["dp", "tp"])?;
     manual_seed(5);
     let alone = MLPModule::with_sizes(10, 13, 10, true)?;
-    // Seven rows: not the same number for all replicas.
+    // Seven rows cannot be divided evenly among the replicas.
     let (x, y) = (Tensor::rand([7, 10], DType::F32)?, Tensor::rand([7, 10], DType::F32)?);
-    // What the others begin with does not matter.
+    // With `broadcast`, the initial values of the other replicas do not matter.
     manual_seed(if options.broadcast { world.rank() as u64 / tp as u64 } else { 5 });
     let model = MLPModule::with_sizes(10, 13, 10, true)?;
     if mesh["dp"].local_rank(())? == 0 {
@@ -108,7 +108,7 @@ fn mlp(world: &World, dp: usize, tp: usize, options: DataParallelOptions) -> Res
     let trace = train(&model, Some(&replicas), 1, &rows, |rows| loss(&model, rows), Some(group))?;
     let again = train(&alone, None, 1, &rows, |rows| loss(&alone, rows), None)?;
     trace.expect_near(&again);
-    // All replicas have the same.
+    // All replicas have the same bits.
     for other in group.all_gather_object(&trace.bits)? {
         assert!(other == trace.bits, "replicas have come apart");
     }
@@ -148,7 +148,7 @@ fn transformer(world: &World, dp: usize, tp: usize, passes: usize, loss_parallel
 }
 
 #[test]
-fn a_network_learns_what_it_would_on_one_device() {
+fn a_network_learns_the_same_as_on_a_single_device() {
     for (dp, tp) in [(2, 2), (3, 1), (1, 2), (4, 1)] {
         for bucket_bytes in [DataParallelOptions::default().bucket_bytes, 700, 1, 0] {
             for broadcast in [true, false] {
@@ -161,7 +161,7 @@ fn a_network_learns_what_it_would_on_one_device() {
     let on_threads = |dp, tp| launch(dp * tp, |world| mlp(&world, dp, tp, SMALL)).unwrap();
     let two = on_threads(2, 2);
     spmd(4, |world| {
-        // Wherever the ranks are, they come to the same bits.
+        // Ranks in processes get the same bits as ranks on threads.
         assert!(mlp(&world, 2, 2, SMALL)? == two[world.rank()]);
         Ok(())
     });
@@ -173,7 +173,7 @@ fn a_network_learns_what_it_would_on_one_device() {
 }
 
 #[test]
-fn a_transformer_learns_what_it_would_on_one_device() {
+fn a_transformer_learns_the_same_as_on_a_single_device() {
     for (passes, loss_parallel) in [(1, false), (2, false), (2, true)] {
         let here = launch(4, |world| transformer(&world, 2, 2, passes, loss_parallel)).unwrap();
         assert!(here.iter().all(|trace| *trace == here[0]));
@@ -186,9 +186,9 @@ fn a_transformer_learns_what_it_would_on_one_device() {
     spmd(3, |world| transformer(&world, 3, 1, 1, false).map(drop));
 }
 
-/// One collective for each bucket, for the line that asked.
+/// Each bucket needs one collective, which records the line of the caller.
 #[test]
-fn collectives_are_those_of_the_buckets() {
+fn each_bucket_needs_one_collective() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "dp")?;
         let model = Linear::new(10, 10, true)?;
@@ -215,7 +215,7 @@ fn collectives_are_those_of_the_buckets() {
     });
 }
 
-/// What only some replicas have a gradient of, what none has, what is empty, and what is used twice.
+/// Covers parameters with gradients on some replicas, on none, without elements, and listed twice.
 #[test]
 fn missing_gradients_count_as_zeros() {
     spmd(3, |world| {
@@ -236,10 +236,10 @@ fn missing_gradients_count_as_zeros() {
         assert!(none.grad().is_none() && frozen.grad().is_none());
         assert_eq!(empty.grad().unwrap().dims(), [0]);
         assert_eq!(half.grad().unwrap().to_f64_vec()?, [1.0; 4]);
-        // Again, from what all of them have now: nothing changes.
+        // All replicas now have the average, so averaging again changes nothing.
         replicas.average_gradients()?;
         assert_eq!(some.grad().unwrap().to_vec::<f32>()?, [2.0; 2]);
-        // What is wanted later is averaged later.
+        // A parameter that requires a gradient only later is averaged from then on.
         frozen.set_requires_grad(true)?;
         frozen.get().mul(world.rank() as f64)?.sum_all()?.backward()?;
         replicas.average_gradients()?;
@@ -249,7 +249,7 @@ fn missing_gradients_count_as_zeros() {
 }
 
 #[test]
-fn replicas_that_are_not_alike_are_refused_everywhere() {
+fn different_replicas_are_an_error_on_all_ranks() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "dp")?;
         let options = DataParallelOptions::default();
@@ -264,7 +264,7 @@ fn replicas_that_are_not_alike_are_refused_everywhere() {
             bad.to_dtype(DType::F64)?;
         }
         raises(DataParallel::new(&bad, &mesh, options), "f64");
-        // On the replicas' own mesh, gradients are brought together already.
+        // For parameters on the replicas' own mesh, backward already reduces the gradients.
         let bad = parallelize_module(Linear::new(2, 4, true)?, &mesh, ColwiseParallel::new())?;
         raises(DataParallel::new(&bad, &mesh, options), "several of the replicas");
         // The group still works.

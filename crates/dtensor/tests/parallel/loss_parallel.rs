@@ -1,5 +1,5 @@
-//! Losses over classes that are spread over ranks: those of one device, with three reductions of a few numbers, and nothing on the
-//! way back.
+//! Tests of losses over sharded classes. They match a single device, with three small all-reduces forward and no
+//! communication backward.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -22,7 +22,7 @@ fn near(a: &Tensor, b: &Tensor, tolerance: f64, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Logits, targets of which some are ignored, and class weights.
+/// Logits, targets (some of them ignored) and class weights.
 struct Example {
     logits: Tensor,
     target: Tensor,
@@ -44,7 +44,8 @@ impl Example {
         })
     }
 
-    /// The loss and the gradient of the logits, where the losses of positions have gradients of their own.
+    /// Returns the loss, the gradient of the logits and the number of collectives in backward. Without a reduction, the
+    /// losses of the positions get different gradients.
     fn run(
         &self,
         logits: &Tensor,
@@ -62,7 +63,7 @@ impl Example {
         Ok((loss, x.grad().expect("a gradient"), calls.len()))
     }
 
-    /// All options, on logits that lie so, inside a scope and outside.
+    /// Checks all options on logits with these placements, inside and outside of a `loss_parallel` scope.
     fn check(&self, mesh: &DeviceMesh, placements: &[Placement], tolerance: f64) -> Result<()> {
         let logits = distribute_tensor(&self.logits, mesh, placements)?;
         let dim = if self.logits.ndim() == 1 { 0 } else { 1 };
@@ -84,7 +85,7 @@ impl Example {
                             CrossEntropyOptions { reduction, label_smoothing, ..Default::default() };
                         let what = format!("{:?} {placements:?} {options:?} {weighted}", self.logits.dims());
                         let target_of = |target: &Tensor| {
-                            // What was ignored is then class 0, and ignored again.
+                            // The ignored targets become class 0, which is then ignored.
                             if ignore_index == 0 { target.relu() } else { Ok(target.clone()) }
                         };
                         let options = CrossEntropyOptions { ignore_index, ..options };
@@ -110,7 +111,7 @@ impl Example {
 
 fn lines(world: &World) -> Result<()> {
     let mesh = DeviceMesh::new(world, [world.size()], "tp")?;
-    // Even, uneven, fewer classes than ranks, one, no positions.
+    // Even and uneven shapes, fewer classes than ranks, a single class, no positions.
     for shape in [&[6, 8][..], &[5, 7], &[5, 3], &[2, 1], &[0, 4], &[9], &[3, 5, 4]] {
         let class = if shape.len() == 1 { 0 } else { 1 };
         Example::new(shape, DType::F64)?.check(&mesh, &[Shard(class)], 1e-12)?;
@@ -120,7 +121,7 @@ fn lines(world: &World) -> Result<()> {
 }
 
 #[test]
-fn losses_and_gradients_are_those_of_one_device() {
+fn losses_and_gradients_match_a_single_device() {
     spmd(1, |world| lines(&world));
     spmd(2, |world| lines(&world));
     spmd(3, |world| lines(&world));
@@ -128,7 +129,7 @@ fn losses_and_gradients_are_those_of_one_device() {
 }
 
 #[test]
-fn positions_may_be_cut_as_well_and_classes_twice() {
+fn positions_and_classes_may_be_sharded_along_two_mesh_dims() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let lists = [
@@ -169,7 +170,7 @@ fn three_all_reduces_forward_and_none_backward() {
                     let (loss, line) = (loss?, line!() - 1);
                     assert_eq!(names(&calls), ["all_reduce"; 3]);
                     assert!(calls.iter().all(|call| call.at.line == line), "{calls:?}");
-                    // A few numbers per position, never the classes.
+                    // At most two numbers per position are communicated, never all classes.
                     assert!(calls.iter().all(|call| call.meta.shape.numel() <= 2 * 6), "{calls:?}");
                     assert_eq!(loss.placements(), [Replicate]);
                     let (done, calls) = record(|| loss.sum_all()?.backward());
@@ -178,7 +179,8 @@ fn three_all_reduces_forward_and_none_backward() {
                 }
             }
         }
-        // In two steps: two for the logarithms, one for the losses; the softmax by itself is two, and one on the way back.
+        // As two operators: `log_softmax` needs two all-reduces and `nll_loss` one. `softmax` alone needs two forward and
+        // one backward.
         let (loss, calls) =
             record(|| logits.log_softmax(1)?.nll_loss(&target, CrossEntropyOptions::default()));
         assert_eq!((names(&calls), loss?.placements()), (vec!["all_reduce"; 3], &[Replicate][..]));
@@ -192,7 +194,7 @@ fn three_all_reduces_forward_and_none_backward() {
     });
 }
 
-/// The gradient of `log_softmax` alone, which PyTorch leaves out inside its scope, and of everything after the scope has ended.
+/// `log_softmax` without a loss also has a gradient inside the scope, unlike in PyTorch.
 #[test]
 fn gradients_do_not_depend_on_the_scope() {
     spmd(3, |world| {
@@ -219,9 +221,9 @@ fn gradients_do_not_depend_on_the_scope() {
     });
 }
 
-/// Half-precision logits and class weights of single precision: both are cast before they meet, in the scope too.
+/// Half-precision logits and single-precision class weights are cast to one dtype, inside the scope too.
 #[test]
-fn class_weights_meet_logits_of_half_precision_under_autocast() {
+fn autocast_casts_logits_and_class_weights_to_one_dtype() {
     spmd(3, |world| {
         let mesh = DeviceMesh::new(&world, [3], "tp")?;
         let Example { logits: whole, target, weight } = Example::new(&[4, 7], DType::F32)?;
@@ -233,7 +235,7 @@ fn class_weights_meet_logits_of_half_precision_under_autocast() {
         let loss = run()?;
         assert_eq!((loss.dtype(), want.dtype()), (DType::F32, DType::F32));
         near(&loss.full_tensor()?, &want, 1e-5, "weighted")?;
-        // What does not fit is still found before anything is moved.
+        // An invalid weight is still an error before any communication.
         let wrong = weight.to_dtype(DType::F64)?;
         let options = CrossEntropyOptions { weight: Some(&wrong), ..CrossEntropyOptions::default() };
         let run = || autocast(DType::BF16, || loss_parallel(|| logits.cross_entropy(&target, options)));
@@ -246,14 +248,14 @@ fn class_weights_meet_logits_of_half_precision_under_autocast() {
 }
 
 #[test]
-fn what_the_scope_is_for() {
+fn the_scope_allows_communication_and_plain_targets() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let Example { logits: whole, target: labels, weight } = Example::new(&[6, 8], DType::F32)?;
         let options = CrossEntropyOptions { weight: Some(&weight), ..CrossEntropyOptions::default() };
         let want = whole.cross_entropy(&labels, options)?.item::<f32>()?;
 
-        // Communication that is asked for.
+        // Communication in the scope counts as explicit.
         let logits = distribute_tensor(&whole, &mesh, [Replicate, Shard(1)])?;
         let target = distribute_tensor(&labels, &mesh, [Replicate, Replicate])?;
         explicit_communication(ImplicitCommunication::Error, || {
@@ -263,7 +265,7 @@ fn what_the_scope_is_for() {
             let loss = loss_parallel(|| logits.cross_entropy(&target, CrossEntropyOptions::default()));
             assert!(loss.is_ok(), "{loss:?}");
         });
-        // With positions cut as well, in half precision, and on the way back.
+        // The same with sharded positions, in half precision, and in backward.
         for dtype in [DType::F32, DType::BF16] {
             for reduction in [Reduction::None, Reduction::Sum, Reduction::Mean] {
                 let logits = distribute_tensor(&whole.to_dtype(dtype)?, &mesh, [Shard(0), Shard(1)])?;
@@ -283,24 +285,24 @@ fn what_the_scope_is_for() {
             }
         }
 
-        // Targets and weights that are not distributed are the same everywhere.
+        // In the scope, plain targets and weights count as replicated.
         assert!(logits.cross_entropy(&labels, options).is_err());
         let loss = loss_parallel(|| logits.cross_entropy(&labels, options))?.item::<f32>()?;
         assert!((loss - want).abs() < 1e-5, "{loss} instead of {want}");
 
-        // Targets go to where their positions are, whatever that costs the scores elsewhere.
+        // Targets are redistributed to their positions. The logits are never moved.
         let logits = distribute_tensor(&whole, &mesh, [Shard(0), Shard(1)])?;
         let target = distribute_tensor(&labels, &mesh, [Replicate, Shard(0)])?;
         let (loss, calls) = record(|| loss_parallel(|| logits.cross_entropy(&target, options)));
         assert!((loss?.item::<f32>()? - want).abs() < 1e-5);
         assert!(calls.iter().all(|call| call.meta.shape.numel() <= 6), "{calls:?}");
 
-        // With positions cut, a target that is not distributed could be a part or the whole.
+        // With sharded positions, a plain target is ambiguous: it could be a shard or the full tensor.
         let error = loss_parallel(|| logits.cross_entropy(&labels, options)).unwrap_err().to_string();
         for word in ["cross_entropy", "loss_parallel", "requires a distributed tensor", "S(0)"] {
             assert!(error.contains(word), "{error}");
         }
-        // Scores that would have to be moved.
+        // Logits that would have to be redistributed.
         let partial = distribute_tensor(&whole, &mesh, [Replicate, Placement::PARTIAL])?;
         let strided = StridedShard { dim: 1, split_factor: 2 };
         let strided = logits.redistribute([Replicate, strided])?;
@@ -317,7 +319,7 @@ fn what_the_scope_is_for() {
         assert!(error.contains("log_softmax") && error.contains("Shard or Replicate"), "{error}");
         assert!(loss_parallel(|| strided.softmax(1)).is_ok());
 
-        // It ends however it ends.
+        // The scope also ends after an error and after a panic.
         let _ = loss_parallel(|| partial.log_softmax(1));
         assert!(partial.log_softmax(1).is_ok());
         let _ = catch_unwind(AssertUnwindSafe(|| loss_parallel(|| panic!("out"))));
@@ -326,12 +328,12 @@ fn what_the_scope_is_for() {
     });
 }
 
-/// Whatever lies elsewhere comes to the scores: they are the larger.
+/// Targets are redistributed to the layout of the logits.
 #[test]
-fn scores_stay_whatever_their_targets_do() {
+fn logits_are_never_redistributed_for_their_targets() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
-        // Two classes: to move the scores would be cheaper than to move the targets.
+        // With two classes, it would be cheaper to move the logits than the targets.
         let Example { logits, target, .. } = Example::new(&[64, 2], DType::F32)?;
         let want = logits.cross_entropy(&target, CrossEntropyOptions::default())?;
         let logits = distribute_tensor(&logits, &mesh, [Shard(1)])?;
@@ -342,9 +344,9 @@ fn scores_stay_whatever_their_targets_do() {
     });
 }
 
-/// What does not fit is said in the words of the loss, before anything is moved.
+/// The error names the loss and comes before any communication.
 #[test]
-fn bad_shapes_are_refused_before_targets_move() {
+fn mismatched_shapes_are_an_error_before_targets_move() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let other = DeviceMesh::new(&world, [2], "other")?;
@@ -366,9 +368,9 @@ fn bad_shapes_are_refused_before_targets_move() {
     });
 }
 
-/// A target that is no class is found by all ranks that have its position, before any of them waits for another.
+/// All ranks that have the position return the error before they communicate.
 #[test]
-fn bad_targets_are_refused_by_all_ranks() {
+fn invalid_targets_are_an_error_on_all_ranks() {
     spmd(3, |world| {
         let mesh = DeviceMesh::new(&world, [3], "tp")?;
         let logits = sharded::zeros([2, 7], DType::F32, &mesh, [Shard(1)])?;
@@ -384,7 +386,7 @@ fn bad_targets_are_refused_by_all_ranks() {
         }
         Ok(())
     });
-    // Where only some ranks have it, the others learn of it when they next meet them.
+    // If only some ranks have the position, the others get the error in their next collective with them.
     let failed = launch(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let logits = sharded::zeros([2, 7], DType::F32, &mesh, [Shard(0), Shard(1)])?;
@@ -394,7 +396,7 @@ fn bad_targets_are_refused_by_all_ranks() {
     assert!(failed.unwrap_err().to_string().contains('9'));
 }
 
-/// What a plan makes of a language model's head: its outputs stay where they are made.
+/// Trains the output layer of a language model whose logits stay sharded, and compares the losses with a single device.
 fn head(world: &World, classes: usize) -> Result<()> {
     let mesh = DeviceMesh::new(world, [world.size()], "tp")?;
     manual_seed(3);
@@ -426,7 +428,7 @@ fn head(world: &World, classes: usize) -> Result<()> {
 }
 
 #[test]
-fn a_head_learns_what_it_would_on_one_device() {
+fn an_output_layer_learns_the_same_as_on_a_single_device() {
     spmd(2, |world| head(&world, 8));
     spmd(4, |world| [9, 3].into_iter().try_for_each(|classes| head(&world, classes)));
 }

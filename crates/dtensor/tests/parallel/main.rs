@@ -1,4 +1,5 @@
-//! Modules and functions on a mesh: plans, styles, `local_map`, replicas, parallel losses, and `CommDebugMode`.
+//! Tests of modules and functions on a mesh: plans, styles, `local_map`, data and context parallelism, parallel losses
+//! and `CommDebugMode`.
 
 #[path = "../common/mod.rs"]
 mod common;

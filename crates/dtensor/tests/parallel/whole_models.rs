@@ -1,7 +1,9 @@
-//! The collectives of whole models, forward, backward and in the optimizer: those that PyTorch's `test_tp_examples` counts on four
-//! ranks. What differs: a leaf's gradient is brought to where the leaf lies at the end of backward, once, so that optimizers never
-//! communicate. PyTorch leaves the gradients of the ten parameters of norms under sequence parallelism partial; its Adam reduces each
-//! of them three times in every step.
+//! Tests that count the collectives of complete models in forward, backward and the optimizer on four ranks, as PyTorch's
+//! `test_tp_examples` does.
+//!
+//! One thing differs from PyTorch. Here the gradient of a leaf is redistributed once, at the end of backward, to the
+//! layout of the leaf, so optimizers never communicate. PyTorch leaves the gradients of the ten norm parameters under
+//! sequence parallelism partial, and its Adam reduces each of them three times in every step.
 
 use dtensor::models::{MLPModule, ModelArgs, Transformer};
 use dtensor::optim::Sgd;
@@ -28,7 +30,7 @@ fn mlp(world: &World, sequence: bool, input_grad: bool) -> Result<[String; 3]> {
     let (y, forward) = counted(|| model.forward(&x))?;
     let ((), backward) = counted(|| y.sum_all()?.backward())?;
     let ((), step) = counted(|| Sgd::new(model.parameters(), 0.25)?.step())?;
-    // Use without training is the forward pass.
+    // Inference has the same collectives as forward.
     model.eval();
     let (_, eval) = counted(|| no_grad(|| model.forward(&x)))?;
     assert_eq!(eval, forward);
@@ -38,7 +40,7 @@ fn mlp(world: &World, sequence: bool, input_grad: bool) -> Result<[String; 3]> {
 #[test]
 fn test_mlp_training_and_inference() {
     spmd(4, |world| {
-        // Forward, backward, in the optimizer.
+        // Forward, backward, optimizer.
         assert_eq!(mlp(&world, false, false)?, ["AR 1", "0", "0"]);
         assert_eq!(mlp(&world, false, true)?, ["AR 1", "AR 1", "0"]);
         assert_eq!(mlp(&world, true, false)?, ["AG 1 + RS 1", "AG 1", "0"]);
@@ -70,16 +72,16 @@ fn test_transformer_training_and_inference() {
         for weight_tying in [true, false] {
             let args = ModelArgs { dropout_p: 0.0, weight_tying, ..ModelArgs::default() };
             assert_eq!(transformer(&world, &args, false)?, ["AG 1 + AR 6", "AR 9", "0"]);
-            // Five norms with a weight and a bias each: ten gradients are brought to their leaves.
+            // Five norms have a weight and a bias each, so ten partial gradients are reduced.
             assert_eq!(transformer(&world, &args, true)?, ["AG 6 + RS 6", "AG 6 + AR 10 + RS 5", "0"]);
         }
         Ok(())
     });
 }
 
-/// What is computed again communicates again: all of a layer's forward pass, and nothing else.
+/// Recomputation repeats the collectives of a layer's forward pass and nothing else.
 #[test]
-fn checkpointed_layers_communicate_once_more() {
+fn checkpointed_layers_repeat_the_collectives_of_forward() {
     spmd(4, |world| {
         let args = ModelArgs { dropout_p: 0.1, checkpoint_activations: true, ..ModelArgs::default() };
         // Two layers with two all-reduces each.

@@ -1,3 +1,5 @@
+//! Tests that compare attention and its gradients with the definition in double precision.
+
 use half::{bf16, f16};
 
 use super::*;
@@ -155,7 +157,7 @@ impl Case<'_> {
 const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
 
 #[test]
-fn lengths() {
+fn every_length_matches_the_definition() {
     for dtype in FLOATS {
         for (lq, lk) in [
             (1, 1),
@@ -197,7 +199,7 @@ fn no_keys_give_zeros() {
 }
 
 #[test]
-fn strided_heads() {
+fn strided_heads_match_the_definition() {
     for dtype in FLOATS {
         let (q, k, v) =
             (heads(dtype, [2, 3, 70, 5], 1), heads(dtype, [2, 3, 66, 5], 2), heads(dtype, [2, 3, 66, 4], 3));
@@ -213,7 +215,7 @@ fn strided_heads() {
 }
 
 #[test]
-fn strided_gradient() {
+fn the_gradient_may_be_strided() {
     let q = sample(DType::F32, &[2, 9, 4], 1);
     let (out, lse) = attention_forward(&q, &q, &q, None, &plain(0.5)).unwrap();
     let grad = sample(DType::F32, &[2, 4, 9], 2).transpose(1, 2).unwrap();
@@ -227,7 +229,7 @@ fn strided_gradient() {
 }
 
 #[test]
-fn masks() {
+fn masks_match_the_definition() {
     for dtype in FLOATS {
         let [b, h, lq, lk] = [2, 2, 67, 520];
         let (q, k, v) =

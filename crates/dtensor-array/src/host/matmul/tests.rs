@@ -1,3 +1,5 @@
+//! Tests that compare matrix products with the definition in double precision.
+
 use ::half::{bf16, f16};
 
 use super::*;

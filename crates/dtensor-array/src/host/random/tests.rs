@@ -1,3 +1,5 @@
+//! Tests of random numbers: their statistics, their bits on shards, and invalid bounds.
+
 use half::{bf16, f16};
 
 use super::super::testing::{FLOATS, bits, local, noise, pick, strided, windows};
@@ -375,7 +377,7 @@ fn probabilities_are_exact_to_32_bits() {
 }
 
 #[test]
-fn bernoulli_with_a_probability_per_element() {
+fn bernoulli_takes_a_probability_per_element() {
     // Equal probabilities give the same bits as a draw with that probability.
     for p in [0.0, 1e-9, 0.25, 0.3, 0.999, 1.0] {
         for dtype in FLOATS {
@@ -393,7 +395,7 @@ fn bernoulli_with_a_probability_per_element() {
 }
 
 #[test]
-fn random_integers_of_any_dtype() {
+fn random_integers_support_every_dtype() {
     let full = Window::whole(&[500]);
     let wide = integers(&full, 7, 8, 3, 200).unwrap().copy_to_host::<i64>().unwrap();
     for dtype in DType::ALL {

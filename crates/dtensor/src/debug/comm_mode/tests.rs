@@ -1,4 +1,4 @@
-//! Counts and names of modules that are recomputed in backward.
+//! Tests of the counts and names of modules that are recomputed in backward.
 
 use super::CommDebugMode;
 use crate::autograd::{Backward, Grads, Phase, Recorded, Saves, in_phase};

@@ -1,4 +1,4 @@
-//! Compares pictures with their exact text.
+//! Tests that compare drawings of layouts with their exact text.
 
 use super::*;
 use crate::comm::{ReduceOp, World};

@@ -1,4 +1,4 @@
-//! Tests of what is remembered about dropped modules.
+//! Tests that dropped modules are forgotten and that their ids are not reused too early.
 
 use std::rc::Rc;
 

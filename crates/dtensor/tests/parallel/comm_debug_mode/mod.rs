@@ -1,4 +1,4 @@
-//! What `CommDebugMode` hears, whom it counts it for, and how it shows it.
+//! Tests of `CommDebugMode`: what it records, for which module it counts, and how it is displayed.
 
 mod modules;
 mod order;
@@ -12,7 +12,7 @@ use dtensor::nn::{Base, Linear, Module, Parameter, forward};
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
 
-/// The first layer cut by its outputs, the second by its inputs.
+/// A tensor-parallel MLP: the first layer is sharded along its outputs, the second along its inputs.
 #[derive(Module)]
 struct Mlp {
     net1: Linear,
@@ -20,7 +20,7 @@ struct Mlp {
     net2: Linear,
 }
 
-/// Nothing tells one of these from another but its place.
+/// A module without parameters and without a base, so only its place in the model identifies it.
 #[derive(Module)]
 struct Relu;
 
@@ -32,7 +32,7 @@ impl Relu {
     }
 }
 
-/// The lines of what happens in an [`Mlp`].
+/// The source lines of the calls in `Mlp::forward`.
 const NET1: u32 = line!() + 7;
 const RELU: u32 = NET1 + 1;
 const NET2: u32 = NET1 + 2;
@@ -62,7 +62,7 @@ fn lay(model: &dyn Module, mesh: &DeviceMesh, name: &str, placement: Placement) 
     model.register_parameter(name, &value)
 }
 
-/// One rank of four that are not there.
+/// Returns a mesh of four simulated ranks.
 fn four() -> Result<DeviceMesh> {
     DeviceMesh::new(&World::simulated(4, 0)?, [4], "tp")
 }
@@ -80,13 +80,13 @@ fn names(calls: &[CollectiveRecord]) -> Vec<&str> {
 }
 
 #[test]
-fn collectives_count_for_the_module_all_it_runs_in_and_everything() {
+fn collectives_count_for_their_module_its_parents_and_global() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         let model = Mlp::new(&mesh)?;
         let x = input(&mesh, Replicate)?.requires_grad_(true)?;
         let mode = CommDebugMode::record(|| model.forward(&x)?.sum_all()?.backward())?;
-        // The sum of net2's parts, and that of the gradients which the parts of net1 find for the input.
+        // One all-reduce sums the outputs of `net2`, the other the gradients of the input of `net1`.
         assert_eq!((mode.get_total_counts(), mode.get_comm_counts()["all_reduce"]), (2, 2));
         let counts = mode.comm_module_counts();
         assert_eq!(counts, mode.get_comm_module_counts());
@@ -105,7 +105,7 @@ fn collectives_count_for_the_module_all_it_runs_in_and_everything() {
 }
 
 #[test]
-fn modules_come_in_the_order_in_which_they_run_with_what_they_have() {
+fn modules_are_listed_in_execution_order_with_their_parameters() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         let model = Mlp::new(&mesh)?;
@@ -134,7 +134,8 @@ fn modules_come_in_the_order_in_which_they_run_with_what_they_have() {
     });
 }
 
-/// Four ranks, the input cut by rows though the first layer wants it whole, and a gradient for it.
+/// Records forward and backward of an [`Mlp`] on four simulated ranks. Returns the mode and the line of the calls.
+/// The input requires a gradient. It is sharded along its rows, so the first layer must gather it.
 fn heard() -> Result<(CommDebugMode, u32)> {
     let mesh = four()?;
     let model = Mlp::new(&mesh)?;
@@ -144,7 +145,7 @@ fn heard() -> Result<(CommDebugMode, u32)> {
     Ok((mode, line!() - 1))
 }
 
-/// The table of what is [`heard`]. Each line begins with the lowest level it is shown at.
+/// The table of the mode of [`heard`]. Each line begins with the lowest level that shows it.
 const TABLE: &str = "
 1on DeviceMesh((tp=4), 'cpu', ranks=0..4)
 0Global
@@ -208,7 +209,7 @@ const TABLE: &str = "
 ";
 
 #[test]
-fn the_table_shows_what_its_level_says() -> Result<()> {
+fn the_level_selects_the_lines_of_the_table() -> Result<()> {
     let (mode, called) = heard()?;
     for level in 0..=3 {
         let shown = TABLE.trim().lines().filter(|line| line[..1].parse::<u8>().unwrap() <= level);
@@ -222,7 +223,7 @@ fn the_table_shows_what_its_level_says() -> Result<()> {
     Ok(())
 }
 
-/// Text without the escapes that colour it.
+/// Removes the colour escapes from a text.
 fn without_escapes(text: &str) -> String {
     let mut pieces = text.split('\x1b');
     let first = pieces.next().unwrap_or_default().to_string();
@@ -230,7 +231,7 @@ fn without_escapes(text: &str) -> String {
 }
 
 #[test]
-fn colours_are_escapes_and_nothing_else() -> Result<()> {
+fn colours_add_only_escapes() -> Result<()> {
     let (mode, _) = heard()?;
     for level in 0..=3 {
         let coloured = mode.generate_comm_debug_tracing_table(level)?;
@@ -246,7 +247,7 @@ fn colours_are_escapes_and_nothing_else() -> Result<()> {
     Ok(())
 }
 
-/// A place for a file of this test.
+/// Returns the path of a temporary file.
 fn file(name: &str) -> std::path::PathBuf {
     std::env::temp_dir().join(format!("dtensor-comm-mode-{}-{name}", std::process::id()))
 }
@@ -266,7 +267,7 @@ fn files_have_the_table_without_escapes() -> Result<()> {
 }
 
 #[test]
-fn levels_that_do_not_exist_and_places_that_cannot_be_written_are_errors() -> Result<()> {
+fn invalid_levels_and_unwritable_paths_are_errors() -> Result<()> {
     let (mode, _) = heard()?;
     let path = file("never");
     let level = [
@@ -293,7 +294,7 @@ fn levels_that_do_not_exist_and_places_that_cannot_be_written_are_errors() -> Re
 }
 
 #[test]
-fn json_is_the_same_tree() -> Result<()> {
+fn json_has_the_same_tree_as_the_table() -> Result<()> {
     let (mode, called) = heard()?;
     let path = file("dump.json");
     mode.generate_json_dump(&path, 1)?;
@@ -327,12 +328,12 @@ fn json_is_the_same_tree() -> Result<()> {
         net1["parameters"][1],
         serde_json::json!({ "name": "bias", "shape": [16], "dtype": "F32", "placements": ["S(0)"] })
     );
-    // What happened below counts above, but its calls are listed where they happened.
+    // A parent includes the counts of its submodules, but calls are listed only for the module that made them.
     assert_eq!(root["collectives_backward"][0]["count"], 1);
     assert_eq!(root["collectives_backward"][0]["calls"], serde_json::json!([]));
     let call = &net1["collectives_backward"][0]["calls"][0];
     assert_eq!((&call["line"], &call["implicit"]), (&called.into(), &false.into()));
-    // A record that is read back is the record.
+    // A record that is read back from JSON equals the original.
     let records = mode.collectives();
     let read: CollectiveRecord = serde_json::from_value(call.clone()).unwrap();
     assert_eq!(Some(&read), records.last());
@@ -352,7 +353,7 @@ fn json_is_the_same_tree() -> Result<()> {
 }
 
 #[test]
-fn every_collective_is_known_with_line_operator_bytes_and_mesh_dim() -> Result<()> {
+fn every_collective_has_its_line_operator_bytes_and_mesh_dim() -> Result<()> {
     let (mode, called) = heard()?;
     let calls = mode.collectives();
     assert_eq!(names(&calls), ["all_gather", "all_reduce", "reduce_scatter"]);
@@ -363,7 +364,7 @@ fn every_collective_is_known_with_line_operator_bytes_and_mesh_dim() -> Result<(
     assert_eq!((&gather.shape[..], gather.bytes), (&[2, 10][..], 80));
     assert_eq!((reduce.implicit, reduce.operator.as_deref(), reduce.line), (false, None, NET2));
     assert_eq!((&*reduce.module, reduce.reduce_op), ("Mlp", Some(ReduceOp::Sum)));
-    // The gradient of the input, brought to where the input lies, for the module that used it.
+    // The gradient of the input is redistributed to the input's layout. This counts for the module that used the input.
     assert_eq!((scatter.implicit, scatter.line, scatter.phase), (false, called, Phase::Backward));
     assert_eq!((&*scatter.module, scatter.bytes), ("Mlp.net1", 320));
     assert_eq!(
@@ -374,7 +375,7 @@ fn every_collective_is_known_with_line_operator_bytes_and_mesh_dim() -> Result<(
 }
 
 #[test]
-fn operators_are_known_by_module_with_layouts() -> Result<()> {
+fn operators_are_listed_by_module_with_their_layouts() -> Result<()> {
     let (mode, called) = heard()?;
     let all = mode.comm_module_operation_counts();
     assert_eq!(all.keys().copied().collect::<Vec<_>>(), paths(&mode));
@@ -399,7 +400,7 @@ fn operators_are_known_by_module_with_layouts() -> Result<()> {
 }
 
 #[test]
-fn information_on_parameters_is_a_table() -> Result<()> {
+fn parameters_are_shown_as_a_table() -> Result<()> {
     let (mode, _) = heard()?;
     let parameters = "
 module    parameter  dtype  shape     placements
@@ -420,7 +421,7 @@ Mlp.net2.bias    R";
     mode.print_parameter_info();
     mode.print_paramater_info();
     mode.print_sharding_info();
-    // A parameter of this rank alone is one, but does not lie anywhere.
+    // A plain parameter is listed as `local` and has no placements.
     let local =
         CommDebugMode::record(|| Linear::new(2, 3, false)?.forward(&Tensor::ones([1, 2], DType::F32)?))?;
     assert!(local.parameter_info_table().ends_with("Linear  weight     f32    [3, 2]  local"));
@@ -429,7 +430,7 @@ Mlp.net2.bias    R";
 }
 
 #[test]
-fn a_mode_forgets_when_it_is_entered_and_can_be_asked_inside() -> Result<()> {
+fn each_run_clears_the_record_which_can_be_read_inside() -> Result<()> {
     let (mode, _) = heard()?;
     let mesh = four()?;
     let x = input(&mesh, Shard(0))?;
@@ -444,15 +445,15 @@ fn a_mode_forgets_when_it_is_entered_and_can_be_asked_inside() -> Result<()> {
         assert!(mode.to_string().contains("all_gather: 1"));
         Result::Ok(())
     })?;
-    // What comes after it is not heard.
+    // Collectives after the run are not recorded.
     x.full_tensor()?;
     assert_eq!(mode.get_total_counts(), 1);
     Ok(())
 }
 
-/// To look at a tensor is to run no operator.
+/// Formatting a tensor runs no operator.
 #[test]
-fn printing_a_tensor_is_not_heard() -> Result<()> {
+fn printing_a_tensor_is_not_recorded() -> Result<()> {
     let mesh = four()?;
     let large = Tensor::ones([40, 30], DType::F32)?;
     let tensors = [
@@ -472,7 +473,7 @@ fn printing_a_tensor_is_not_heard() -> Result<()> {
 }
 
 #[test]
-fn modes_nest_and_one_that_is_entered_twice_hears_once() -> Result<()> {
+fn modes_nest_and_a_mode_inside_itself_records_once() -> Result<()> {
     let mesh = four()?;
     let x = input(&mesh, Shard(0))?;
     let (outer, inner) = (CommDebugMode::new(), CommDebugMode::new());
@@ -485,7 +486,7 @@ fn modes_nest_and_one_that_is_entered_twice_hears_once() -> Result<()> {
     outer.run(|| {
         x.full_tensor()?;
         outer.run(|| x.full_tensor())?;
-        // The inner scope has forgotten the first; the outer one still listens.
+        // The inner run cleared the first collective from the record. The outer run still records.
         x.full_tensor()
     })?;
     assert_eq!(outer.get_total_counts(), 2);
@@ -495,7 +496,7 @@ fn modes_nest_and_one_that_is_entered_twice_hears_once() -> Result<()> {
 }
 
 #[test]
-fn a_mode_inside_a_module_knows_what_it_runs_in() -> Result<()> {
+fn a_mode_inside_a_module_sees_the_modules_that_an_outer_mode_tracks() -> Result<()> {
     #[derive(Module)]
     struct Outer {
         inner: Linear,
@@ -512,26 +513,26 @@ fn a_mode_inside_a_module_knows_what_it_runs_in() -> Result<()> {
     outer.run(|| model.forward(&x, &inner))?;
     assert_eq!(paths(&inner), ["Global", "Outer", "Outer.inner"]);
     assert_eq!(paths(&outer), paths(&inner));
-    // Where nobody watches the outer module, nobody knows of it.
+    // Without an outer mode, the outer module is not tracked.
     model.forward(&x, &inner)?;
     assert_eq!(paths(&inner), ["Global", "Linear"]);
     Ok(())
 }
 
 #[test]
-fn each_rank_hears_its_own() {
+fn each_rank_records_its_own_collectives() {
     spmd(4, |world| {
         let pair = if world.rank() < 2 { [0, 1] } else { [2, 3] };
         let x = Tensor::ones([2], DType::F32)?;
         let mode = CommDebugMode::record(|| {
-            // To make groups, to wait and to exchange what is no tensor does not count.
+            // The creation of groups, barriers and the exchange of objects do not count.
             let group = world.new_group(&pair)?.expect("this rank is in it");
             world.group().barrier()?;
             world.group().all_gather_object(&world.rank())?;
             for _ in 0..world.rank() / 2 {
                 group.all_reduce(&x, ReduceOp::Max)?;
             }
-            // A message counts on both sides.
+            // A message counts for the sender and for the receiver.
             match world.rank() {
                 0 => world.group().send(&x, 3, 0)?,
                 3 => drop(world.group().recv::<Tensor>(0, 0)?),
@@ -552,11 +553,11 @@ fn each_rank_hears_its_own() {
 }
 
 #[test]
-fn counts_know_other_names() -> Result<()> {
+fn counts_can_be_read_by_pytorch_names() -> Result<()> {
     let mesh = four()?;
     let group = mesh.group("tp")?;
     let x = Tensor::ones([4], DType::F32)?;
-    // Each a different number of times.
+    // Each collective runs a different number of times, so that its count identifies it.
     let times = |n: usize, call: &dyn Fn() -> Result<()>| (0..n).try_for_each(|_| call());
     let mode = CommDebugMode::record(|| {
         times(1, &|| group.all_reduce(&x, ReduceOp::Sum).map(drop))?;
@@ -579,7 +580,7 @@ fn counts_know_other_names() -> Result<()> {
         "scatter",
         "reduce",
     ];
-    // The names that PyTorch's mode counts by, and those of its functions.
+    // The names by which PyTorch's `CommDebugMode` counts, and the names of PyTorch's functions.
     let theirs = [
         "all_reduce all_reduce_ all_reduce_coalesced all_reduce_coalesced_ allreduce_ allreduce_coalesced_",
         "all_gather_into_tensor all_gather_into_tensor_coalesced all_gather_into_tensor_out all_gather_tensor \
@@ -615,7 +616,7 @@ fn counts_know_other_names() -> Result<()> {
     );
     assert_eq!((counts.iter().map(|(_, count)| count).sum(), counts.total()), (36, 36));
     assert_eq!(serde_json::to_value(&counts).unwrap()["all_to_all"], 4);
-    // What redistribution calls has the names, too.
+    // The collectives of a redistribution have these names too.
     let mode = CommDebugMode::record(|| input(&mesh, Shard(0))?.redistribute([Shard(1)]))?;
     assert_eq!(mode.get_comm_counts()["_dtensor.shard_dim_alltoall"], 1);
     Ok(())

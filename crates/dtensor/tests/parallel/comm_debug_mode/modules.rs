@@ -1,8 +1,9 @@
-//! Which module a collective counts for: modules that run twice, share parts, have no name, are run again.
+//! Tests of the module that a collective counts for, if modules run twice, are shared, are not in the tree or are
+//! recomputed.
 
 use super::*;
 
-/// Sums what the ranks have, before it is used.
+/// A layer that all-reduces its input first.
 #[derive(Clone, Module)]
 struct Reducing {
     layer: Linear,
@@ -21,13 +22,13 @@ fn reducing() -> Result<Reducing> {
 }
 
 #[test]
-fn a_module_may_run_twice_or_under_two_names_or_not_be_of_the_tree() -> Result<()> {
+fn a_module_may_run_twice_have_two_names_or_be_outside_the_tree() -> Result<()> {
     #[derive(Module)]
     struct Model {
         a: Reducing,
-        /// The same once more.
+        /// The same module as `a`.
         b: Reducing,
-        /// Of which the tree knows nothing.
+        /// Skipped, so it is not in the module tree.
         #[module(skip)]
         hidden: Hidden,
     }
@@ -66,7 +67,7 @@ fn a_module_may_run_twice_or_under_two_names_or_not_be_of_the_tree() -> Result<(
 }
 
 #[test]
-fn roots_of_one_type_have_numbers_and_parts_find_their_place() -> Result<()> {
+fn roots_of_one_type_are_numbered_and_submodules_find_their_root() -> Result<()> {
     let world = World::simulated(4, 0)?;
     let (one, two) = (reducing()?, reducing()?);
     let x = Tensor::ones([1, 2], DType::F32)?;
@@ -84,20 +85,20 @@ fn roots_of_one_type_have_numbers_and_parts_find_their_place() -> Result<()> {
     );
     let counts = mode.comm_module_counts();
     assert_eq!((counts["Reducing"]["all_reduce"], counts["Reducing#2"]["all_reduce"]), (2, 1));
-    // In another scope it is the first again.
+    // The numbers start over in each run.
     mode.run(|| two.forward(&x, world.group()))?;
     assert_eq!(paths(&mode), ["Global", "Reducing", "Reducing.layer"]);
     Ok(())
 }
 
 #[test]
-fn one_that_is_called_from_two_places_is_shown_in_both() -> Result<()> {
+fn a_module_called_from_two_places_is_shown_in_both() -> Result<()> {
     #[derive(Module)]
     struct Model {
         a: Calling,
         c: Calling,
     }
-    /// What it calls may belong to another one.
+    /// A module whose submodule may be shared with another module.
     #[derive(Module)]
     struct Calling {
         b: Reducing,
@@ -132,7 +133,7 @@ fn one_that_is_called_from_two_places_is_shown_in_both() -> Result<()> {
         ("Model.c", 2),
     ];
     assert_eq!(counts, expected);
-    // In the table, the numbers of a module are those of what is below it.
+    // The table shows the shared module below each caller, with the counts of those calls.
     let table = mode.tracing_table(0)?;
     let shown: Vec<_> = table
         .lines()
@@ -174,8 +175,8 @@ fn one_that_is_called_from_two_places_is_shown_in_both() -> Result<()> {
 }
 
 #[test]
-fn modules_that_nothing_tells_apart_are_found_by_where_they_lie() -> Result<()> {
-    /// With data, but no parameter.
+fn modules_without_parameters_are_identified_by_address() -> Result<()> {
+    /// A module with data but without parameters.
     #[derive(Module)]
     struct Scale {
         by: f64,
@@ -210,7 +211,7 @@ fn modules_that_nothing_tells_apart_are_found_by_where_they_lie() -> Result<()> 
 }
 
 #[test]
-fn parameters_in_lists_are_those_of_the_module() -> Result<()> {
+fn parameters_in_lists_belong_to_the_module() -> Result<()> {
     #[derive(Module)]
     struct Lists {
         gains: Vec<Parameter>,
@@ -235,7 +236,7 @@ fn parameters_in_lists_are_those_of_the_module() -> Result<()> {
 }
 
 #[test]
-fn errors_and_panics_leave_nothing_running() -> Result<()> {
+fn errors_and_panics_leave_no_module_running() -> Result<()> {
     #[derive(Module)]
     struct Failing {
         inner: Fails,
@@ -277,7 +278,7 @@ fn errors_and_panics_leave_nothing_running() -> Result<()> {
     let counts = mode.comm_module_counts();
     assert_eq!((counts["Failing.inner"]["all_reduce"], counts["Failing"]["all_gather"]), (2, 0));
     assert_eq!(counts["Global"]["all_gather"], 1);
-    // A panic out of the mode itself ends it; what it has heard stays.
+    // A panic in a run ends the run. The record remains.
     let model = Failing { inner: Fails { how: 2 } };
     assert!(catch_unwind(AssertUnwindSafe(|| mode.run(|| model.forward(&x, world.group())))).is_err());
     after()?;
@@ -288,7 +289,7 @@ fn errors_and_panics_leave_nothing_running() -> Result<()> {
 }
 
 #[test]
-fn what_hooks_communicate_counts_for_their_module_at_the_line_that_called_it() -> Result<()> {
+fn collectives_of_hooks_count_for_their_module_at_the_line_that_called_it() -> Result<()> {
     let mesh = four()?;
     let layer = Linear::new(10, 4, false)?;
     lay(&layer, &mesh, "weight", Shard(1))?;
@@ -311,11 +312,11 @@ fn what_hooks_communicate_counts_for_their_module_at_the_line_that_called_it() -
 }
 
 #[test]
-fn gradients_count_for_the_module_whose_forward_they_are_of() {
+fn gradients_count_for_the_module_that_ran_forward() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "dp")?;
         let model = Mlp::new(&mesh)?;
-        // As in data parallelism: all have the weights, each has some rows.
+        // Data parallelism: the weights are replicated and the rows are sharded.
         for (name, _) in model.named_parameters() {
             let value = model.get_parameter(&name)?.get().full_tensor()?;
             model.register_parameter(&name, &distribute_tensor(&value.detach(), &mesh, [Replicate])?)?;
@@ -326,13 +327,14 @@ fn gradients_count_for_the_module_whose_forward_they_are_of() {
         backward.run(|| loss.backward())?;
         let line = line!() - 1;
         assert_eq!(forward.get_total_counts(), 0);
-        // For a weight each, though nothing ran forward while this mode listened. The bias has the gradient of a sum: all know it.
+        // Each weight gradient is reduced once and counts for its module, although another mode recorded forward. The
+        // bias gradients need no reduction, because the gradient of a sum is replicated.
         let counts = backward.comm_module_counts();
         assert_eq!(counts.keys().copied().collect::<Vec<_>>(), ["Global", "Linear#2", "Linear"]);
         assert_eq!((counts["Linear"].backward["all_reduce"], counts["Linear#2"]["all_reduce"]), (1, 1));
         assert!(backward.collectives().iter().all(|call| call.line == line && !call.implicit));
         assert!(backward.get_parameter_info().is_empty());
-        // Of a forward pass that nobody watched, nobody knows the modules.
+        // If no mode recorded forward, the gradients count only for `Global`.
         let loss = model.net1.forward(&x)?.sum_all()?;
         backward.run(|| loss.backward())?;
         assert_eq!((paths(&backward), backward.get_total_counts()), (vec!["Global"], 1));
@@ -341,7 +343,7 @@ fn gradients_count_for_the_module_whose_forward_they_are_of() {
 }
 
 #[test]
-fn gradients_of_another_module_are_not_counted_for_one_of_the_same_name() -> Result<()> {
+fn gradients_do_not_count_for_another_module_of_the_same_name() -> Result<()> {
     let mesh = four()?;
     let x = input(&mesh, Shard(0))?;
     let layer = || -> Result<Linear> {
@@ -350,7 +352,8 @@ fn gradients_of_another_module_are_not_counted_for_one_of_the_same_name() -> Res
         Ok(layer)
     };
     let mode = CommDebugMode::new();
-    // It was the first of its type, and so is the one that runs while its gradients are computed. It may be gone by then.
+    // `old` has the name `Linear` when it runs. `new` has the same type and runs while the gradients of `old` are
+    // computed. `old` may have been dropped by then.
     for gone in [false, true] {
         let old = layer()?;
         let loss = mode.run(|| old.forward(&x)?.sum_all())?;
@@ -374,11 +377,11 @@ fn gradients_of_another_module_are_not_counted_for_one_of_the_same_name() -> Res
             Ok(paths(&mode).into_iter().skip(1).map(of).collect())
         };
         assert_eq!(counts(true)?, [("Linear", 2, 0), ("Linear#2", 0, 1)]);
-        // What had the name before keeps it, if nobody else has taken it.
+        // `old` keeps its name if no other module took it first.
         assert_eq!(counts(false)?, [("Linear", 0, 1), ("Linear#2", 1, 0)]);
         drop(kept);
     }
-    // Nothing that is called so is taken for what everything runs in.
+    // A module type named `Global` is distinguished from the `Global` that contains everything.
     #[derive(Module)]
     struct Global;
     #[forward]
@@ -393,8 +396,8 @@ fn gradients_of_another_module_are_not_counted_for_one_of_the_same_name() -> Res
 }
 
 #[test]
-fn modules_that_share_a_part_are_not_one() -> Result<()> {
-    /// It has no base: what is in it tells it from others.
+fn modules_that_share_a_submodule_are_distinct() -> Result<()> {
+    /// It has no base, so its contents identify it.
     #[derive(Clone, Module)]
     struct Tower {
         embed: Linear,
@@ -413,7 +416,7 @@ fn modules_that_share_a_part_are_not_one() -> Result<()> {
     let mode = CommDebugMode::record(|| {
         one.forward(&x)?;
         two.forward(&x)?;
-        // One that was moved or cloned is the same.
+        // A clone is the same module.
         one.clone().forward(&x)
     })?;
     assert_eq!(
@@ -427,8 +430,8 @@ fn modules_that_share_a_part_are_not_one() -> Result<()> {
     Ok(())
 }
 
-/// How often modules of a transformer of two checkpointed layers call all-reduce when they run for the first time, for gradients,
-/// and again.
+/// Returns the all-reduce counts of a module in a transformer of two checkpointed layers: forward, backward,
+/// recomputation.
 fn reductions(path: &str) -> [usize; 3] {
     let below = path
         .strip_prefix("Transformer.layers.")
@@ -446,7 +449,7 @@ fn reductions(path: &str) -> [usize; 3] {
     }
 }
 
-/// Checks a mode against [`reductions`], of which it has heard these phases.
+/// Asserts that a mode has the counts of [`reductions`] in the phases that it has recorded.
 fn check_reductions(mode: &CommDebugMode, heard: [bool; 3]) {
     let phases = [Phase::Forward, Phase::Backward, Phase::Recomputation];
     let counts = mode.comm_module_counts();
@@ -460,7 +463,7 @@ fn check_reductions(mode: &CommDebugMode, heard: [bool; 3]) {
     }
 }
 
-/// What is shown of a mode that has heard the gradients of a checkpointed transformer, and what ran again for them.
+/// Checks how a mode shows the recomputation during backward of a checkpointed transformer.
 fn check_recomputation(mode: &CommDebugMode) -> Result<()> {
     let again: Vec<_> =
         mode.collectives().into_iter().filter(|call| call.phase == Phase::Recomputation).collect();
@@ -468,7 +471,7 @@ fn check_recomputation(mode: &CommDebugMode) -> Result<()> {
     let modules: Vec<_> = again.iter().map(|call| &*call.module).collect();
     let layer = |i| ["attention.wo", "feed_forward.w2"].map(|path| format!("Transformer.layers.{i}.{path}"));
     assert_eq!(modules, [layer(1), layer(0)].concat());
-    // Whatever ran again has the name that it had.
+    // A recomputed operator has the module name that it had in forward.
     for operation in mode.operations().iter().filter(|operation| operation.phase == Phase::Recomputation) {
         assert!(operation.module.starts_with("Transformer.layers."), "{operation} in {}", operation.module);
     }
@@ -476,7 +479,7 @@ fn check_recomputation(mode: &CommDebugMode) -> Result<()> {
     let again =
         again["Transformer.layers.1.attention.wq"].iter().filter(|op| op.phase == Phase::Recomputation);
     assert_eq!(again.filter(|operation| operation.name == "linear").count(), 1);
-    // Under each module that something ran again in, with the number of sums and, where they were called, what they were.
+    // The table has the all-reduce count of each module in which something was recomputed.
     let table = mode.tracing_table(0)?;
     let mut sections = Vec::new();
     let (mut module, mut lines) = ("", table.lines().map(str::trim).peekable());
@@ -494,7 +497,7 @@ fn check_recomputation(mode: &CommDebugMode) -> Result<()> {
     let expected: Vec<_> =
         paths.iter().map(|path| (&**path, format!("all_reduce: {}", reductions(path)[2]))).collect();
     assert_eq!(sections.iter().map(|(path, line)| (*path, line.to_string())).collect::<Vec<_>>(), expected);
-    // The same in a file.
+    // The JSON has the same counts, and lists calls only for the modules that made them.
     fn find<'j>(node: &'j serde_json::Value, path: &str) -> Option<&'j serde_json::Value> {
         if node["fqn"] == path {
             return Some(node);
@@ -519,7 +522,7 @@ fn check_recomputation(mode: &CommDebugMode) -> Result<()> {
 }
 
 #[test]
-fn what_a_checkpoint_runs_again_counts_by_itself_under_the_names_it_had() {
+fn recomputation_counts_separately_under_the_names_of_forward() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         let args = ModelArgs { dropout_p: 0.1, checkpoint_activations: true, ..ModelArgs::default() };
@@ -530,7 +533,7 @@ fn what_a_checkpoint_runs_again_counts_by_itself_under_the_names_it_had() {
         check_reductions(&mode, [true; 3]);
         check_recomputation(&mode)?;
 
-        // Forward in one run, and the rest in another.
+        // Forward in one run, backward in another.
         let loss = mode.run(|| model.forward(&tokens)?.sum_all())?;
         check_reductions(&mode, [true, false, false]);
         let names = paths(&mode);
@@ -539,7 +542,7 @@ fn what_a_checkpoint_runs_again_counts_by_itself_under_the_names_it_had() {
         check_recomputation(&mode)?;
         assert!(paths(&mode).iter().all(|path| names.contains(path)), "{:?}", paths(&mode));
 
-        // Others of the same types, and a part of the model by itself, may have run in between, or run in the same run.
+        // Another model of the same type and a single layer of this model may run in between, or in the same run.
         let other = Transformer::parallelize(Transformer::new(&args)?, &mesh, false)?;
         let h = Tensor::ones([8, 8, 16], DType::F32)?;
         let loss = mode.run(|| model.forward(&tokens)?.sum_all())?;
@@ -560,7 +563,7 @@ fn what_a_checkpoint_runs_again_counts_by_itself_under_the_names_it_had() {
             [[0, 4], [2, 0], [6, 0]]
         );
 
-        // The model may be gone: what is run again is not.
+        // Recomputation also works after the model was dropped.
         let loss = mode.run(|| model.forward(&tokens)?.sum_all())?;
         drop(model);
         mode.run(|| loss.backward())?;
@@ -570,7 +573,7 @@ fn what_a_checkpoint_runs_again_counts_by_itself_under_the_names_it_had() {
 }
 
 #[test]
-fn a_leaf_that_two_modules_use_is_brought_home_once() -> Result<()> {
+fn the_gradient_of_a_leaf_of_two_modules_is_redistributed_once() -> Result<()> {
     let mesh = four()?;
     #[derive(Module)]
     struct Tied {
@@ -590,7 +593,7 @@ fn a_leaf_that_two_modules_use_is_brought_home_once() -> Result<()> {
     let mode = CommDebugMode::record(|| model.forward(&x)?.sum_all()?.backward())?;
     let counts = mode.comm_module_counts();
     assert_eq!((mode.get_total_counts(), counts["Tied"].backward["all_reduce"]), (1, 1));
-    // For the one whose gradient came first: that which used it last.
+    // It counts for the module that used the leaf last, because its gradient comes first.
     assert_eq!((counts["Tied.second"]["all_reduce"], counts["Tied.first"]["all_reduce"]), (1, 0));
     assert_eq!(
         mode.get_sharding_info().keys().collect::<Vec<_>>(),
@@ -600,7 +603,7 @@ fn a_leaf_that_two_modules_use_is_brought_home_once() -> Result<()> {
 }
 
 #[test]
-fn a_collective_counts_where_it_begins() -> Result<()> {
+fn a_collective_counts_for_the_module_that_starts_it() -> Result<()> {
     #[derive(Module)]
     struct Begins;
     #[forward]
@@ -618,7 +621,7 @@ fn a_collective_counts_where_it_begins() -> Result<()> {
 }
 
 #[test]
-fn two_mesh_dims_and_two_meshes_are_told_apart() -> Result<()> {
+fn mesh_dims_and_meshes_are_distinguished() -> Result<()> {
     let world = World::simulated(4, 0)?;
     let grid = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
     let line = DeviceMesh::new(&world, [4], "all")?;
@@ -645,7 +648,7 @@ fn two_mesh_dims_and_two_meshes_are_told_apart() -> Result<()> {
 }
 
 #[test]
-fn values_are_the_same_to_the_bit_with_and_without_a_mode() {
+fn values_are_bit_identical_with_and_without_a_mode() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         manual_seed(5);
@@ -676,8 +679,8 @@ fn values_are_the_same_to_the_bit_with_and_without_a_mode() {
 }
 
 #[test]
-fn modules_are_shared_between_ranks_that_are_threads() -> Result<()> {
-    // Both ranks run one and the same module: each hears what it does itself.
+fn a_module_can_be_shared_by_ranks_on_threads() -> Result<()> {
+    // Both ranks run the same module. Each mode records only its own rank.
     let model = Arc::new(reducing()?);
     launch(2, |world| {
         let x = Tensor::ones([1, 2], DType::F32)?;

@@ -1,11 +1,11 @@
-//! What happened, in its order.
+//! Tests of `debug_string`, which lists operators and collectives in execution order.
 
 use super::*;
 use dtensor::Array;
 use dtensor::comm::ReduceOp;
 use dtensor::op::{Arrays, Here, Meta, Metas, Op, Rule, apply_all};
 
-/// Without the places in the program, and without lines that say nothing of communication.
+/// Returns the lines of a text without source locations.
 fn plain(text: &str) -> Vec<String> {
     let line =
         |line: &str| line.split(" at ").next().unwrap_or(line).trim_end_matches(", explicit,").to_string();
@@ -13,7 +13,7 @@ fn plain(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn operators_come_with_what_they_moved() {
+fn operators_are_listed_with_their_redistributions() {
     spmd(2, |world| {
         let mesh = DeviceMesh::new(&world, [2], "tp")?;
         let model = Mlp::new(&mesh)?;
@@ -51,13 +51,13 @@ fn operators_come_with_what_they_moved() {
     });
 }
 
-/// The file that the model is in.
+/// Returns the file that defines [`Mlp`].
 fn file() -> String {
     file!().replace("order.rs", "mod.rs")
 }
 
 #[test]
-fn collectives_of_nobody_stand_for_themselves() {
+fn collectives_outside_operators_have_their_own_lines() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let a = sharded::ones([5, 3], DType::F32, &mesh, [Shard(0), Shard(0)])?;
@@ -82,11 +82,11 @@ fn collectives_of_nobody_stand_for_themselves() {
             lines[last - 1..],
             ["    exp(f32 [2]) -> f32 [2]", "    broadcast of f32 [2], 8 B, on `world`"]
         );
-        // Each collective is there once.
+        // Each collective is listed once.
         let names = ["all_reduce", "all_gather", "all_to_all", "broadcast", "reduce_scatter"];
         let shown = lines.iter().filter(|line| names.iter().any(|name| line.trim().starts_with(name)));
         assert_eq!(shown.count(), mode.get_total_counts(), "{text}");
-        // What an operator brought together without moving its inputs is below it.
+        // A collective inside an operator is listed below it, even if no input was redistributed.
         let argmax = lines.iter().position(|line| line.trim().starts_with("argmax")).expect("it was run");
         assert!(lines[argmax + 1].trim().starts_with("all_gather"), "{text}");
         assert!(text.contains("redistribute_input [implicit] (1, S(1)R -> "), "{text}");
@@ -95,7 +95,7 @@ fn collectives_of_nobody_stand_for_themselves() {
     assert_eq!(CommDebugMode::new().debug_string(), "");
 }
 
-/// An operator that only looks at its input.
+/// An operator without outputs.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Look;
 
@@ -117,9 +117,9 @@ impl Op for Look {
     }
 }
 
-/// What is listened to has an output: one that has none is refused before, on a mesh as elsewhere.
+/// An operator without outputs is an error before any listener is called, for plain and for distributed inputs.
 #[test]
-fn operators_without_outputs_are_refused_before_they_are_heard() -> Result<()> {
+fn operators_without_outputs_are_an_error_and_are_not_recorded() -> Result<()> {
     let x = Tensor::ones([2], DType::F32)?;
     let mesh = DeviceMesh::new(&World::simulated(2, 0)?, [2], "tp")?;
     let laid = distribute_tensor(&x, &mesh, [Shard(0)])?;

@@ -1,10 +1,10 @@
-//! Gradients are those of one device.
+//! Tests that gradients through `local_map` match a single device.
 
 use dtensor::{BackwardOptions, grad};
 
 use super::*;
 
-/// The gradients of a weighed sum of the output with respect to both inputs, here and on one device.
+/// Two matrices whose product and gradients are compared with those of a single device.
 struct Case {
     x: Tensor,
     w: Tensor,
@@ -15,7 +15,7 @@ impl Case {
         Ok(Case { x: numbers(1, [n, k])?, w: numbers(2, [k, m])? })
     }
 
-    /// Runs `map` on both, laid in these ways, and compares the product and its gradients.
+    /// Runs `map` on the inputs with these placements, and compares the result and the gradients of a weighted sum.
     #[track_caller]
     fn check(
         &self,
@@ -45,33 +45,33 @@ impl Case {
 }
 
 #[test]
-fn of_products_cut_in_every_way() {
+fn gradients_of_sharded_products() {
     for ranks in 1..=4 {
         spmd(ranks, |world| {
             let mesh = line(&world)?;
             for (n, k, m) in [(4, 4, 4), (5, 3, 2), (2, 5, 7), (1, 1, 1), (0, 2, 3), (3, 0, 2)] {
                 let case = Case::new(n, k, m)?;
                 let mm = local_map(|x: &Tensor, w: &Tensor| x.matmul(w)?.sin());
-                // Each rank uses all of w for its rows, and finds its share of w's gradient.
+                // Each rank uses the full `w` for its rows of `x`, so its gradient of `w` is partial.
                 let rows = mm.clone().out_placements([Shard(0)]).in_grad_placements(([Shard(0)], [P]));
                 case.check(&mesh, [Shard(0)], [R], |x, w| rows.call((x, w)))?;
-                // All of x for its columns.
+                // Each rank uses the full `x` for its columns of `w`, so its gradient of `x` is partial.
                 let columns = mm.clone().out_placements([Shard(1)]).in_grad_placements(([P], [Shard(1)]));
                 case.check(&mesh, [R], [Shard(1)], |x, w| columns.call((x, w)))?;
-                // All of both, and all ranks the same.
+                // Both inputs are replicated, and all ranks compute the same.
                 let all = mm.clone().out_placements([R]);
                 case.check(&mesh, [R], [R], |x, w| all.call((x, w)))?;
                 let all = all.in_grad_placements(([R], [R]));
                 case.check(&mesh, [R], [R], |x, w| all.call((x, w)))?;
-                // A share of a sum, which is summed afterwards.
+                // The result is partial and is reduced after the call.
                 let partial = local_map(|x: &Tensor, w: &Tensor| x.matmul(w)).out_placements([P]);
                 case.check(&mesh, [Shard(1)], [Shard(0)], |x, w| partial.call((x, w))?.sin())?;
-                // Or inside, so that all ranks have the same: their gradients are one together.
+                // The function reduces the result itself, so it is replicated and its gradient on each rank is partial.
                 let group = mesh.group(0)?.clone();
                 let sum = move |x: &Tensor, w: &Tensor| group.all_reduce(&x.matmul(w)?, ReduceOp::Sum)?.sin();
                 let sum = local_map(sum).out_placements([R]).out_grad_placements([P]);
                 case.check(&mesh, [Shard(1)], [Shard(0)], |x, w| sum.call((x, w)))?;
-                // Brought there first, from anywhere.
+                // The inputs are redistributed first, from any placement.
                 let moving = rows.in_placements(([Shard(0)], [R])).redistribute_inputs(true);
                 for x in [R, Shard(0), Shard(1)] {
                     for w in [R, Shard(0), Shard(1)] {
@@ -85,12 +85,13 @@ fn of_products_cut_in_every_way() {
 }
 
 #[test]
-fn on_a_square_of_ranks() {
+fn gradients_on_a_2d_mesh() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         for (n, k, m) in [(4, 4, 4), (5, 3, 3), (1, 2, 5), (0, 2, 3)] {
             let case = Case::new(n, k, m)?;
-            // Rows along one dim, columns along the other: each input is used for parts along the one that it is whole on.
+            // Rows are sharded along one mesh dim, columns along the other. The gradient of each input is partial on
+            // the mesh dim on which the input is replicated.
             let mm = local_map(|x: &Tensor, w: &Tensor| x.matmul(w)?.sin())
                 .in_placements(([Shard(0), R], [R, Shard(1)]))
                 .out_placements([Shard(0), Shard(1)])
@@ -104,7 +105,7 @@ fn on_a_square_of_ranks() {
 }
 
 #[test]
-fn of_some_results_through_lists_and_options() {
+fn gradients_through_lists_and_options() {
     spmd(3, |world| {
         let mesh = line(&world)?;
         let wholes = [numbers(0, [4, 2])?, numbers(1, [4, 2])?];
@@ -128,7 +129,7 @@ fn of_some_results_through_lists_and_options() {
         for (laid, leaf) in laid.iter().zip(&leaves) {
             close(&laid.grad().expect("a leaf"), &leaf.grad().expect("a leaf"));
         }
-        // One that does not require a gradient makes none.
+        // Inputs that do not require a gradient give results that do not either.
         let plain = distribute_tensor(&wholes[0], &mesh, [Shard(0)])?;
         let y = local_map(Tensor::neg).out_placements([Shard(0)]).call(&plain)?;
         assert!(!y.requires_grad());
@@ -138,9 +139,9 @@ fn of_some_results_through_lists_and_options() {
     });
 }
 
-/// The gradient of a plain tensor beside distributed ones is this rank's own.
+/// Each rank has its own gradient of a plain tensor that is passed next to distributed ones.
 #[test]
-fn of_plain_tensors_beside_distributed_ones() {
+fn gradients_of_plain_tensors_are_local() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let x = distribute_tensor(&numbers(0, [3])?, &mesh, [Shard(0)])?.requires_grad_(true)?;
@@ -155,7 +156,7 @@ fn of_plain_tensors_beside_distributed_ones() {
 }
 
 #[test]
-fn checkpoints_run_it_again() {
+fn gradients_of_recomputed_maps() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let case = Case::new(3, 5, 2)?;
@@ -174,7 +175,8 @@ fn checkpoints_run_it_again() {
     });
 }
 
-/// Of a function of both inputs: the gradient with respect to the second, weighed, and the gradients of that.
+/// Returns the gradient of `function` with respect to `w`, and the gradients of its weighted sum with respect to `x`
+/// and `w`.
 fn twice(
     x: &Tensor,
     w: &Tensor,
@@ -190,7 +192,7 @@ fn twice(
 }
 
 #[test]
-fn of_gradients() {
+fn gradients_of_gradients() {
     for ranks in 1..=3 {
         spmd(ranks, |world| {
             let mesh = line(&world)?;
@@ -206,7 +208,7 @@ fn of_gradients() {
                 let (x, w) = (leaf(1, n, k)?, leaf(2, k, m)?);
                 let (dy, dw) = (numbers(3, [n, m])?, numbers(4, [k, m])?);
                 let due = twice(&x, &w, [&dy, &dw], product)?;
-                // However the weights lie, and so the gradients that come back.
+                // The gradients that flow back have the placements of the weights.
                 for lies in [R, Shard(0), Shard(1), P] {
                     let weights = [&lay(&dy, R)?.detach(), &lay(&dw, lies)?.detach()];
                     let by_rows =
@@ -231,9 +233,9 @@ fn of_gradients() {
     }
 }
 
-/// Parts are in the dtype of the scope that the function is called in, and gradients in that of the inputs.
+/// Results have the dtype of the autocast scope around the call, and gradients the dtype of the inputs.
 #[test]
-fn under_autocast() {
+fn gradients_under_autocast() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let (x, w) = (numbers(1, [5, 3])?.to_dtype(DType::F32)?, numbers(2, [3, 4])?.to_dtype(DType::F32)?);
@@ -253,7 +255,7 @@ fn under_autocast() {
         for (laid, whole) in [(&laid_x, &whole_x), (&laid_w, &whole_w)] {
             let (got, due) = (laid.grad().expect("a leaf"), whole.grad().expect("a leaf"));
             assert_eq!(got.dtype(), DType::F32);
-            // The sums over rows are rounded once on each rank.
+            // Each rank rounds its sum over rows, so the result differs slightly.
             let apart = got.full_tensor()?.sub(&due)?.abs()?.max_all()?.item::<f32>()?;
             assert!(apart <= 0.02, "{apart}");
         }

@@ -1,8 +1,8 @@
-//! Every collective is known by the line it is done for.
+//! Tests of the source line that each collective records.
 
 use super::*;
 
-/// The collectives of `body` and their lines in this file.
+/// Returns the collectives of `body` with their lines in this file.
 fn traced<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Vec<(&'static str, u32)>)> {
     let (result, calls) = record(body);
     let line = |call: &dtensor::comm::Call| {
@@ -13,7 +13,7 @@ fn traced<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Vec<(&'static str, 
 }
 
 #[test]
-fn collectives_are_those_of_the_call_and_of_the_lines_in_the_function() {
+fn collectives_record_the_line_of_the_call_or_in_the_function() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let x = numbers(0, [4, 3])?;
@@ -38,7 +38,7 @@ fn collectives_are_those_of_the_call_and_of_the_lines_in_the_function() {
         let comm_mode = CommDebugMode::new();
         comm_mode.run(|| sum.call((&mesh, &rows)))?;
         assert_eq!(comm_mode.get_comm_counts().to_string(), "all_reduce: 1, all_to_all: 1");
-        // What is said needs none; nor does what nothing cuts.
+        // There is no exchange if the shape is given, or if the result is not sharded.
         let (_, calls) = traced(|| sum.clone().out_shapes([4, 3]).call((&mesh, &rows)))?;
         assert_eq!(calls.iter().map(|call| call.0).collect::<Vec<_>>(), ["all_to_all", "all_reduce"]);
         let whole = distribute_tensor(&x, &mesh, [R])?;

@@ -1,5 +1,4 @@
-//! `local_map`: what functions may take and return, what they are given and what is made of their results, for all sizes and
-//! meshes.
+//! Tests of `local_map`: types of arguments and results, redistribution of inputs, errors, and gradients.
 
 mod gradients;
 mod lines;
@@ -23,14 +22,14 @@ fn line(world: &World) -> Result<DeviceMesh> {
     DeviceMesh::new(world, [world.size()], "tp")
 }
 
-/// Other numbers for every seed, the same on all ranks.
+/// Returns numbers that depend on the seed and are the same on all ranks.
 fn numbers(seed: i64, shape: impl Into<Shape>) -> Result<Tensor> {
     let shape = shape.into();
     let n = shape.numel() as i64;
     Tensor::arange(0, n, 1, DType::F64)?.mul(0.37)?.add(seed as f64)?.sin()?.reshape(&shape)
 }
 
-/// A type of a user's own.
+/// A user type that is passed through unchanged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Config {
     scale: f64,
@@ -118,13 +117,13 @@ fn lists_options_and_tuples_have_an_entry_for_each_member() {
         close(&owned.call((laid.clone(),))?, &due);
         let of_one = local_map(|x: Tensor| x.neg()).out_placements([Shard(0)]);
         close(&of_one.call((laid[0].clone(),))?, &all[0].neg()?);
-        // The members are told apart; the tensor after the list has the fourth entry.
+        // Each list member has its own entry, so the tensor after the list has the fourth entry.
         let scaled = |list: &[Tensor], y: &Tensor, a: f64| sum(list)?.add(&y.mul(a)?);
         let scaled = local_map(scaled).out_placements([Shard(0)]).redistribute_inputs(true);
         let entries = ([Shard(0)], [Shard(0)], [Shard(0)], [Shard(0)], None);
         let (y, calls) = record(|| scaled.clone().in_placements(entries).call((&laid, &whole, 2.0)));
         close(&y?, &due.add(&all[0].mul(2.0)?)?);
-        // A part of what is whole is there already; the sizes of the result are exchanged.
+        // To shard a replicated input needs no communication. Only the sizes of the result are exchanged.
         assert_eq!(calls.iter().map(|call| call.collective.name()).collect::<Vec<_>>(), ["exchange"]);
         let entries = vec![Some([Shard(0)].into()); 3];
         raises(
@@ -146,14 +145,14 @@ fn lists_options_and_tuples_have_an_entry_for_each_member() {
 }
 
 #[test]
-fn results_may_be_of_any_kind() {
+fn results_may_be_of_any_type() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let x = numbers(0, [5, 2])?;
         let laid = distribute_tensor(&x, &mesh, [Shard(0)])?;
         let mine = laid.to_local()?;
 
-        // No tensor: it comes back as it is, on each rank its own.
+        // Each rank gets its own value, unchanged, if the result is not a tensor.
         assert_eq!(local_map(|x: &Tensor| Ok(x.dims()[0])).call(&laid)?, [3, 2][world.rank()]);
         assert_eq!(local_map(|_: &Tensor| Ok("a word")).out_placements(None).call(&laid)?, "a word");
         local_map(|_: &Tensor| Ok(())).call(&laid)?;
@@ -161,11 +160,11 @@ fn results_may_be_of_any_kind() {
         assert_eq!(local_map(move |_: &Tensor| Ok(config)).call(&laid)?, config);
         let counts = local_map(|x: &Tensor| Ok(Plain(BTreeMap::from([("rows", x.dims()[0])]))));
         assert_eq!(counts.call(&laid)?["rows"], mine.dims()[0]);
-        // A tensor that is left alone.
+        // A tensor inside `Plain` is returned unchanged.
         let left: Tensor = local_map(|x: &Tensor| x.neg().map(Plain)).call(&laid)?;
         close(&left, &mine.neg()?);
 
-        // A tuple has an entry for each.
+        // A tuple has an entry for each member.
         let both = local_map(|x: &Tensor| Ok((x.neg()?, x.dims()[0] > 2))).out_placements(([Shard(0)], None));
         let (y, many) = both.call(&laid)?;
         close(&y, &x.neg()?);
@@ -179,7 +178,7 @@ fn results_may_be_of_any_kind() {
         let none_of_two = local_map(|_: &Tensor| Ok((1, 2.0)));
         assert_eq!(none_of_two.call(&laid)?, (1, 2.0));
 
-        // A list has one for each member, and an option one.
+        // A list has an entry for each member, and an option has one entry.
         let list =
             local_map(|x: &Tensor, n: usize| (0..n).map(|i| x.mul(i as f64)).collect::<Result<Vec<_>>>());
         let all = list.clone().out_placements(([Shard(0)], [Shard(0)], [Shard(0)])).call((&laid, 3))?;
@@ -200,11 +199,11 @@ fn results_may_be_of_any_kind() {
 }
 
 #[test]
-fn functions_are_items_closures_boxes_and_methods() {
+fn functions_may_be_items_closures_boxes_or_methods() {
     fn halved(x: &Tensor) -> Result<Tensor> {
         x.mul(0.5)
     }
-    /// Whatever it is.
+    /// Calls `local_map` with any type of function.
     fn call<'a, F: MapFunction<(&'a Tensor,)>>(function: F, x: &'a Tensor) -> Result<F::Output> {
         local_map(function).out_placements([Shard(-1)]).call((x,))
     }
@@ -224,7 +223,7 @@ fn functions_are_items_closures_boxes_and_methods() {
 }
 
 #[test]
-fn a_map_is_called_many_times_with_what_it_holds() {
+fn a_map_can_be_called_many_times() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let calls = Cell::new(0);
@@ -246,12 +245,12 @@ fn a_map_is_called_many_times_with_what_it_holds() {
             y = moving.call((&y.redistribute([R])?, &mut log))?;
         }
         close(&y, &x.add(8.0)?);
-        // Other sizes, another mesh.
+        // The same map with other sizes and another mesh.
         let long = numbers(1, [7])?;
         let line = DeviceMesh::from_ranks(&world, &[1, 0], [2], "other")?;
         close(&step.call((&distribute_tensor(&long, &line, [Shard(0)])?, &mut log))?, &long.add(1.0)?);
         assert_eq!((calls.get(), log.len()), (9, 9));
-        // As a plain closure.
+        // A map inside a closure.
         let plain = |x: &Tensor| step.call((x, &mut Vec::new()));
         close(&plain(&y)?, &x.add(9.0)?);
         Ok(())
@@ -259,7 +258,7 @@ fn a_map_is_called_many_times_with_what_it_holds() {
 }
 
 #[test]
-fn without_distributed_inputs_the_result_is_what_the_function_returns() {
+fn without_distributed_inputs_the_function_result_is_unchanged() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let x = numbers(world.rank() as i64, [2, 3])?;
@@ -268,7 +267,7 @@ fn without_distributed_inputs_the_result_is_what_the_function_returns() {
             Ok((sum.clone(), x.dims().len(), Some(sum)))
         });
         let due = numbers(0, [2, 3])?.add(&numbers(1, [2, 3])?)?;
-        // Nothing is said, or too little, or what cannot be: there is nothing to wrap.
+        // Missing or invalid placements do not matter, because no result is wrapped.
         for map in [
             sum.clone(),
             sum.clone().device_mesh(&mesh),
@@ -280,7 +279,7 @@ fn without_distributed_inputs_the_result_is_what_the_function_returns() {
             assert_eq!(n, 2);
             close(&y, &due);
         }
-        // A distributed tensor that the function makes is no matter of `local_map`.
+        // A distributed tensor that the function creates is returned unchanged.
         let made = local_map(|mesh: &DeviceMesh, x: &Tensor| distribute_tensor(x, mesh, [Shard(0)]));
         assert_eq!(made.call((&mesh, &due))?.placements(), [Shard(0)]);
         Ok(())
@@ -306,7 +305,7 @@ fn ranks_outside_the_mesh_do_not_run_the_function() {
             let error = raises(result, "rank 1 is not in the mesh").to_string();
             assert!(error.contains("`if mesh.coordinate().is_some()`"), "{error}");
             assert!(calls.is_empty() && !ran.get());
-            // Plain tensors are its own.
+            // With plain tensors, this rank runs the function.
             close(&neg.call(&x)?, &x.neg()?);
         }
         Ok(())
@@ -314,7 +313,7 @@ fn ranks_outside_the_mesh_do_not_run_the_function() {
 }
 
 #[test]
-fn a_map_can_be_shown() {
+fn debug_shows_all_options_of_a_map() {
     let map = local_map(|x: &Tensor| x.neg()).out_placements([Shard(0)]).in_placements((Shard(1),));
     let shown = format!("{map:?}");
     assert!(shown.starts_with("local_map(") && shown.contains("out_placements=([S(0)],)"), "{shown}");
@@ -326,9 +325,9 @@ fn a_map_can_be_shown() {
     assert!(shown.contains(&said), "{shown}");
 }
 
-/// What was asked for is not implicit.
+/// `redistribute_inputs` asks for the redistribution, so it does not count as implicit.
 #[test]
-fn inputs_are_redistributed_where_communication_is_explicit() {
+fn inputs_are_redistributed_explicitly() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let x = numbers(0, [3, 5])?;
@@ -342,7 +341,7 @@ fn inputs_are_redistributed_where_communication_is_explicit() {
             calls.iter().map(|call| call.collective.name()).collect::<Vec<_>>(),
             ["all_to_all", "exchange"]
         );
-        // What the function does with distributed tensors that it holds is.
+        // Operators on distributed tensors inside the function still communicate implicitly.
         let held = rows.clone();
         let implicit = local_map(move |_: &Tensor| Ok(Plain(held.add(&columns)?)));
         raises(explicit_communication(ImplicitCommunication::Error, || implicit.call(&rows)), "add");
@@ -350,9 +349,9 @@ fn inputs_are_redistributed_where_communication_is_explicit() {
     });
 }
 
-/// Shapes without data go the same way.
+/// Meta tensors, which have no data, get the same shapes and layouts.
 #[test]
-fn meta_tensors_have_shapes() {
+fn meta_tensors_get_shapes_and_layouts() {
     spmd(3, |world| {
         let mesh = line(&world)?;
         for n in [6, 5, 2, 0] {
@@ -374,9 +373,9 @@ fn meta_tensors_have_shapes() {
     });
 }
 
-/// However many results are cut, their sizes are told at once.
+/// Any number of sharded results needs only one exchange.
 #[test]
-fn sizes_of_all_results_are_told_in_one_exchange() {
+fn sizes_of_all_results_are_exchanged_at_once() {
     spmd(3, |world| {
         let mesh = line(&world)?;
         let x = numbers(0, [5, 4])?;
@@ -393,7 +392,7 @@ fn sizes_of_all_results_are_told_in_one_exchange() {
         close(&turned, &x.transpose(0, 1)?);
         close(&sums.expect("it is there"), &x.sum([1])?);
         close(&sum, &x.sum([0])?);
-        // Whether an optional one is there is told even if its shape is said, but not if all are said to be the same.
+        // Ranks exchange whether an optional result exists even if its shape is given, but not with `even_outputs`.
         let some = local_map(|x: &Tensor| Ok(Some(x.sum([0])?))).out_placements([P]);
         let (_, calls) = record(|| some.clone().out_shapes([4]).call(&laid));
         assert_eq!(names(&calls), ["exchange"]);

@@ -1,10 +1,10 @@
-//! What is refused, and when: before anything is moved or run, where it can be known then.
+//! Tests of errors of `local_map`. If possible, they come before any communication and before the function runs.
 
 use std::time::Duration;
 
 use super::*;
 
-/// Asserts that a call is refused by `local_map` with all of these words before anything is communicated.
+/// Asserts that `local_map` returns an error with all of these words before any communication.
 #[track_caller]
 fn refused<T>(body: impl FnOnce() -> Result<T>, words: &[&str]) {
     let (result, calls) = record(body);
@@ -17,7 +17,7 @@ fn refused<T>(body: impl FnOnce() -> Result<T>, words: &[&str]) {
     assert!(calls.is_empty(), "{message}: {calls:?}");
 }
 
-/// What must not be run.
+/// A function that must not run.
 fn never(_: &Tensor, _: &Tensor, _: f64) -> Result<Tensor> {
     panic!("what is refused is not run")
 }
@@ -42,14 +42,14 @@ impl Bench {
 }
 
 #[test]
-fn arguments() {
+fn invalid_argument_placements_are_errors() {
     spmd(2, |world| {
         let b = Bench::new(&world)?;
         let (rows, columns) = (&b.rows, &b.columns);
         let map = local_map(never).out_placements([Shard(0)]);
         let both = (rows, columns, 2.0);
 
-        // The number of entries.
+        // Wrong numbers of entries.
         let too_few = map.clone().in_placements(([Shard(0)], [Shard(1)]));
         refused(
             || too_few.call(both),
@@ -70,11 +70,11 @@ fn arguments() {
             || grads.call(both),
             &["in_grad_placements length 2 does not match the number of input args 3"],
         );
-        // The number counts even where no input is distributed.
+        // The number of entries is checked even if no input is distributed.
         let plain = rows.to_local()?;
         refused(|| too_few.call((&plain, &plain, 2.0)), &["in_placements length 2"]);
 
-        // What has to be there, and what must not.
+        // Missing placements for tensors, and placements for values that are not tensors.
         let none = map.clone().in_placements((None, [Shard(1)], None));
         refused(
             || none.call(both),
@@ -102,7 +102,7 @@ fn arguments() {
             &["non-tensor input 2 (f64) expects None placements but received [R]", "in_grad_placements"],
         );
 
-        // What lies otherwise; the first input, which could be moved, is not.
+        // Inputs with other placements. In the second case the first input could be redistributed, but is not.
         let other = map.clone().in_placements(([Shard(1)], [Shard(1)], None));
         refused(
             || other.call(both),
@@ -117,11 +117,11 @@ fn arguments() {
             || last.call(both),
             &["in_placements of input 1: sharding dim 7 is equal to or greater than tensor ndim 2"],
         );
-        // The same by another name is not otherwise.
+        // `Shard(-2)` is the same placement as `Shard(0)`.
         let same = local_map(|x: &Tensor| Ok(x.numel())).in_placements([Shard(-2)]);
         assert_eq!(same.call(rows)?, [9, 6][world.rank()]);
 
-        // Placements that are none for this mesh and tensor.
+        // Placements that are invalid for this mesh and tensor.
         let on_two = map.clone().in_placements(([Shard(0), R], [Shard(1)], None));
         refused(
             || on_two.call(both),
@@ -140,7 +140,7 @@ fn arguments() {
         let grads = local_map(Tensor::neg).out_placements([Shard(0), R]).in_grad_placements(mixed);
         refused(|| grads.call(&b.on_square), &["in_grad_placements of input 0: mixed Partial reduce types"]);
 
-        // Gradients that parts of these inputs cannot have.
+        // Gradient placements that do not match the shards of the input.
         for (grad, shown) in [([Shard(1)], "[5, 3] [S(1)]"), ([R], "[5, 3] [R]"), ([P], "[5, 3] [P(sum)]")] {
             let grads = map.clone().in_grad_placements((grad, [Shard(1)], None));
             let words = "in_grad_placements of input 0: a gradient of a tensor [5, 3] [S(0)] cannot be";
@@ -151,7 +151,7 @@ fn arguments() {
 }
 
 #[test]
-fn meshes() {
+fn mismatched_meshes_are_errors() {
     spmd(2, |world| {
         let b = Bench::new(&world)?;
         let map = local_map(never).out_placements([Shard(0)]);
@@ -167,7 +167,7 @@ fn meshes() {
         let given = map.clone().device_mesh(&b.square);
         refused(|| given.call((&b.rows, &b.columns, 1.0)), &["input 0 is on", "but device_mesh is", "dp=2"]);
         refused(|| given.call((&b.on_square, &b.columns, 1.0)), &["input 1 is on", "but device_mesh is"]);
-        // One that is equal will do.
+        // An equal mesh is accepted.
         let same = line(&world)?;
         let neg = local_map(Tensor::neg).out_placements([Shard(0)]).device_mesh(&same);
         close(&neg.call(&b.rows)?, &b.rows.full_tensor()?.neg()?);
@@ -176,12 +176,12 @@ fn meshes() {
 }
 
 #[test]
-fn results_that_their_types_tell() {
+fn invalid_result_placements_are_errors_before_the_call() {
     spmd(2, |world| {
         let b = Bench::new(&world)?;
         let never = |_: &Tensor| -> Result<(Tensor, bool)> { panic!("what is refused is not run") };
         let map = local_map(never);
-        // The number of entries.
+        // Wrong numbers of entries.
         let words = "local_map requires one PlacementType be provided for each output value";
         refused(
             || map.clone().out_placements([Shard(0)]).call(&b.rows),
@@ -194,7 +194,7 @@ fn results_that_their_types_tell() {
         );
         let three = map.clone().out_placements(([Shard(0)], None, None));
         refused(|| three.call(&b.rows), &[words, "out_placements=([S(0)], None, None)"]);
-        // A list is how one tensor lies.
+        // A plain list is one entry: the placements of one tensor.
         let list = map.clone().out_placements([Shard(0), R]);
         refused(|| list.call(&b.rows), &[words, "out_placements=([S(0), R],)"]);
         let list = local_map(Tensor::neg).out_placements([Shard(0), R]);
@@ -205,7 +205,7 @@ fn results_that_their_types_tell() {
                 "[S(0), R]",
             ],
         );
-        // What has to be there, and what must not.
+        // Missing placements for tensors, and placements for values that are not tensors.
         refused(
             || map.call(&b.rows),
             &[
@@ -242,7 +242,7 @@ fn results_that_their_types_tell() {
             || said.clone().out_grad_placements(([R, R], None)).call(&b.rows),
             &["out_grad_placements of output 0", "[R, R] has 2 for a mesh of 1 dims"],
         );
-        // With the shape, all is known.
+        // With a given shape, placements can be checked against it.
         let low = map.clone().out_placements(([Shard(2)], None)).out_shapes(([5, 3], None));
         refused(|| low.call(&b.rows), &["out_placements of output 0: sharding dim 2"]);
         let known = said.out_shapes(([5, 3], None));
@@ -253,7 +253,7 @@ fn results_that_their_types_tell() {
             let words = "out_grad_placements of output 0: a gradient of a tensor [5, 3] [S(0)] cannot be";
             refused(|| other.call(&b.rows), &[words]);
         }
-        // Nothing has been moved for what is refused then.
+        // These errors come before any input is redistributed.
         let moving = map.in_placements([Shard(1)]).redistribute_inputs(true);
         refused(|| moving.call(&b.rows), &["output 0 is a tensor"]);
         Ok(())
@@ -261,15 +261,15 @@ fn results_that_their_types_tell() {
 }
 
 #[test]
-fn results_that_must_be_seen() {
+fn invalid_results_are_errors_after_the_call() {
     spmd(2, |world| {
         let b = Bench::new(&world)?;
         let rows = &b.rows;
-        // A dim that the result does not have: all ranks find it.
+        // All ranks return an error if the result lacks the sharded dim.
         let sum = local_map(|x: &Tensor| x.sum([1]));
         let error = raises(sum.clone().out_placements([Shard(1)]).call(rows), "sharding dim 1").to_string();
         assert!(error.starts_with("local_map: output 0: "), "{error}");
-        // A list that is too long or too short.
+        // Lists with the wrong number of members.
         let list = local_map(|x: &Tensor| Ok(vec![x.neg()?, x.clone()]));
         let words = "local_map requires one PlacementType be provided for each output value";
         refused(|| list.clone().out_placements([Shard(0)]).call(rows), &[words, "(a tensor, a tensor)"]);
@@ -277,7 +277,7 @@ fn results_that_must_be_seen() {
         refused(|| list.call(rows), &["output 0 is a tensor and expects placements but received None"]);
         let some = local_map(|x: &Tensor| Ok((1, Some(x.clone()))));
         refused(|| some.call(rows), &["output 1 is a tensor and expects placements but received None"]);
-        // A distributed one.
+        // A distributed result.
         let held = rows.clone();
         let distributed = local_map(move |x: &Tensor| Ok((x.neg()?, held.neg()?)));
         refused(
@@ -287,21 +287,21 @@ fn results_that_must_be_seen() {
                 "`to_local`",
             ],
         );
-        // A gradient that its parts cannot have.
+        // A gradient placement that does not match the shards of the result.
         let grads = local_map(Tensor::neg).out_placements([Shard(0)]).out_grad_placements([R]);
         let error = raises(grads.call(rows), "a gradient of a tensor [5, 3] [S(0)] cannot be").to_string();
         assert!(error.contains("output 0") && error.contains("[5, 3] [R]"), "{error}");
-        // What the function finds wrong is told as it is.
+        // An error of the function is returned unchanged.
         let fails = local_map(|x: &Tensor| x.reshape([7])).out_placements([Shard(0)]);
         raises(fails.call(rows), "reshape");
-        // The inputs are what they were, and the ranks go on with each other.
+        // The inputs are unchanged, and the ranks can still communicate.
         close(rows, &numbers(0, [5, 3])?);
         close(&local_map(Tensor::neg).out_placements([Shard(0)]).call(rows)?, &numbers(0, [5, 3])?.neg()?);
         Ok(())
     });
 }
 
-/// If one rank fails in the function, those that wait for its part are told.
+/// If the function fails on one rank, the others return an error too.
 #[test]
 fn a_rank_that_fails_does_not_leave_the_others_waiting() {
     dtensor::testing::spmd_outcomes(
@@ -327,9 +327,9 @@ fn a_rank_that_fails_does_not_leave_the_others_waiting() {
     );
 }
 
-/// Parts of the same shapes, but other elements.
+/// Gradient shards that have the same shapes as the tensor's shards, but other elements.
 #[test]
-fn gradients_of_other_elements() {
+fn gradients_of_other_elements_are_errors() {
     spmd(4, |world| {
         let square = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let x = distribute_tensor(&numbers(0, [4, 4])?, &square, [Shard(0), Shard(1)])?;
@@ -344,7 +344,7 @@ fn gradients_of_other_elements() {
         let x = distribute_tensor(&numbers(0, [8])?, &line, [Shard(0)])?;
         let pieces = local_map(never).out_placements([Shard(0)]).in_grad_placements([strided]);
         refused(|| pieces.call(&x), &["in_grad_placements of input 0", "[8] [_S(0, 2)]"]);
-        // The same elements by another name, and nothing by any.
+        // Accepted: other placements of the same elements, and any placements of an empty tensor.
         let x = distribute_tensor(&numbers(0, [1])?, &line, [Shard(0)])?;
         let same = local_map(Tensor::neg).out_placements([Shard(0)]).in_grad_placements([strided]);
         close(&same.call(&x)?, &numbers(0, [1])?.neg()?);
@@ -357,7 +357,7 @@ fn gradients_of_other_elements() {
 
 /// A tensor that only some ranks return is an error on all of them.
 #[test]
-fn results_that_are_there_on_some_ranks() {
+fn results_missing_on_some_ranks_are_errors() {
     spmd(3, |world| {
         let mesh = line(&world)?;
         let x = distribute_tensor(&numbers(0, [5])?, &mesh, [Shard(0)])?;
@@ -372,21 +372,21 @@ fn results_that_are_there_on_some_ranks() {
                     "{message}"
                 );
             }
-            // Beside others.
+            // An optional result next to a list.
             let list = move |x: &Tensor| Ok((vec![x.neg()?], if there { Some(x.neg()?) } else { None }));
             let map = local_map(list).out_placements(([Shard(0)], [R])).out_shapes(([5], None));
             raises(map.call(&x), "output 1: inconsistent results");
         }
-        // They can go on with each other.
+        // The ranks can still communicate.
         let some = local_map(|x: &Tensor| Ok(Some(x.neg()?))).out_placements([Shard(0)]);
         close(&some.call(&x)?.expect("it is there"), &numbers(0, [5])?.neg()?);
         Ok(())
     });
 }
 
-/// A value of a user's own that takes less than it has given.
+/// A user type that takes fewer tensors than it gives.
 #[test]
-fn values_that_leave_tensors() {
+fn values_that_do_not_take_all_tensors_are_errors() {
     struct Pair(Tensor, Tensor);
 
     impl MapValue for Pair {

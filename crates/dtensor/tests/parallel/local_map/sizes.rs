@@ -1,17 +1,17 @@
-//! Results have their true sizes: even, uneven, smaller than the mesh, empty.
+//! Tests of the global shapes of results: even, uneven, smaller than the mesh and empty.
 
 use dtensor::FromLocalOptions;
 
 use super::*;
 
-/// Lists of placements for a mesh of so many dims.
+/// Returns all lists of placements for a mesh with this number of dims.
 fn lists(mesh_dims: usize, choices: &[Placement]) -> Vec<Vec<Placement>> {
     (0..mesh_dims).fold(vec![Vec::new()], |lists, _| {
         lists.iter().flat_map(|list| choices.iter().map(|&p| [&list[..], &[p]].concat())).collect()
     })
 }
 
-/// That a result is what one device has, and that this rank has the part of it that the placements call for.
+/// Asserts that a result equals that of a single device, and that its local shard has the size of its placements.
 #[track_caller]
 fn check(y: &Tensor, due: &Tensor, placements: &[Placement]) {
     assert_eq!((y.dims(), y.placements()), (due.dims(), placements));
@@ -21,7 +21,7 @@ fn check(y: &Tensor, due: &Tensor, placements: &[Placement]) {
 }
 
 #[test]
-fn on_a_line_of_ranks() {
+fn shapes_on_a_1d_mesh() {
     for ranks in 1..=4 {
         spmd(ranks, |world| {
             let mesh = line(&world)?;
@@ -33,10 +33,10 @@ fn on_a_line_of_ranks() {
 
                 let scaled = local_map(|x: &Tensor| x.mul(2.0)?.add(1.0)).out_placements([Shard(0)]);
                 check(&scaled.call(&rows)?, &x.mul(2.0)?.add(1.0)?, &[Shard(0)]);
-                // Other shapes than the input's, cut along another dim.
+                // A result with another shape than the input, sharded along another dim.
                 let turned = local_map(|x: &Tensor| columns_twice(x)).out_placements([Shard(-1)]);
                 check(&turned.call(&rows)?, &columns_twice(&x)?, &[Shard(1)]);
-                // Rows by all, all by columns, columns by rows.
+                // Row shards times a full matrix, a full matrix times column shards, column shards times row shards.
                 let mm = local_map(|a: &Tensor, b: &Tensor| a.matmul(b));
                 let all = w.matmul(&x)?;
                 let by_all = mm.clone().out_placements([Shard(0)]);
@@ -45,7 +45,7 @@ fn on_a_line_of_ranks() {
                 let by_columns = mm.clone().out_placements([Shard(1)]);
                 check(&by_columns.call((&whole, &columns))?, &x.matmul(&w)?, &[Shard(1)]);
                 check(&mm.out_placements([P]).call((&columns, &rows))?, &all, &[P]);
-                // Several at once, some of them cut.
+                // Several results with different placements.
                 let several = local_map(|x: &Tensor| Ok((x.neg()?, x.sum([0])?, x.dims()[0], x.clone())));
                 let several = several.out_placements(([Shard(0)], [P], None, [Shard(0)]));
                 let (neg, sum, mine, same) = several.call(&rows)?;
@@ -53,7 +53,7 @@ fn on_a_line_of_ranks() {
                 check(&sum, &x.sum([0])?, &[P]);
                 check(&same, &x, &[Shard(0)]);
                 assert_eq!(mine, rows.to_local()?.dims()[0]);
-                // The shape is said.
+                // With a given shape there is no communication.
                 let said = local_map(|x: &Tensor| x.neg()).out_placements([Shard(0)]).out_shapes([n, 3]);
                 let (y, calls) = record(|| said.call(&rows));
                 check(&y?, &x.neg()?, &[Shard(0)]);
@@ -64,7 +64,7 @@ fn on_a_line_of_ranks() {
                     check(&y?, &x.neg()?, &[Shard(0)]);
                     assert!(calls.is_empty());
                 }
-                // Brought there from anywhere.
+                // Inputs are redistributed between any placements.
                 for from in [R, Shard(0), Shard(1)] {
                     let x_from = distribute_tensor(&x, &mesh, [from])?;
                     for to in [R, P, Shard(0), Shard(1)] {
@@ -79,14 +79,14 @@ fn on_a_line_of_ranks() {
     }
 }
 
-/// The columns of a tensor, twice.
+/// Returns the transposed tensor twice, concatenated along dim 0.
 fn columns_twice(x: &Tensor) -> Result<Tensor> {
     let columns = x.transpose(0, 1)?;
     Tensor::cat(&[&columns, &columns], 0)
 }
 
 #[test]
-fn on_a_square_of_ranks() {
+fn shapes_on_a_2d_mesh() {
     spmd(4, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         for (n, m) in [(4, 4), (5, 3), (3, 5), (1, 7), (2, 1), (0, 3), (1, 1)] {
@@ -96,13 +96,13 @@ fn on_a_square_of_ranks() {
                 let map =
                     local_map(|x: &Tensor| x.mul(3.0)).in_placements(&list[..]).out_placements(&list[..]);
                 check(&map.call(&laid)?, &x.mul(3.0)?, &list);
-                // As it lies, with the dims turned.
+                // A transposed result keeps its shards: only the sharded dims change.
                 let turn = |&p: &Placement| p.dim().map_or(p, |dim| Shard(1 - dim));
                 let turned: Vec<Placement> = list.iter().map(turn).collect();
                 let map = local_map(|x: &Tensor| x.transpose(0, 1)).out_placements(&turned[..]);
                 check(&map.call(&laid)?, &x.transpose(0, 1)?, &turned);
             }
-            // Batches along one dim of the mesh, weights cut along the other.
+            // The batch is sharded along one mesh dim, the weight along the other.
             let w = numbers(4, [m, 5])?;
             let laid = distribute_tensor(&x, &mesh, [Shard(0), R])?;
             let weight = distribute_tensor(&w, &mesh, [R, Shard(1)])?;
@@ -116,15 +116,15 @@ fn on_a_square_of_ranks() {
 }
 
 #[test]
-fn partial_values_come_as_they_are() {
+fn partial_inputs_are_passed_unreduced() {
     spmd(3, |world| {
         let mesh = line(&world)?;
-        // One, two and three, which are six together.
+        // The ranks have 1, 2 and 3, so the sum is 6.
         let mine = Tensor::full([4, 2], 1.0 + world.rank() as f64, DType::F64)?;
         let sum = Tensor::from_local(&mine, &mesh, [P])?;
         let twice = local_map(|x: &Tensor| x.mul(2.0)).in_placements([P]).out_placements([P]).call(&sum)?;
         close(&twice, &Tensor::full([4, 2], 12.0, DType::F64)?);
-        // Reduced on the way in: all of it, or a part each.
+        // Redistributed inputs are reduced before the function squares them.
         for to in [R, Shard(0)] {
             let square = local_map(|x: &Tensor| x.mul(x)).in_placements([to]).out_placements([to]);
             let y = square.redistribute_inputs(true).call(&sum)?;
@@ -134,9 +134,9 @@ fn partial_values_come_as_they_are() {
     });
 }
 
-/// Sizes that no tensor cut in this way has are an error on all ranks.
+/// Shard sizes that no sharded tensor has are an error on all ranks.
 #[test]
-fn parts_that_do_not_fit_together_are_refused_by_all() {
+fn inconsistent_shards_are_an_error_on_all_ranks() {
     spmd(3, |world| {
         let mesh = line(&world)?;
         let x = distribute_tensor(&numbers(0, [3])?, &mesh, [Shard(0)])?;
@@ -151,33 +151,33 @@ fn parts_that_do_not_fit_together_are_refused_by_all() {
             let error = raises(sized(sizes).call(&x), "inconsistent tensor metadata").to_string();
             assert!(error.starts_with("local_map: output 0: "), "{error}");
         }
-        // Another number of dims, another dtype.
+        // Different numbers of dims, different dtypes.
         let dims = local_map(move |_: &Tensor| Tensor::ones(&[1, 2, 3][..1 + rank % 2], DType::F32));
         raises(dims.out_placements([Shard(0)]).call(&x), "inconsistent tensor metadata");
         let dtypes = [DType::F32, DType::F64, DType::F32];
         let typed = local_map(move |_: &Tensor| Tensor::ones([1], dtypes[rank]));
         raises(typed.out_placements([Shard(0)]).call(&x), "inconsistent tensor metadata");
-        // What the caller said of the shape is checked by each rank against its own part.
+        // Each rank checks a given shape against its own shard.
         let said = sized([1, 1, 1]).out_shapes([5, 2]);
         if rank == 2 {
             assert_eq!(said.call(&x)?.dims(), [5, 2]);
         } else {
             raises(said.call(&x), "a shard of shape [2, 2] on this rank, but the one given has shape [1, 2]");
         }
-        // They can go on with each other.
+        // The ranks can still communicate.
         assert_eq!(sized([1, 1, 1]).call(&x)?.full_tensor()?.to_f64_vec()?, [1.; 6]);
         Ok(())
     });
 }
 
 #[test]
-fn a_simulated_rank_needs_the_shape() -> Result<()> {
+fn a_simulated_rank_needs_the_global_shape() -> Result<()> {
     let mesh = DeviceMesh::new(&World::simulated(3, 2)?, [3], "tp")?;
     let options = FromLocalOptions { shape: Some([5, 2].into()), ..FromLocalOptions::default() };
     let x = Tensor::from_local_with(&Tensor::ones([1, 2], DType::F32)?, &mesh, [Shard(0)], options)?;
     let neg = local_map(Tensor::neg).out_placements([Shard(0)]);
     assert_eq!(neg.clone().out_shapes([5, 2]).call(&x)?.dims(), [5, 2]);
-    // Else the others are taken to have what this one has.
+    // Without it, all ranks are assumed to have a shard of the size of this rank's.
     assert_eq!(neg.call(&x)?.dims(), [3, 2]);
     Ok(())
 }

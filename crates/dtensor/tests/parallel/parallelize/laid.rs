@@ -1,8 +1,8 @@
-//! Where parameters and buffers come to lie.
+//! Tests of the layouts and values that a plan gives to parameters and buffers.
 
 use super::*;
 
-/// Words in, scores of words out, with one table.
+/// A model from tokens to logits. Its embedding table is also the weight of the output layer.
 #[derive(Clone, Debug, Module)]
 struct Tied {
     words: Embedding,
@@ -25,7 +25,7 @@ impl Tied {
 }
 
 #[test]
-fn a_parameter_in_two_places_lies_in_one_way() {
+fn a_shared_parameter_has_one_layout() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         let words = || RowwiseParallel::new().input_layouts(Replicate);
@@ -36,7 +36,7 @@ fn a_parameter_in_two_places_lies_in_one_way() {
         let weights = Tensor::rand([3, 5, 6], DType::F32)?;
         let want = single.forward(&ids)?;
         want.mul(&weights)?.sum_all()?.backward()?;
-        // Both want it cut along the words, in one plan or in two.
+        // Both styles shard the weight along the vocabulary, in one plan or in two.
         for together in [true, false] {
             let model = deep_copy(&single)?;
             model.zero_grad();
@@ -53,7 +53,7 @@ fn a_parameter_in_two_places_lies_in_one_way() {
             y.mul(&weights)?.sum_all()?.backward()?;
             close(&model.words.weight.grad().unwrap(), &single.words.weight.grad().unwrap());
         }
-        // One of them wants it otherwise.
+        // The two styles need different layouts.
         let model = deep_copy(&single)?;
         let plan = plan! { "words" => ColwiseParallel::new(), "output" => output() };
         refused(
@@ -77,7 +77,7 @@ fn a_parameter_in_two_places_lies_in_one_way() {
                 "needs [6, 4] [S(0)]",
             ],
         );
-        // A module in two places is spread once.
+        // A module in two places is distributed once.
         let layer = Linear::new(4, 4, true)?;
         let twice =
             parallelize_module((layer.clone(), layer), &mesh, plan! { "*" => ColwiseParallel::new() })?;
@@ -88,11 +88,11 @@ fn a_parameter_in_two_places_lies_in_one_way() {
 }
 
 #[test]
-fn values_come_from_the_source() {
+fn values_come_from_the_source_rank() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         let rank = world.rank() as f64;
-        // Other values on every rank.
+        // Every rank has different values.
         let make = || -> Result<(Linear, LayerNorm)> {
             let linear = Linear::from_parameters(
                 Parameter::new(&Tensor::full([4, 3], rank, DType::F32)?)?,
@@ -117,7 +117,7 @@ fn values_come_from_the_source() {
         assert_eq!(counts, "0");
         assert_eq!(linear.weight.get().to_local()?.to_vec::<f32>()?, [rank as f32; 3]);
         assert_eq!(norm.weight.as_ref().unwrap().get().to_local()?.to_vec::<f32>()?, [rank as f32; 3]);
-        // The line that asks for them is that of the caller.
+        // The collectives record the line of the caller.
         let (model, calls) = dtensor::comm::record(|| parallelize_module(make()?, &mesh, plan()));
         model?;
         assert!(calls.iter().all(|call| call.at.file == file!()), "{calls:?}");
@@ -165,7 +165,7 @@ fn frozen_parameters_stay_frozen_and_buffers_are_replicated() {
 }
 
 #[test]
-fn models_without_values_get_them_on_the_mesh() {
+fn meta_models_get_their_values_on_the_mesh() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         manual_seed(5);
@@ -178,7 +178,7 @@ fn models_without_values_get_them_on_the_mesh() {
         model.to_empty(Device::Cpu)?;
         manual_seed(5);
         model.reset_parameters()?;
-        // The numbers drawn are those of a single device.
+        // The random values are the same as on a single device.
         for (ours, theirs) in model.parameters().iter().zip(single.parameters()) {
             assert_eq!(ours.get().full_tensor()?.to_vec::<f32>()?, theirs.get().to_vec::<f32>()?);
         }
@@ -189,7 +189,7 @@ fn models_without_values_get_them_on_the_mesh() {
 }
 
 #[test]
-fn copies_of_a_model_on_a_mesh_are_models_on_it() {
+fn copies_of_a_parallelized_model_are_parallelized() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let model = parallelize_module(MLPModule::new(true)?, &mesh, mlp())?;
@@ -203,7 +203,7 @@ fn copies_of_a_model_on_a_mesh_are_models_on_it() {
         close(&copy.forward(&x)?, &before);
         raises(parallelize_module(&copy, &mesh, mlp()), "should only be called once");
 
-        // Whole values find their places.
+        // Full tensors are sharded when they are loaded.
         let single = MLPModule::new(true)?;
         let state: StateDict = single.state_dict();
         model.load_state_dict(&state, true)?;
@@ -214,8 +214,8 @@ fn copies_of_a_model_on_a_mesh_are_models_on_it() {
 }
 
 #[test]
-fn a_style_of_a_user_lays_out_what_it_says_and_leaves_the_rest_whole() {
-    /// A matrix that is applied from the left, cut along its rows.
+fn a_user_style_shards_what_it_names_and_replicates_the_rest() {
+    /// A layer that multiplies by a matrix from the left. `Rows` shards the matrix along its rows.
     #[derive(Clone, Debug, Module)]
     struct Left {
         matrix: Parameter,
@@ -281,7 +281,7 @@ fn a_style_of_a_user_lays_out_what_it_says_and_leaves_the_rest_whole() {
 }
 
 #[test]
-fn what_a_plan_leaves_of_a_model_without_a_base_can_be_replicated() {
+fn distribute_module_replicates_the_rest_of_a_model_without_a_base() {
     spmd(2, |world| {
         #[derive(Module)]
         struct Baseless {
@@ -303,9 +303,9 @@ fn what_a_plan_leaves_of_a_model_without_a_base_can_be_replicated() {
     });
 }
 
-/// A column-wise embedding and a row-wise layer that share one weight: one gradient, the sum of both uses.
+/// A column-wise embedding and a row-wise layer share one weight. Its gradient is the sum over both uses.
 #[test]
-fn a_tied_weight_collects_one_gradient() {
+fn a_tied_weight_has_one_gradient() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         manual_seed(3);

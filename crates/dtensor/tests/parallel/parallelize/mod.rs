@@ -1,4 +1,4 @@
-//! Plans: what they name, what they refuse, what they leave alone, and that a model on a mesh computes what it did before.
+//! Tests of `parallelize_module`: plans, layouts, errors, and results that match a single device.
 
 mod laid;
 mod plans;
@@ -32,7 +32,7 @@ fn mlp() -> ParallelPlan {
     plan! { "net1" => ColwiseParallel::new(), "net2" => RowwiseParallel::new() }
 }
 
-/// How every parameter and buffer lies, by name; `-` if on no mesh.
+/// Returns the name and the placements of every parameter and buffer, with `-` for a plain tensor.
 fn laid(module: &dyn Module) -> Vec<String> {
     let shown = |x: &Tensor| match x.placements() {
         [] => "-".to_string(),
@@ -43,7 +43,7 @@ fn laid(module: &dyn Module) -> Vec<String> {
     parameters.chain(buffers).map(|(name, x)| format!("{name} {}", shown(&x))).collect()
 }
 
-/// Everything about a module that a plan might change: values, layouts, gradients wanted and had, hooks.
+/// Returns everything that a plan could change in a module: values, layouts, `requires_grad`, gradients and hooks.
 fn whole_state(module: &dyn Module) -> BTreeMap<String, String> {
     let value = |x: &Tensor| {
         let local = if x.is_distributed() { x.to_local().unwrap() } else { x.clone() };
@@ -64,7 +64,7 @@ fn whole_state(module: &dyn Module) -> BTreeMap<String, String> {
     all
 }
 
-/// Asserts that a plan is refused with these words, without a word between ranks, and the module left as it was.
+/// Asserts that a plan returns an error with all of `words`, without communication, and leaves the module unchanged.
 #[track_caller]
 fn refused(module: &dyn Module, mesh: &DeviceMesh, plan: impl Into<ParallelPlan>, words: &[&str]) {
     let before = whole_state(module);

@@ -1,4 +1,4 @@
-//! What plans name, and what they do without being told more.
+//! Tests of plans: how paths name modules, how plans and styles are written, and on which mesh they act.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn paths_name_modules_with_wildcards_level_by_level() {
                 assert!(all.contains(&format!("{at}.bias S(0)")), "{path}: {all:?}");
             }
         }
-        // As in PyTorch's test of the comm mode: all of it, under the name of the root.
+        // As in PyTorch's test of `CommDebugMode`, all paths begin with the type of the root.
         let model = parallelize_module(
             MLPStacked::new(2)?,
             &mesh,
@@ -37,12 +37,12 @@ fn paths_name_modules_with_wildcards_level_by_level() {
         assert_eq!(model.parameters().iter().filter(|p| p.get().is_distributed()).count(), 8);
         assert_eq!(model.forward(&Tensor::ones([3, 10], DType::F32)?)?.dims(), [3, 10]);
 
-        // The empty path and the name of the type alone are the model itself.
+        // The empty path and the type of the root name the model itself.
         for path in ["", "Linear"] {
             let layer = parallelize_module(Linear::new(4, 4, false)?, &mesh, plan! { path => row() })?;
             assert_eq!(laid(&layer), ["weight S(1)"]);
         }
-        // A child of that name comes first.
+        // A child with the same name as the root's type takes precedence.
         #[derive(Debug, Module)]
         #[allow(non_snake_case)]
         struct Outer {
@@ -52,7 +52,7 @@ fn paths_name_modules_with_wildcards_level_by_level() {
         let outer = Outer { Outer: Linear::new(2, 2, false)?, other: Linear::new(2, 2, false)? };
         let outer = parallelize_module(outer, &mesh, plan! { "Outer" => col() })?;
         assert_eq!(laid(&outer), ["Outer.weight S(0)", "other.weight -"]);
-        // A branch of a wildcard may be a dead end, as long as one is not.
+        // Some matches of a wildcard may lack the rest of the path, as long as one has it.
         #[derive(Debug, Module)]
         struct Uneven {
             a: MLPModule,
@@ -126,7 +126,7 @@ fn styles_show_their_layouts() -> Result<()> {
 }
 
 #[test]
-fn styles_that_contradict_themselves_are_refused_when_they_are_made() {
+fn contradictory_layouts_are_an_error_at_construction() {
     raises(
         PrepareModuleInput::new((Shard(0), Shard(1)), Replicate),
         "input_layouts and desired_input_layouts should have same length!",
@@ -151,7 +151,7 @@ fn styles_that_contradict_themselves_are_refused_when_they_are_made() {
 }
 
 #[test]
-fn a_lenient_plan_passes_over_what_it_cannot_find_and_an_empty_one_does_nothing() {
+fn a_lenient_plan_skips_unknown_paths_and_an_empty_plan_does_nothing() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let lenient = ParallelizeOptions { lenient: true, ..ParallelizeOptions::default() };
@@ -167,7 +167,7 @@ fn a_lenient_plan_passes_over_what_it_cannot_find_and_an_empty_one_does_nothing(
         ] {
             assert!(warned[0].contains(words), "{warned:?}");
         }
-        // Other mistakes are mistakes.
+        // A lenient plan still returns all other errors.
         let model = MLPModule::new(false)?;
         let plan = plan! { "relu" => ColwiseParallel::new() };
         raises(parallelize_module_with(&model, &mesh, plan, lenient), "only support");
@@ -181,7 +181,7 @@ fn a_lenient_plan_passes_over_what_it_cannot_find_and_an_empty_one_does_nothing(
 }
 
 #[test]
-fn a_shared_module_may_be_named_by_any_of_its_names() {
+fn a_shared_module_is_found_by_each_of_its_paths() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         for name in ["0", "1", "*"] {
@@ -196,7 +196,7 @@ fn a_shared_module_may_be_named_by_any_of_its_names() {
 }
 
 #[test]
-fn a_part_of_a_mesh_or_the_mesh_of_the_scope_will_do() {
+fn a_plan_acts_on_a_submesh_or_on_the_mesh_in_scope() {
     spmd(RANKS, |world| {
         let grid = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let single = MLPModule::new(true)?;
@@ -209,11 +209,11 @@ fn a_part_of_a_mesh_or_the_mesh_of_the_scope_will_do() {
             assert_eq!((weight.mesh(), weight.to_local()?.dims()), (Some(&grid[name]), &[8, 10][..]));
             let (y, calls) = dtensor::comm::record(|| model.forward(&x));
             assert_eq!((calls.len(), &*calls[0].group), (1, name));
-            // What a hook does is done for the line that called the layer.
+            // The collective of a hook records the line that called the layer.
             assert!(calls[0].at.file.ends_with("models/mlp.rs"), "{:?}", calls[0].at);
             close(&y?, &want);
         }
-        // A rank that is not in the mesh may call everything, and takes no part.
+        // A rank outside the mesh makes the same calls, but does not communicate.
         let two = DeviceMesh::from_ranks(&world, &[2, 0], [2], "tp")?;
         let model = parallelize_module(deep_copy(&single)?, &two, mlp())?;
         let (y, counts) = counted(|| model.forward(&x))?;
@@ -222,7 +222,7 @@ fn a_part_of_a_mesh_or_the_mesh_of_the_scope_will_do() {
         } else {
             assert_eq!(counts, "0");
         }
-        // Alone, there is nobody to talk to.
+        // On a mesh of one rank there is no communication.
         let alone = DeviceMesh::from_ranks(&world, &[world.rank()], [1], "tp")?;
         let (model, counts) = counted(|| parallelize_module(deep_copy(&single)?, &alone, mlp()))?;
         let (y, more) = counted(|| model.forward(&x))?;

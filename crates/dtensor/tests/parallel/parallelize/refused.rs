@@ -1,8 +1,8 @@
-//! What is refused, before anything is changed, and what is undone.
+//! Tests of errors: each one comes before anything changes, or all changes are undone.
 
 use super::*;
 
-/// A style that does what it is told.
+/// A style that calls the given functions.
 #[derive(Debug)]
 struct ShardInfo {
     partition: fn(&dyn Module) -> Result<Option<Partition>>,
@@ -25,7 +25,7 @@ impl ParallelStyle for ShardInfo {
     }
 }
 
-/// A style that asks the other ranks something, and is not understood.
+/// A style whose collective fails, because each rank passes a different shape.
 #[derive(Debug)]
 struct Disagreeing;
 
@@ -42,7 +42,7 @@ impl ParallelStyle for Disagreeing {
 }
 
 #[test]
-fn a_collective_that_failed_in_a_style_stays_what_it_is() {
+fn a_failed_collective_in_a_style_keeps_its_error() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let error =
@@ -56,12 +56,12 @@ fn a_collective_that_failed_in_a_style_stays_what_it_is() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_before_anything_is_changed() {
+fn an_invalid_plan_is_an_error_and_changes_nothing() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         let model = MLPStacked::new(2)?;
         let (col, row) = (ColwiseParallel::new, RowwiseParallel::new);
-        // Paths. What comes before a bad entry is not done either.
+        // Bad paths. The entries before a bad one are not applied either.
         let first = || plan! { "layers.*.net1" => col() };
         for (path, words) in [
             (
@@ -85,7 +85,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
         ] {
             refused(&model, &mesh, first().with(path, col()), &["parallelize_module: ", words]);
         }
-        // Types.
+        // Unsupported module types.
         refused(
             &model,
             &mesh,
@@ -96,7 +96,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
             ],
         );
         refused(&model, &mesh, first().with("", row()), &["`MLPStacked`: RowwiseParallel", "only support"]);
-        // Two styles for one module, in one plan and after another.
+        // Two styles for one module, in one plan or in two.
         let once = "distribute_module should only be called once on a module";
         refused(
             &model,
@@ -112,7 +112,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
             plan! { "net2" => SequenceParallel::new() },
             &[once, "by RowwiseParallel(", "and SequenceParallel("],
         );
-        // A module that has been distributed in another way, or lies on another mesh.
+        // A module that is already distributed, and one whose parameters already have another layout.
         let whole = distribute_module(Linear::new(4, 4, true)?, &mesh, ())?;
         refused(&whole, &mesh, col(), &[once, "by distribute_module"]);
         let model2 = distribute_module(MLPModule::new(true)?, &mesh, ())?;
@@ -122,7 +122,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
             mlp(),
             &["`net1.weight` already has the layout [16, 10] [R] on DeviceMesh", "needs [16, 10] [S(0)]"],
         );
-        // A place for hooks.
+        // A module without a `Base` has no place for hooks.
         #[derive(Debug, Module)]
         struct Bare {
             inner: Linear,
@@ -142,7 +142,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
                 &["`Bare`: ", "`Bare` has no place for hooks: add a field `base: Base`"],
             );
         }
-        // Styles of users: parameters that are not there, dims that are not there, errors of their own.
+        // User styles that name a missing parameter or dim, or return an error of their own.
         let told = |partition| ShardInfo { partition, ..ShardInfo::default() };
         let plan = first().with("layers.1.net2", told(|_| Ok(Some(vec![("wait".into(), Shard(0))]))));
         refused(&model, &mesh, plan, &["`layers.1.net2` (Linear)", "there is no parameter `wait`"]);
@@ -150,7 +150,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
         refused(&model, &mesh, plan, &["`layers.1.net2.bias`", "sharding dim 1 is equal to or greater"]);
         let plan = first().with("layers.1.net2", told(|_| Err(Error::argument("Told", "not today"))));
         refused(&model, &mesh, plan, &["`layers.1.net2` (Linear): Told: not today"]);
-        // Meshes and sources.
+        // Invalid meshes and source ranks.
         let grid = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         refused(
             &model,
@@ -163,7 +163,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
         raises(parallelize_module(&model, None, first()), "no device mesh is currently active");
         assert!(laid(&model).iter().all(|at| at.ends_with(" -")));
 
-        // The same plan without the mistakes.
+        // A valid plan for the same model.
         parallelize_module(&model, &mesh, first().with("layers.*.net2", row()))?;
         assert!(laid(&model).iter().all(|at| !at.ends_with(" -")));
         Ok(())
@@ -171,7 +171,7 @@ fn what_cannot_be_done_is_refused_before_anything_is_changed() {
 }
 
 #[test]
-fn what_fails_half_way_is_undone() {
+fn a_plan_that_fails_half_way_is_undone() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let model = MLPModule::new(true)?;
@@ -191,7 +191,7 @@ fn what_fails_half_way_is_undone() {
         );
         assert_eq!(whole_state(&model), before);
         assert!(model.net1.weight.grad().is_some());
-        // It is not marked either.
+        // The module is not marked as distributed either, so a second plan works.
         hook.remove();
         parallelize_module(&model, &mesh, mlp())?;
         Ok(())
@@ -199,7 +199,7 @@ fn what_fails_half_way_is_undone() {
 }
 
 #[test]
-fn heads_are_not_split() {
+fn attention_heads_are_not_split() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         let layer = Linear::new(4, 24, true)?.with_heads(6)?;
@@ -215,17 +215,17 @@ fn heads_are_not_split() {
         parallelize_module(&layer, pair, ColwiseParallel::new())?;
         let even = Linear::new(4, 24, true)?.with_heads(8)?;
         parallelize_module(&even, &mesh, ColwiseParallel::new())?;
-        // Without heads, any number of outputs will do.
+        // Without heads, any number of outputs can be sharded.
         parallelize_module(Linear::new(4, 6, true)?, &mesh, ColwiseParallel::new())?;
         Ok(())
     });
 }
 
 #[test]
-fn parts_that_do_not_fit_together_are_noticed_by_all() {
+fn mismatched_shards_are_an_error_on_all_ranks() {
     spmd(3, |world| {
         let mesh = line(&world)?;
-        // A linear layer knows how many inputs it has.
+        // A linear layer knows its number of inputs, so it can check the size of a shard.
         let layer = parallelize_module(Linear::new(7, 2, true)?, &mesh, RowwiseParallel::new())?;
         let x = Tensor::ones([2, 7], DType::F32)?;
         raises(layer.forward(&x), "but the one given has shape [2, 7]");
@@ -235,7 +235,8 @@ fn parts_that_do_not_fit_together_are_noticed_by_all() {
         let column = parallelize_module(Linear::new(7, 2, true)?, &mesh, style)?;
         assert_eq!(column.forward(&x.narrow(1, 0, own)?)?.dims(), [2, 2]);
 
-        // Of other dims every rank is taken to have as much as this one. If that is not so, ranks mean different things.
+        // For other dims, each rank assumes that all ranks have a shard of its own size. With different sizes, the ranks
+        // compute different global shapes.
         let style = ColwiseParallel::new().input_layouts(Shard(0));
         let column = parallelize_module(Linear::new(4, 3, true)?, &mesh, style)?;
         let x = Tensor::ones([if world.rank() == 2 { 1 } else { 2 }, 4], DType::F32)?;
@@ -272,7 +273,7 @@ fn inputs_are_checked_when_the_module_is_called() {
         let takes = |style: PrepareModuleInput| parallelize_module(Takes { base: Base::new() }, &mesh, style);
         let (part, whole) = (Tensor::ones([2, 3], DType::F32)?, Tensor::ones([4, 3], DType::F32)?);
 
-        // Numbers, flags and what is not there need no layout at the end.
+        // Trailing inputs that are numbers, flags or `None` need no layout.
         let one = takes(PrepareModuleInput::new(Shard(0), Replicate)?)?;
         assert_eq!(one.forward(&part, None, 2, true)?.dims(), [4, 3]);
         let error = raises(
@@ -284,7 +285,7 @@ fn inputs_are_checked_when_the_module_is_called() {
         );
         let two = takes(PrepareModuleInput::new((Shard(0), Replicate), (Replicate, Replicate))?)?;
         assert_eq!(two.forward(&part, Some(&whole), 2, false)?.dims(), [4, 3]);
-        // One that is not there has no layout to bring it to.
+        // If the input is `None`, its layouts are ignored.
         assert_eq!(two.forward(&part, None, 2, false)?.dims(), [4, 3]);
         let all =
             PrepareModuleInput::new((Shard(0), Replicate, None, None), (Replicate, Replicate, None, None))?;
@@ -298,9 +299,9 @@ fn inputs_are_checked_when_the_module_is_called() {
             answer,
             "expecting input to be a tensor, but `n` of (x: a tensor, y: nothing, n: a number, flag: a flag) is not",
         );
-        // Before the input that could have been moved was.
+        // The error comes before the first input is redistributed.
         assert_eq!(calls.len(), 0);
-        // Some by name, the rest in order.
+        // Layouts are given by name for some inputs, and in order for the rest.
         let mixed = PrepareModuleInput::new(Replicate, Replicate)?
             .and_named([("x", Shard(0))], [("x", Replicate)])?;
         assert_eq!(takes(mixed)?.forward(&part, Some(&whole), 2, false)?.dims(), [4, 3]);
@@ -310,7 +311,7 @@ fn inputs_are_checked_when_the_module_is_called() {
             "has `z`, but the inputs of `Takes` are (x: a tensor",
         );
 
-        // What lies on the mesh is brought from where it lies, whatever was said.
+        // A distributed input is redistributed from its own layout. Its `input_layouts` entry is ignored.
         let x = distribute_tensor(&whole, &mesh, [Shard(1)])?;
         let said = takes(PrepareModuleInput::new(Replicate, Replicate)?)?;
         let (y, counts) = counted(|| said.forward(&x, None, 1, false))?;
@@ -318,17 +319,17 @@ fn inputs_are_checked_when_the_module_is_called() {
         let said = takes(PrepareModuleInput::new(Shard(0), Shard(-1))?)?;
         let (y, counts) = counted(|| said.forward(&x, None, 1, false))?;
         assert_eq!((y.placements(), &counts[..]), (&[Shard(1)][..], "0"));
-        // Wanted nowhere, it stays.
+        // Without a desired layout, the input is not redistributed.
         let said = takes(PrepareModuleInput::new(Shard(0), [None])?)?;
         assert_eq!(said.forward(&part, None, 1, false)?.placements(), [Shard(0)]);
-        // On another mesh, it cannot be had.
+        // An input on another mesh is an error.
         let other = DeviceMesh::from_ranks(&world, &[1, 0], [2], "tp")?;
         let x = distribute_tensor(&whole, &other, [Shard(1)])?;
         raises(said.forward(&x, None, 1, false).and_then(|y| y.add(&part)), "mixed");
         let said = takes(PrepareModuleInput::new(Shard(0), Replicate)?)?;
         raises(said.forward(&x, None, 1, false), "cross device mesh comm not supported yet");
 
-        // Outputs.
+        // The same checks for outputs.
         let two = |style: PrepareModuleOutput| parallelize_module(Two { base: Base::new() }, &mesh, style);
         let (y, none, number) =
             two(PrepareModuleOutput::new((Shard(0), Shard(0), None), (Replicate, Replicate, None))?)?
@@ -343,7 +344,7 @@ fn inputs_are_checked_when_the_module_is_called() {
         raises(answer, "expecting output to be a tensor, but output 2 of `Two` is a number");
         assert_eq!(calls.len(), 0);
 
-        // A first input that is no tensor.
+        // A first input that is not a tensor.
         #[derive(Clone, Debug, Module)]
         struct Odd {
             base: Base,
@@ -359,7 +360,7 @@ fn inputs_are_checked_when_the_module_is_called() {
             odd.forward(3),
             "expecting input of `Odd` to be a tensor (plain or distributed), but got a number",
         );
-        // A sequence along a dim that is not there.
+        // A sequence dim that the input does not have.
         let identity = parallelize_module(Identity::new(), &mesh, SequenceParallel::new())?;
         raises(identity.forward(&Tensor::ones([4], DType::F32)?), "sharding dim 1");
         Ok(())
@@ -367,9 +368,9 @@ fn inputs_are_checked_when_the_module_is_called() {
 }
 
 #[test]
-fn hooks_that_nobody_would_run_are_refused() {
+fn hooks_are_an_error_if_forward_does_not_run_them() {
     spmd(2, |world| {
-        /// Its `forward` is not the one that runs hooks.
+        /// Its `forward` lacks `#[forward]`, so it does not run hooks.
         #[derive(Module)]
         struct Forgetful {
             inner: Linear,
@@ -389,7 +390,7 @@ fn hooks_that_nobody_would_run_are_refused() {
         refused(&model, &mesh, SequenceParallel::new(), &words);
         let functions = DistributeModule::new().output_fn(|_, outputs, _| Ok(outputs));
         raises(distribute_module(&model, &mesh, functions), "does not run its hooks");
-        // Without functions there is nothing to run.
+        // Without functions there are no hooks, so this is no error.
         distribute_module(&model, &mesh, ())?;
         assert_eq!(laid(&model), ["inner.weight R", "inner.bias R"]);
         Ok(())

@@ -1,8 +1,9 @@
-//! That a model on a mesh computes what it did before.
+//! Tests that a parallelized model computes and learns the same as on a single device.
 
 use super::*;
 
-/// Ten steps of a model of three sizes on the mesh, compared to those of a single device.
+/// Trains an MLP for ten steps on the mesh and on a single device, and compares losses, gradients and parameters.
+/// `sizes` are the numbers of inputs, hidden units and outputs.
 fn trains_alike(world: &World, sizes: (usize, usize, usize), bias: bool, sequence: bool) -> Result<()> {
     let mesh = line(world)?;
     let (inputs, hidden, outputs) = sizes;
@@ -21,7 +22,7 @@ fn trains_alike(world: &World, sizes: (usize, usize, usize), bias: bool, sequenc
     let (one, other) = (Sgd::new(single.parameters(), 0.1)?, Sgd::new(model.parameters(), 0.1)?);
     for _ in 0..10 {
         let want = single.forward(&x)?.sub(&target)?.pow(2.0)?.sum_all()?;
-        // Each rank's part of the loss, or the loss.
+        // If the batch is sharded, each rank has a partial loss.
         let loss = model.forward(&own_x)?.sub(&own_target)?.pow(2.0)?.sum_all()?;
         let lies = if sequence { Placement::PARTIAL } else { Replicate };
         close(&Tensor::from_local(&loss.detach(), &mesh, [lies])?, &want);
@@ -59,7 +60,7 @@ fn uneven_layers_train_as_on_a_single_device() {
 }
 
 #[test]
-fn layers_without_any_size_are_layers() {
+fn layers_and_batches_of_size_zero_are_valid() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let model = parallelize_module(MLPModule::with_sizes(4, 0, 3, true)?, &mesh, mlp())?;
@@ -75,7 +76,7 @@ fn layers_without_any_size_are_layers() {
 }
 
 #[test]
-fn uneven_embeddings_are_those_of_a_single_device() {
+fn uneven_embeddings_match_a_single_device() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         manual_seed(6);
@@ -103,9 +104,9 @@ fn uneven_embeddings_are_those_of_a_single_device() {
     });
 }
 
-/// Attention on the heads that each rank has, as plain tensors.
+/// Each rank runs attention on its own heads, as plain tensors.
 #[test]
-fn attention_may_be_done_on_local_heads() {
+fn attention_runs_on_local_heads() {
     spmd(2, |world| {
         let mesh = line(&world)?;
         let single = MultiHeadAttention::new(12, 4)?.with_causal(true);
@@ -125,9 +126,9 @@ fn attention_may_be_done_on_local_heads() {
     });
 }
 
-/// Words are taken as a whole list, whether or not it is said.
+/// Without `input_layouts`, a row-wise embedding takes its indices as replicated.
 #[test]
-fn rows_of_an_embedding_are_looked_up_by_whole_lists() {
+fn indices_of_a_rowwise_embedding_are_replicated_by_default() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         let single = Embedding::new(7, 3)?;
@@ -140,9 +141,9 @@ fn rows_of_an_embedding_are_looked_up_by_whole_lists() {
     });
 }
 
-/// Lists of outputs go through hooks like single ones.
+/// Hooks convert a list of outputs like a single output.
 #[test]
-fn lists_of_outputs_are_taken_off_the_mesh() {
+fn outputs_in_a_list_become_local_tensors() {
     spmd(2, |world| {
         #[derive(Module)]
         struct Twice {
