@@ -1,13 +1,13 @@
-//! An operator on tensors that lie on a mesh costs few instructions more than the same on a plain tensor.
+//! Tests that an operator on distributed tensors costs only a few instructions more than the same operator on plain tensors.
 //!
-//! Valgrind counts them; where it is not installed the test says so and passes. What is counted is the code of this test
-//! program: the library as tests build it, less optimised than a release and with its debug assertions, so a release needs
-//! fewer. Every number repeats exactly, whatever else the machine does.
+//! Valgrind counts the instructions. If it is not installed, the test says so and passes. The count is of a test build, which
+//! is less optimised than a release and has debug assertions, so a release needs fewer. The counts repeat exactly, whatever
+//! else the machine does.
 //!
-//! The baseline is `Tensor::add` of the tensor that rank 0 holds of the distributed one, without a mesh: the same
-//! kernel, allocation and, with gradients, node. What is beyond it is the price of the mesh.
+//! The baseline is `Tensor::add` of a plain tensor of the shape of rank 0's local tensor: it has the same kernel, allocation
+//! and, with gradients, graph node. The difference is the cost of the mesh.
 //!
-//! This test is a program by itself: valgrind runs all of it, and it sets the number of threads of its process.
+//! This test is a separate program: valgrind runs all of it, and it sets the number of threads of its process.
 
 use std::hint::black_box;
 use std::process::Command;
@@ -15,18 +15,18 @@ use std::process::Command;
 use dtensor::comm::World;
 use dtensor::{DType, DeviceMesh, Replicate, Result, Shard, Tensor, distribute_tensor, set_num_threads};
 
-/// Instructions that an operator may cost beyond its baseline, without and with a gradient.
+/// The instructions that an operator may cost beyond the baseline, without and with a gradient.
 const BUDGET: [(&str, u64); 2] = [("", 218), ("_grad", 765)];
 
-/// Ranks in the simulated world. Their number does not matter to what one of them does.
+/// The ranks in the simulated world. The count does not depend on their number.
 const RANKS: usize = 4;
 
-/// How many operators are counted. The difference leaves out what happens once: for the first operator the decision is
-/// made that the rest look up.
+/// The numbers of operators in the two runs. Their difference excludes one-time costs: the first operator makes the sharding
+/// decision that the others find in the cache.
 const FEW: u64 = 100;
 const MANY: u64 = 1_100;
 
-/// Tells this program that it is being counted: `case operators`.
+/// The environment variable that tells this program to run `case operators` under valgrind.
 const CHILD: &str = "DTENSOR_COUNTED";
 
 #[test]
@@ -56,7 +56,7 @@ fn dispatch_stays_inside_its_instruction_budget() {
     assert!(beyond.is_empty(), "more instructions beyond the local operator than the budget: {beyond:?}");
 }
 
-/// Adds the tensor of a case to itself, so often.
+/// Adds the tensor of a case to itself `operators` times.
 fn add(case: &str, operators: u64) -> Result<()> {
     set_num_threads(1);
     let mesh = DeviceMesh::new(&World::simulated(RANKS, 0)?, [RANKS], "ranks")?;
@@ -70,8 +70,7 @@ fn add(case: &str, operators: u64) -> Result<()> {
     repeat(&x, operators)
 }
 
-/// All that is counted, so that what the start of a program takes, which differs a little each time, is not. Valgrind finds it
-/// by its name.
+/// The only function that valgrind counts, by its name. The start of a program is excluded because its cost varies.
 #[inline(never)]
 fn repeat(x: &Tensor, operators: u64) -> Result<()> {
     for _ in 0..operators {
@@ -80,13 +79,13 @@ fn repeat(x: &Tensor, operators: u64) -> Result<()> {
     Ok(())
 }
 
-/// The instructions of one operator of a case, once the decision for it is made.
+/// Returns the instructions of one operator of a case, with its sharding decision in the cache.
 fn instructions(case: &str) -> u64 {
     let (few, many) = (counted(case, FEW), counted(case, MANY));
     (many - few) / (MANY - FEW)
 }
 
-/// The instructions of this program when it does so many operators.
+/// Returns the instructions that this program counts for `operators` operators.
 fn counted(case: &str, operators: u64) -> u64 {
     let name = format!("dtensor-counted-{}-{case}-{operators}", std::process::id());
     let file = std::env::temp_dir().join(name);

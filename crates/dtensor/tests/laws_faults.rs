@@ -1,7 +1,7 @@
-//! Mismatch, death and hang give the same clear error on every rank, within the timeout; the process goes on, and a
-//! new world works.
+//! Tests that a mismatch, a dead rank or a hang gives the same clear error on every rank within the timeout. The process
+//! continues, and a new world works.
 //!
-//! These tests are a program by themselves: they measure time limits, which the computations of other tests beside them would exceed.
+//! These tests are a separate program: they measure time limits, which other tests running beside them would exceed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use dtensor::testing::spmd_outcomes;
 use dtensor::{DType, Error, Result, Tensor};
 
 const TIMEOUT: Duration = Duration::from_millis(700);
-/// The most that a busy machine may add.
+/// The longest delay that a busy machine may add.
 const SLACK: Duration = Duration::from_secs(5);
 
 fn ones(shape: &[usize], dtype: DType) -> Result<Tensor> {
@@ -22,7 +22,7 @@ fn sum(world: &World) -> Result<Tensor> {
     world.group().all_reduce(&ones(&[2, 3], DType::F32)?, ReduceOp::Sum)
 }
 
-/// How a rank's body ended, and how long it waited in the call that failed.
+/// The result of a rank's call, and how long the call took.
 type Outcome = (std::result::Result<(), Error>, Duration);
 
 /// Runs a call and times it.
@@ -41,7 +41,7 @@ fn fault(outcome: Result<Outcome>) -> Fault {
     }
 }
 
-/// Every message names this rank, what it called and from which line.
+/// Asserts that the message names this rank, the call and its line.
 fn names_itself(fault: &Fault, rank: usize, call: &str, line: u32) {
     let message = fault.to_string();
     let first = message.lines().next().unwrap();
@@ -50,14 +50,14 @@ fn names_itself(fault: &Fault, rank: usize, call: &str, line: u32) {
     assert!(first.contains(&format!("laws_faults.rs:{line}")), "line {line} in: {message}");
 }
 
-/// After whatever happened, a new world of the same process works.
+/// Asserts that a new world in the same process works after a fault.
 fn a_new_world_works() {
     let sums = launch(3, |world| sum(&world)?.to_vec::<f32>()).unwrap();
     assert_eq!(sums, vec![vec![3.0; 6]; 3]);
 }
 
 #[test]
-fn a_rank_that_panics_is_named_to_all_who_wait_for_it() {
+fn a_rank_that_panics_is_named_on_all_ranks_that_wait_for_it() {
     const LINE: u32 = line!() + 9;
     spmd_outcomes(
         4,
@@ -88,7 +88,7 @@ fn a_rank_that_panics_is_named_to_all_who_wait_for_it() {
                 message.contains("rank 2 has left the world: it panicked: the sky has fallen"),
                 "{message}"
             );
-            // What this rank did before is shown.
+            // The message shows the earlier collectives of this rank.
             assert_eq!(fault.recent.len(), 1);
             assert!(message.contains(&format!("last collectives of rank {rank}")), "{message}");
         },
@@ -136,7 +136,7 @@ fn a_rank_that_never_arrives_is_named_after_the_timeout() {
             let world = world.with_timeout(TIMEOUT);
             if world.rank() == 1 {
                 std::thread::sleep(TIMEOUT * 2);
-                // Whoever comes too late learns of it too.
+                // The late rank gets the error too.
                 return timed(|| sum(&world).map(drop));
             }
             timed(|| {
@@ -161,8 +161,7 @@ fn a_rank_that_never_arrives_is_named_after_the_timeout() {
     a_new_world_works();
 }
 
-/// Runs `odd` on the last of three ranks and `even` on the others, and gives each rank's fault to `check`, with the rank it
-/// must be compared with.
+/// Runs `odd` on the last of three ranks and `even` on the others, and passes each rank and its error message to `check`.
 macro_rules! mismatch {
     ($even:expr, $odd:expr, $check:expr) => {
         spmd_outcomes(
@@ -177,7 +176,7 @@ macro_rules! mismatch {
                 assert_eq!((one.0, other.0), (0, 2), "{fault}");
                 let message = fault.to_string();
                 assert!(message.contains(" does not match rank "), "{message}");
-                // Both sides are shown on every rank, each with its line.
+                // Every rank shows both sides of the mismatch, each with its line.
                 assert_eq!(
                     message.matches("laws_faults.rs:").count(),
                     if rank == 1 { 3 } else { 2 },
@@ -190,7 +189,7 @@ macro_rules! mismatch {
 }
 
 #[test]
-fn another_collective_is_an_error_on_all_ranks() {
+fn a_different_collective_on_one_rank_is_an_error_on_all_ranks() {
     mismatch!(
         |world: &World| sum(world).map(drop),
         |world: &World| world.group().all_gather_tensor(&ones(&[2, 3], DType::F32)?, 0).map(drop),
@@ -203,7 +202,7 @@ fn another_collective_is_an_error_on_all_ranks() {
 }
 
 #[test]
-fn another_shape_dtype_reduction_or_root_is_an_error_on_all_ranks() {
+fn a_different_shape_dtype_reduction_or_root_is_an_error_on_all_ranks() {
     fn reduce(shape: &'static [usize], dtype: DType, op: ReduceOp) -> impl Fn(&World) -> Result<()> + Sync {
         move |world| world.group().all_reduce(&ones(shape, dtype)?, op).map(drop)
     }
@@ -239,7 +238,7 @@ fn another_shape_dtype_reduction_or_root_is_an_error_on_all_ranks() {
 }
 
 #[test]
-fn parts_that_do_not_fit_together_are_an_error_on_all_ranks() {
+fn mismatched_split_sizes_are_an_error_on_all_ranks() {
     mismatch!(
         |world: &World| {
             world.group().all_gather_uneven(&ones(&[1, 2], DType::F32)?, 0, &[1, 1, 1]).map(drop)
@@ -267,7 +266,7 @@ fn parts_that_do_not_fit_together_are_an_error_on_all_ranks() {
 }
 
 #[test]
-fn another_order_across_two_groups_is_an_error_and_not_a_hang() {
+fn a_different_order_across_two_groups_is_an_error_and_not_a_hang() {
     spmd_outcomes(
         3,
         |world| {
@@ -283,7 +282,7 @@ fn another_order_across_two_groups_is_an_error_and_not_a_hang() {
         |rank, outcome| {
             let fault = fault(outcome);
             let message = fault.to_string();
-            // Either side may be the first to give up waiting; the other then waits for one that has left.
+            // Either side may time out first. The other side then finds that a rank has left.
             let named: Vec<usize> = match &*fault.cause {
                 Cause::Late { ranks, .. } => ranks.iter().map(|(rank, _)| *rank).collect(),
                 Cause::Left { rank, .. } => vec![*rank],
@@ -298,7 +297,7 @@ fn another_order_across_two_groups_is_an_error_and_not_a_hang() {
 }
 
 #[test]
-fn a_failed_group_stays_failed_and_others_go_on() {
+fn a_failed_group_stays_failed_and_other_groups_still_work() {
     spmd_outcomes(
         4,
         |world| {
@@ -318,7 +317,7 @@ fn a_failed_group_stays_failed_and_others_go_on() {
             } else {
                 assert_eq!(pair.all_reduce(&x, ReduceOp::Sum)?.to_vec::<f32>()?, [2.0; 2]);
             }
-            // The group of all has nothing to do with it.
+            // The group of all ranks is not affected.
             assert_eq!(sum(&world)?.to_vec::<f32>()?, [4.0; 6]);
             Ok(())
         },
@@ -346,7 +345,7 @@ fn a_value_that_requires_a_gradient_on_some_ranks_only_is_an_error() {
 }
 
 #[test]
-fn what_was_sent_before_a_rank_returned_arrives() {
+fn a_message_sent_before_a_rank_returns_arrives() {
     spmd_outcomes(
         2,
         |world| {
@@ -364,7 +363,7 @@ fn what_was_sent_before_a_rank_returned_arrives() {
 }
 
 #[test]
-fn polling_for_a_rank_that_never_comes_ends() {
+fn polling_for_a_rank_that_never_arrives_ends() {
     spmd_outcomes(
         2,
         |world| {
@@ -390,11 +389,11 @@ fn polling_for_a_rank_that_never_comes_ends() {
 }
 
 #[test]
-fn a_group_that_a_member_is_late_for_fails_for_all_and_names_it() {
+fn a_group_with_a_late_member_fails_on_all_waiting_ranks_and_names_it() {
     spmd_outcomes(
         3,
         |world| {
-            // Over threads a group is made without waiting, so that the first collective tells.
+            // On threads, making a group does not wait, so the first collective returns the error.
             let world = world.with_timeout(TIMEOUT);
             std::thread::sleep([TIMEOUT / 4, Duration::ZERO, TIMEOUT * 2][world.rank()]);
             if world.rank() == 2 {
@@ -418,7 +417,7 @@ fn a_group_that_a_member_is_late_for_fails_for_all_and_names_it() {
 }
 
 #[test]
-fn waiting_for_a_message_that_nobody_sends_ends() {
+fn waiting_for_a_message_that_no_rank_sends_ends() {
     spmd_outcomes(
         2,
         |world| {
@@ -441,7 +440,7 @@ fn waiting_for_a_message_that_nobody_sends_ends() {
 }
 
 #[test]
-fn a_rank_that_refuses_its_arguments_does_not_hang_the_others() {
+fn an_argument_error_on_one_rank_does_not_hang_the_others() {
     spmd_outcomes(
         2,
         |world| {
@@ -469,7 +468,7 @@ fn the_error_of_a_launch_names_the_cause_first() {
     assert!(message.starts_with("rank 2: model: no such file\nrank 0: all_reduce"), "{message}");
 }
 
-/// One of the ways to go wrong, chosen by a number, on a rank chosen by another.
+/// Runs collectives with a fault of kind `how` on rank `who`.
 fn go_wrong(world: &World, how: usize, who: usize, be_late: impl Fn()) -> Result<()> {
     let group = world.group();
     let x = ones(&[3, 2], DType::F32)?;
@@ -498,7 +497,7 @@ fn two_hundred_random_faults_leave_no_thread_behind() {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (state >> 33) as usize % n
     };
-    // Other tests of this process have threads of their own.
+    // Count only threads of this test: other tests of the process have their own.
     let mine = || {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
         let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
@@ -508,7 +507,7 @@ fn two_hundred_random_faults_leave_no_thread_behind() {
         let (ranks, how) = (2 + next(4), next(8));
         let who = next(ranks);
         let timeout = Duration::from_millis(if how == 3 { 20 } else { 2000 });
-        // A rank is late if it comes after another has given up. On a busy machine no fixed time is long enough for that.
+        // A rank is late if it arrives after another has given up. On a busy machine no fixed delay is long enough for that.
         let given_up = AtomicBool::new(false);
         let be_late = || {
             let patience = Instant::now();
@@ -535,7 +534,7 @@ fn two_hundred_random_faults_leave_no_thread_behind() {
                 );
             }
         }
-        // The system takes a moment to forget a thread that has ended.
+        // The system takes a moment to remove a finished thread from the list.
         let patience = Instant::now();
         while mine() > 0 {
             assert!(patience.elapsed() < SLACK, "round {round}: {} threads are left", mine());
@@ -547,7 +546,7 @@ fn two_hundred_random_faults_leave_no_thread_behind() {
 
 #[test]
 #[cfg(feature = "mpi")]
-fn random_faults_over_mpi_leave_a_process_that_goes_on() {
+fn random_faults_over_mpi_leave_the_process_usable() {
     dtensor::testing::spmd(3, |world| {
         if world.kind() != dtensor::comm::WorldKind::Mpi {
             return Ok(());
@@ -563,7 +562,7 @@ fn random_faults_over_mpi_leave_a_process_that_goes_on() {
             } else {
                 assert!(result.is_err(), "round {round}: way {how} on rank {who}");
             }
-            // All have seen what there is to see before the next world begins.
+            // All ranks must have seen the fault before the next world begins.
             world.group().barrier()?;
         }
         assert_eq!(sum(&world)?.to_vec::<f32>()?, [3.0; 6]);

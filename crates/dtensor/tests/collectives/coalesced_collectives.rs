@@ -1,10 +1,11 @@
-//! Collectives of several tensors: each gets what it would alone, and so does its gradient, for one collective instead of many.
+//! Tests coalesced collectives: one collective of several tensors gives every tensor the result and the gradient that a separate
+//! collective would give.
 
 use dtensor::comm::{Cause, Failure, Group, ReduceOp, record};
 use dtensor::prelude::*;
 use dtensor::testing::{spmd, spmd_outcomes};
 
-/// Tensors of shapes that have nothing to do with each other, different on every rank.
+/// Makes leaves of the given shapes, with different values on every rank.
 fn inputs(group: &Group, shapes: &[Shape]) -> Result<Vec<Tensor>> {
     let value = |(i, shape): (usize, &Shape)| {
         let values =
@@ -17,7 +18,7 @@ fn inputs(group: &Group, shapes: &[Shape]) -> Result<Vec<Tensor>> {
 type Together = fn(&Group, &[&Tensor]) -> Result<Vec<Tensor>>;
 type Alone = fn(&Group, &Tensor) -> Result<Tensor>;
 
-/// That all together are as each alone, forward and backward.
+/// Asserts that a coalesced collective matches separate ones, forward and backward.
 fn compare(world: &World, shapes: &[Shape], name: &str, together: Together, alone: Alone) -> Result<()> {
     let group = world.group();
     let (a, b) = (inputs(group, shapes)?, inputs(group, shapes)?);
@@ -46,7 +47,7 @@ fn compare(world: &World, shapes: &[Shape], name: &str, together: Together, alon
 }
 
 #[test]
-fn each_gets_what_it_would_alone() {
+fn coalesced_collectives_match_separate_ones() {
     spmd(3, |world| {
         let any: [Shape; 5] = [[4].into(), Shape::scalar(), [2, 3].into(), [0, 5].into(), [1, 1, 7].into()];
         compare(
@@ -83,7 +84,7 @@ fn each_gets_what_it_would_alone() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_anything_moves() {
+fn invalid_inputs_are_an_error_before_anything_is_sent() {
     spmd(2, |world| {
         let group = world.group();
         let (x, y) = (Tensor::ones([3], DType::F32)?, Tensor::ones([3], DType::F64)?);
@@ -104,7 +105,7 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
         );
         let mesh = DeviceMesh::new(&world, [2], ())?;
         let laid = distribute_tensor(&x, &mesh, [Shard(0)])?;
-        // That it is distributed counts before its sizes, which are not this rank's.
+        // A distributed tensor is the first error, before its sizes, which are global.
         for result in [
             group.all_reduce_coalesced(&[&x, &laid], ReduceOp::Sum),
             group.all_gather_coalesced(&[&laid]),
@@ -112,15 +113,15 @@ fn what_does_not_fit_is_refused_before_anything_moves() {
         ] {
             refused(result, &["_coalesced: ", "distributed"]);
         }
-        // The group is as it was.
+        // The group still works.
         assert_eq!(group.all_reduce(&x, ReduceOp::Sum)?.to_vec::<f32>()?, [2.; 3]);
         Ok(())
     });
 }
 
-/// As many elements in other shapes are not the same tensors.
+/// Lists with the same number of elements but different shapes do not match.
 #[test]
-fn other_shapes_on_another_rank_are_found() {
+fn different_shapes_on_another_rank_are_an_error() {
     let body = |world: World| {
         let (a, b) = (Tensor::ones([2], DType::F32)?, Tensor::ones([4], DType::F32)?);
         let order = if world.rank() == 0 { [&a, &b] } else { [&b, &a] };
@@ -134,7 +135,7 @@ fn other_shapes_on_another_rank_are_found() {
         assert!(message.contains("bundle of 2: [2], [4]"), "{message}");
         assert!(message.contains("bundle of 2: [4], [2]"), "{message}");
     });
-    // Of many, the first are shown.
+    // The message shows only the first shapes of a long list.
     let body = |world: World| {
         let x = Tensor::ones([2, 3], DType::F32)?;
         let turned = x.transpose(0, 1)?;
@@ -148,9 +149,9 @@ fn other_shapes_on_another_rank_are_found() {
     });
 }
 
-/// A tensor that was only taken along is no part of the graph.
+/// An input that requires no gradient stays outside the graph although another input requires one.
 #[test]
-fn what_requires_no_gradient_does_not_get_to_require_one() {
+fn inputs_without_gradients_give_outputs_without_gradients() {
     spmd(2, |world| {
         let group = world.group();
         let x = Tensor::ones([2, 2], DType::F64)?.requires_grad_(true)?;
@@ -169,9 +170,9 @@ fn what_requires_no_gradient_does_not_get_to_require_one() {
     });
 }
 
-/// What puts the tensors together and apart is done for the line that asked for the collective.
+/// The operators that concatenate and split the tensors have the line of the collective's caller.
 #[test]
-fn operators_around_it_are_of_the_line_that_asked() {
+fn operators_of_a_coalesced_collective_have_the_callers_line() {
     spmd(2, |world| {
         let x = Tensor::ones([2, 2], DType::F64)?;
         let mode = CommDebugMode::new();

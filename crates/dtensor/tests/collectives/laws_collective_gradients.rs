@@ -1,5 +1,5 @@
-//! The gradient of every collective is that of the same computation of all ranks on one device: the loss is the sum of the
-//! ranks' losses.
+//! Tests that the gradient of every collective matches the same computation of all ranks on one device, where the loss is the
+//! sum of the ranks' losses.
 
 use dtensor::comm::{Group, Pending, ReduceOp, World, record};
 use dtensor::testing::spmd;
@@ -28,13 +28,13 @@ fn close(what: &str, got: &Tensor, expected: &Tensor) {
     }
 }
 
-/// The inputs of all ranks.
+/// Returns the inputs of all ranks.
 fn inputs(group: &Group, seed: u64, dims: impl Fn(usize) -> Vec<usize>) -> Result<Vec<Tensor>> {
     (0..group.size()).map(|r| numbers(&dims(r), &[seed, r as u64])).collect()
 }
 
-/// Compares a collective with what one device computes from the values of all ranks: every rank's output, and the gradient
-/// of every rank's input where every output has weights of its own. `back` is what the backward pass calls, by name.
+/// Compares a collective with one device that computes from the inputs of all ranks: every rank's output, and the gradient
+/// of every rank's input if every output has its own weights. `back` names the collectives of the backward pass.
 fn law(
     group: &Group,
     what: &str,
@@ -69,7 +69,7 @@ fn law(
     Ok(())
 }
 
-/// The group's ranks in their order and in another, and some of them.
+/// Makes groups of all ranks in order, of all ranks in another order, and of some ranks.
 fn groups(world: &World) -> Result<Vec<Group>> {
     let lists = [&[0, 1, 2, 3][..], &[2, 0, 3, 1], &[1, 3], &[3, 0, 1], &[2]];
     let groups = lists.iter().map(|list| world.new_group(list)).collect::<Result<Vec<_>>>()?;
@@ -91,7 +91,7 @@ fn with(dims: &[usize], dim: usize, size: usize) -> Vec<usize> {
 }
 
 #[test]
-fn sums_and_averages_pass_gradients_as_one_device_does() {
+fn sums_and_averages_have_the_gradients_of_one_device() {
     spmd(4, |world| {
         for group in groups(&world)? {
             let n = group.size();
@@ -120,7 +120,7 @@ fn sums_and_averages_pass_gradients_as_one_device_does() {
 }
 
 #[test]
-fn gathers_and_exchanges_pass_gradients_as_one_device_does() {
+fn gathers_and_exchanges_have_the_gradients_of_one_device() {
     spmd(4, |world| {
         for group in groups(&world)? {
             let n = group.size();
@@ -136,7 +136,7 @@ fn gathers_and_exchanges_pass_gradients_as_one_device_does() {
                 law(&group, "all_gather_uneven", &x, gather, alone, &["reduce_scatter"])?;
             }
 
-            // What r hands to t is of a length of its own.
+            // Every pair of ranks `r` and `t` exchanges a piece of its own length.
             let len = |r: usize, t: usize| (2 * r + t) % 4;
             let send = |r: usize| (0..n).map(|t| len(r, t)).collect::<Vec<_>>();
             let receive: Vec<usize> = (0..n).map(|r| len(r, group.rank())).collect();
@@ -173,14 +173,14 @@ fn gathers_and_exchanges_pass_gradients_as_one_device_does() {
 }
 
 #[test]
-fn broadcasts_and_permutations_pass_gradients_as_one_device_does() {
+fn broadcasts_and_permutations_have_the_gradients_of_one_device() {
     spmd(4, |world| {
         for group in groups(&world)? {
             let n = group.size();
             for src in 0..n {
                 for dims in [&[][..], &[2, 3], &[0]] {
                     let x = inputs(&group, 1, |_| dims.to_vec())?;
-                    // The values of the others are not looked at: their gradient is zero.
+                    // Only the input of `src` is used: the gradients of the others are zero.
                     let alone = |x: &[Tensor]| Ok(vec![x[src].clone(); n]);
                     law(&group, "broadcast", &x, |x| group.broadcast(x, src), alone, &["reduce"])?;
                 }
@@ -193,7 +193,7 @@ fn broadcasts_and_permutations_pass_gradients_as_one_device_does() {
                 };
                 law(&group, "permute", &x, |x| group.permute_tensor(x, &to), alone, &["permute"])?;
             }
-            // Once round, which is not its own way back.
+            // A ring: a permutation that is not its own inverse.
             let to: Vec<usize> = (0..n).map(|r| (r + 1) % n).collect();
             let x = inputs(&group, 3, |_| vec![2])?;
             let alone = |x: &[Tensor]| Ok((0..n).map(|r| x[(r + n - 1) % n].clone()).collect());
@@ -204,12 +204,12 @@ fn broadcasts_and_permutations_pass_gradients_as_one_device_does() {
 }
 
 #[test]
-fn an_extreme_passes_its_gradient_in_equal_parts_to_those_who_hold_it() {
+fn max_and_min_split_their_gradient_equally_among_tied_ranks() {
     spmd(4, |world| {
         for group in groups(&world)? {
             let (n, me) = (group.size(), group.rank());
             let few = |seed: u64, r: usize| {
-                // Of three numbers, so that ranks often hold the same.
+                // Only three different values, so that ranks are often tied.
                 let mut random = Random::new(&[seed, r as u64]);
                 (0..40).map(|_| random.below(3) as f64 - 1.0).collect::<Vec<_>>()
             };
@@ -242,7 +242,7 @@ fn an_extreme_passes_its_gradient_in_equal_parts_to_those_who_hold_it() {
 }
 
 #[test]
-fn what_has_no_gradient_says_so() {
+fn collectives_without_a_gradient_return_an_error() {
     spmd(2, |world| {
         let (group, me) = (world.group(), world.rank());
         let x = leaf(&numbers(&[2, 2], &[1, me as u64])?)?;
@@ -254,7 +254,7 @@ fn what_has_no_gradient_says_so() {
                 .iter()
                 .for_each(|word| assert!(message.contains(word), "{message:?} does not say {word:?}"));
         };
-        // The values are there; only their gradient is not.
+        // The forward pass works; only the gradient is an error.
         let product = group.all_reduce(&x, ReduceOp::Product)?;
         refused(product.sum_all()?.backward(), &["all_reduce(product)", "has no gradient"]);
         for op in [ReduceOp::Max, ReduceOp::Min, ReduceOp::Product] {
@@ -263,7 +263,7 @@ fn what_has_no_gradient_says_so() {
         }
         assert!(x.grad().is_none(), "a pass that fails changes nothing");
 
-        // What would lose a gradient is refused before anything is sent.
+        // A call that would lose a gradient returns an error before anything is sent.
         let lost = ["requires a gradient", "detach"];
         let pieces = [x.clone(), x.detach()];
         refused(group.reduce(&x, ReduceOp::Sum, 0).map(|_| ()), &["reduce", lost[0], lost[1]]);
@@ -272,7 +272,7 @@ fn what_has_no_gradient_says_so() {
         if me == 0 {
             refused(group.scatter(Some(&pieces), 0).map(|_| ()), &["scatter", lost[0], lost[1]]);
         }
-        // Detached, or where no gradients are recorded, they go; integers have none to lose.
+        // Detached tensors, tensors under `no_grad` and integers are accepted: they have no gradient to lose.
         let mine = Array::of(&x.detach())?;
         let pieces = [x.detach(), x.detach()];
         group.send(&x.detach(), me, 1)?;
@@ -286,7 +286,7 @@ fn what_has_no_gradient_says_so() {
         assert_eq!(group.reduce(&x.detach(), ReduceOp::Max, 1)?.is_some(), me == 1);
         group.send(&Tensor::zeros([2], DType::I64)?, me, 3)?;
         assert_eq!(group.recv::<Tensor>(me, 3)?.dtype(), DType::I64);
-        // Nothing is recorded of a collective where nothing is recorded.
+        // Under `no_grad`, and for detached inputs, a collective records no graph.
         assert!(!no_grad(|| group.all_reduce(&x, ReduceOp::Sum))?.requires_grad());
         assert!(!group.all_reduce(&x.detach(), ReduceOp::Sum)?.requires_grad());
         Ok(())
@@ -294,11 +294,11 @@ fn what_has_no_gradient_says_so() {
 }
 
 #[test]
-fn gradients_go_through_a_whole_computation() {
+fn gradients_flow_through_a_computation_of_many_collectives() {
     spmd(4, |world| {
         let group = world.group();
         let n = group.size();
-        // A layer whose weights are cut by columns and another by rows, between inputs that are cut by rows.
+        // A column-sharded layer and a row-sharded layer; inputs and outputs are sharded by rows.
         let first = |r: usize| numbers(&[3, 2], &[70, r as u64]);
         let second = |r: usize| numbers(&[2, 5], &[71, r as u64]);
         let x = inputs(group, 1, |_| vec![2, 3])?;
@@ -324,7 +324,7 @@ fn gradients_go_through_a_whole_computation() {
 }
 
 #[test]
-fn gradients_are_right_whatever_is_waited_for_first() {
+fn gradients_do_not_depend_on_the_order_of_waits() {
     spmd(3, |world| {
         let group = world.group();
         let (n, me) = (group.size(), group.rank());
@@ -335,7 +335,7 @@ fn gradients_are_right_whatever_is_waited_for_first() {
             let (x, y) = (leaf(&a[me])?, leaf(&b[me])?);
             let begin = |x: &Tensor| -> Result<Pending<Tensor>> { group.all_reduce_async(x, ReduceOp::Sum) };
             let (p, q) = (begin(&x)?, begin(&y)?);
-            // Each rank waits in an order of its own; what is begun in one order goes back in one order.
+            // Each rank waits in its own order. All ranks begin the collectives in one order, so backward runs in one order too.
             let (p, q) = if (me + round) % n == 0 {
                 let q = q.wait()?;
                 (p.wait()?, q)
@@ -352,7 +352,7 @@ fn gradients_are_right_whatever_is_waited_for_first() {
 }
 
 #[test]
-fn gradients_are_right_where_ranks_go_on_in_different_ways() {
+fn gradients_are_correct_if_ranks_continue_with_different_graphs() {
     spmd(2, |world| {
         let (group, me) = (world.group(), world.rank());
         let all = |seed: u64| inputs(group, seed, |_| vec![2, 2]);
@@ -360,7 +360,7 @@ fn gradients_are_right_where_ranks_go_on_in_different_ways() {
         let (x, y) = (leaf(&a[me])?, leaf(&b[me])?);
         let p = group.all_reduce(&x, ReduceOp::Sum)?;
         let q = group.all_reduce(&y, ReduceOp::Sum)?;
-        // The same collectives in the same order, but one rank goes a longer way from the first and one from the second.
+        // The ranks issue the same collectives in the same order, but continue with graphs of different depth.
         let (first, second) = if me == 0 {
             (dot(&p.mul(2.0)?.mul(0.5)?, &v[me])?, dot(&q, &w[me])?)
         } else {
@@ -374,7 +374,7 @@ fn gradients_are_right_where_ranks_go_on_in_different_ways() {
 }
 
 #[test]
-fn gradients_keep_their_dtype_and_add_up() {
+fn gradients_keep_their_dtype_and_accumulate() {
     spmd(3, |world| {
         let (group, n) = (world.group(), world.size() as f64);
         for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_float()) {
@@ -386,7 +386,7 @@ fn gradients_keep_their_dtype_and_add_up() {
                 assert_eq!(dx.to_f64_vec()?, [n * times as f64; 6]);
             }
         }
-        // One value used twice, through two collectives.
+        // One tensor is used twice, through two collectives.
         let x = Tensor::full([3], 1.0, DType::F64)?.requires_grad_(true)?;
         let y =
             group.all_reduce(&x, ReduceOp::Sum)?.mul(&group.all_gather_tensor(&x, 0)?.narrow(0, 0, 3)?)?;
@@ -398,7 +398,7 @@ fn gradients_keep_their_dtype_and_add_up() {
 }
 
 #[test]
-fn gradients_of_values_that_are_not_there_have_their_shapes() -> Result<()> {
+fn gradients_in_a_simulated_world_have_the_shapes_of_their_inputs() -> Result<()> {
     let world = World::simulated(1000, 3)?;
     let group = world.group();
     let to: Vec<usize> = (0..1000).rev().collect();
@@ -437,7 +437,7 @@ type Together = fn(&Group, &Tensor) -> Result<Tensor>;
 type Alone = fn(&[Tensor]) -> Result<Vec<Tensor>>;
 
 #[test]
-fn gradients_have_gradients() {
+fn collectives_have_second_gradients() {
     spmd(2, |world| {
         let (group, me) = (world.group(), world.rank());
         let x = inputs(group, 1, |_| vec![2, 2])?;
@@ -461,7 +461,7 @@ fn gradients_have_gradients() {
         ];
         let graph = || BackwardOptions { create_graph: true, ..Default::default() };
         for (what, together, alone) in cases {
-            // The loss is not linear in what the collective gives, nor that in the input.
+            // Neither the loss of the output nor the input of the collective is linear, so second gradients are not zero.
             let loss = |y: &Tensor| dot(&y.mul(y)?, y);
             let leaves = x.iter().map(leaf).collect::<Result<Vec<_>>>()?;
             let squares = leaves.iter().map(|x| x.mul(x)).collect::<Result<Vec<_>>>()?;

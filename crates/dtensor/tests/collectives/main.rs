@@ -1,4 +1,4 @@
-//! Collectives on threads and processes: what they give, their gradients, and thousands of them at once.
+//! Tests of collectives on threads and processes: their results, their gradients, and thousands of them in flight.
 
 #[path = "../common/mod.rs"]
 mod common;

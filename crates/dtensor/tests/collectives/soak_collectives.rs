@@ -1,5 +1,5 @@
-//! Thousands of random collectives on random groups that overlap, many of them in flight at once: each gives what a loop over
-//! the ranks gives, and all of it is the same, bit by bit, when it is done again.
+//! Tests thousands of random collectives on random overlapping groups, many of them in flight at once. Each must match a loop
+//! over the inputs of all ranks, and a second run must give the same bits.
 
 use dtensor::Result;
 use dtensor::comm::{Group, World, launch};
@@ -9,7 +9,7 @@ use crate::common::ranks::{Random, begin_any};
 
 const RANKS: usize = 6;
 
-/// Groups of some ranks in some order, the same ones on every rank; those this rank is not in are `None`.
+/// Makes groups of random ranks in random order, the same on every rank. A group without this rank is `None`.
 fn groups(world: &World, random: &mut Random) -> Result<Vec<Option<Group>>> {
     let mut groups = vec![Some(world.group().clone())];
     for _ in 0..15 {
@@ -19,10 +19,10 @@ fn groups(world: &World, random: &mut Random) -> Result<Vec<Option<Group>>> {
     Ok(groups)
 }
 
-/// So many collectives. Gives a hash of every bit that this rank got, in the order of the collectives.
+/// Runs this many collectives. Returns a hash of every bit that this rank received, in the order of the collectives.
 fn soak(world: &World, seed: u64, steps: u64) -> Result<u64> {
     let groups = groups(world, &mut Random::new(&[seed]))?;
-    // In which order results are waited for is every rank's own affair.
+    // Every rank waits for its results in its own order.
     let mut own = Random::new(&[seed, 1 + world.rank() as u64]);
     let mut hashes = Vec::new();
     let mut flying = Vec::new();
@@ -44,18 +44,18 @@ fn soak(world: &World, seed: u64, steps: u64) -> Result<u64> {
 }
 
 #[test]
-fn twenty_thousand_random_collectives_are_right_and_the_same_twice() -> Result<()> {
+fn twenty_thousand_random_collectives_are_correct_and_repeat_bit_for_bit() -> Result<()> {
     let run = || launch(RANKS, |world| soak(&world, 2024, 20_000));
     let first = run()?;
     assert_eq!(first, run()?);
-    // Ranks that got different things have different hashes: they are hashes of something.
+    // Ranks receive different values, so equal hashes would mean that they hash nothing.
     assert!((1..RANKS).all(|rank| first[rank] != first[0]));
     Ok(())
 }
 
 #[test]
-fn random_collectives_are_the_same_in_every_kind_of_world() {
-    // On threads first; wherever the ranks are, they must come to the same bits.
+fn random_collectives_give_the_same_bits_in_every_kind_of_world() {
+    // The bits must not depend on whether the ranks are threads or processes.
     let hashes = launch(RANKS, |world| soak(&world, 7, 600)).unwrap();
     spmd(RANKS, |world| {
         assert_eq!(soak(&world, 7, 600)?, hashes[world.rank()]);

@@ -1,4 +1,4 @@
-//! Inputs of operators laid on a mesh in all the ways there are, and results compared.
+//! Distributes the inputs of operators on a mesh in all layouts, and compares results.
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,10 +9,10 @@ use dtensor::{DType, DeviceMesh, FromLocalOptions, Placement, Result, Tensor};
 use crate::common::layouts::{AVG, Grid, MAX, MIN, P, Whole, all_lists, plain, reordered, strided};
 use crate::common::ranks::Random;
 
-/// How each input of an operator lies.
+/// The placements of each input of an operator.
 pub(crate) type Combination = Vec<Vec<Placement>>;
 
-/// A mesh, and this rank's place in it if it has one.
+/// A mesh, and this rank's coordinate if it is in the mesh.
 pub(crate) struct Field {
     pub(crate) grid: Grid,
     pub(crate) mesh: DeviceMesh,
@@ -25,20 +25,20 @@ impl Field {
         Ok(Field { grid, mesh, at })
     }
 
-    /// Whether this rank is in the mesh.
+    /// Returns true if this rank is in the mesh.
     pub(crate) fn inside(&self) -> bool {
         self.at.is_some()
     }
 
-    /// A tensor laid on the mesh. No data moves; partial values of all ranks are different, and change sign. Some parts do
-    /// not lie row by row in memory.
+    /// Distributes a tensor on the mesh. No data moves. Partial values differ between ranks and have both signs. Some local
+    /// tensors are not contiguous.
     pub(crate) fn lay(&self, x: &Tensor, placements: &[Placement], seed: u64) -> Result<Tensor> {
         let part = match &self.at {
             Some(at) => {
                 let whole = Whole { shape: x.dims().to_vec(), values: x.to_f64_vec()? };
                 whole.held(&self.grid, at, placements, seed).tensor(x.dtype())?
             }
-            // From a rank outside, nothing is taken.
+            // The local tensor of a rank outside the mesh is not used.
             None => Tensor::zeros(x.shape(), x.dtype())?,
         };
         let part = if seed.is_multiple_of(3) && x.ndim() > 1 { by_columns(&part)? } else { part };
@@ -52,23 +52,23 @@ impl Field {
     }
 }
 
-/// The same elements, the first dim varying fastest in memory.
+/// Returns the same elements in column-major order: the first dim varies fastest in memory.
 fn by_columns(x: &Tensor) -> Result<Tensor> {
     let reversed: Vec<usize> = (0..x.ndim()).rev().collect();
     x.permute(&reversed[..])?.contiguous()?.permute(&reversed[..])
 }
 
-/// How many ways to lay the inputs of one example on one mesh are tried.
+/// The number of layout combinations to try for the inputs of one example on one mesh.
 #[derive(Clone, Copy)]
 pub(crate) struct Sample {
-    /// Of those with replicas, shards and partial sums; all if there are no more.
+    /// The number of combinations of replicas, shards and partial sums. If there are not more than this, all are tried.
     pub(crate) common: usize,
-    /// Of those with other partial values, and strided shards.
+    /// The number of combinations with other partial values or strided shards.
     pub(crate) rare: usize,
 }
 
 impl Sample {
-    /// The same for all who give the same seed.
+    /// Returns the combinations to try. They depend only on the arguments, so all ranks get the same ones.
     pub(crate) fn combinations(self, inputs: &[Tensor], sizes: &[usize], seed: u64) -> Vec<Combination> {
         let mut random = Random::new(&[seed, sizes.len() as u64, sizes[0] as u64]);
         let common: Vec<Vec<Vec<Placement>>> = inputs.iter().map(|x| common(x, sizes)).collect();
@@ -86,7 +86,7 @@ impl Sample {
                 };
                 (0..number).map(nth).collect()
             }
-            // Hardly ever is one picked twice: then there is one less.
+            // A combination is rarely picked twice. Duplicates are removed below, so then there is one fewer.
             _ => (0..self.common).map(|_| common.iter().map(|lists| random.pick(lists)).collect()).collect(),
         };
         for _ in 0..self.rare {
@@ -103,14 +103,14 @@ impl Sample {
     }
 }
 
-/// Replicas, a shard of each dim, and partial sums of what is no mask.
+/// Returns the lists of replicas, shards along each dim, and partial sums unless `x` is a mask.
 fn common(x: &Tensor, sizes: &[usize]) -> Vec<Vec<Placement>> {
     let mut each = plain(x.ndim());
     each.retain(|&p| p != P || x.dtype() != DType::U8);
     all_lists(&each, sizes.len())
 }
 
-/// Other partial values, beside shards too, and strided shards.
+/// Returns the lists with other partial values, also next to shards, and the lists with strided shards.
 fn rare(x: &Tensor, sizes: &[usize]) -> Vec<Vec<Placement>> {
     let reductions: &[Placement] = match x.dtype() {
         DType::U8 => &[],
@@ -131,7 +131,7 @@ fn rare(x: &Tensor, sizes: &[usize]) -> Vec<Vec<Placement>> {
     lists
 }
 
-/// `[S(0), R] [P(sum), R] on [2, 2]`.
+/// Formats a combination: `[S(0), R] [P(sum), R] on a mesh [2, 2]`.
 pub(crate) fn shown(lists: &Combination, sizes: &[usize]) -> String {
     let list = |list: &Vec<Placement>| {
         format!("[{}]", list.iter().map(Placement::to_string).collect::<Vec<_>>().join(", "))
@@ -139,14 +139,14 @@ pub(crate) fn shown(lists: &Combination, sizes: &[usize]) -> String {
     format!("{} on a mesh {sizes:?}", lists.iter().map(list).collect::<Vec<_>>().join(" "))
 }
 
-/// What is wrong with a result, if anything is: its first element that is not what it should be.
+/// Describes the first difference between a result and the expected tensor, or returns `None` if they are equal.
 pub(crate) fn difference(got: &Tensor, expected: &Tensor, exact: bool) -> Result<Option<String>> {
     let meta = |x: &Tensor| format!("{} {}", x.dtype(), x.shape());
     if meta(got) != meta(expected) {
         return Ok(Some(format!("{} instead of {}", meta(got), meta(expected))));
     }
     let found = match expected.dtype() {
-        // Not all of them are exact as floats.
+        // Not every `i64` is exact as a float.
         DType::I64 => first(&got.to_vec::<i64>()?, &expected.to_vec()?, |a, b| a == b),
         dtype => {
             let tolerance = match dtype {
@@ -173,26 +173,27 @@ fn first<T: std::fmt::Debug>(
     Some((i, format!("{:?} instead of {:?}", got[i], expected[i])))
 }
 
-/// The index of the `i`-th element.
+/// Formats the index of the `i`-th element.
 fn position(mut i: usize, dims: &[usize]) -> String {
     let mut index: Vec<usize> = dims.iter().rev().map(|&n| (i % n, i /= n).0).collect();
     index.reverse();
     format!("{index:?}")
 }
 
-/// The cases that one rank has gone through, and what was wrong.
+/// The number of cases that one rank has run, and their failures.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) cases: usize,
-    /// The number of the case, and all there is to say.
+    /// The number of each failed case, and its message.
     pub(crate) failures: Vec<(usize, String)>,
 }
 
 impl Tally {
-    /// After so many failures of a rank it stops.
+    /// A rank stops after this many failures.
     const ENOUGH: usize = 40;
 
-    /// One case: `body` says what is wrong. What follows a panic would say nothing new, as other ranks wait in vain.
+    /// Runs one case: `body` returns what is wrong, if anything. A panic stops the rank: the other ranks would wait for it in
+    /// vain, so later cases would report nothing new.
     pub(crate) fn case(
         &mut self,
         label: impl Fn() -> String,
@@ -214,7 +215,7 @@ impl Tally {
         if panicked || self.failures.len() >= Self::ENOUGH { Err(Stop) } else { Ok(()) }
     }
 
-    /// Fails with what all ranks found, the first case first. Returns the number of cases.
+    /// Panics with the failures of all ranks in the order of the cases. Returns the number of cases.
     #[track_caller]
     pub(crate) fn judge(ranks: &[Tally]) -> usize {
         let of_rank = |(rank, tally): (usize, &Tally)| {
@@ -235,11 +236,11 @@ impl Tally {
     }
 }
 
-/// There have been failures enough.
+/// Signals that a rank has had a panic or too many failures.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stop;
 
-/// Whether all combinations are asked for, which takes long: `DTENSOR_LONG=1`.
+/// Returns true if `DTENSOR_LONG=1` asks for all combinations, which takes long.
 pub(crate) fn long() -> bool {
     std::env::var_os("DTENSOR_LONG").is_some_and(|value| value != "0")
 }

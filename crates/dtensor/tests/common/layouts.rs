@@ -1,8 +1,8 @@
-//! What the tests of layouts compare with: for every rank the list of indices it has of each dim, worked out index by index,
-//! and the elements at them.
+//! The oracle of the layout tests: for every rank the global indices of its shard along each dim, computed index by index,
+//! and the elements at these indices.
 //!
-//! Every rank can work out what every other one has. Nothing here communicates, and nothing asks the library where an
-//! element lies. All numbers are small and whole, so that they and their sums are exact in every dtype.
+//! Every rank can compute the shard of every other rank. Nothing here communicates, and nothing asks the library where an
+//! element is located. All numbers are small integers, so that they and their sums are exact in every dtype.
 
 use dtensor::comm::{ReduceOp, World};
 use dtensor::{DType, DeviceMesh, Partial, Placement, Replicate, Result, Shard, StridedShard, Tensor};
@@ -20,7 +20,7 @@ pub(crate) fn strided(dim: isize, split_factor: usize) -> Placement {
     StridedShard { dim, split_factor }
 }
 
-/// The sizes of a mesh, and the rank at each coordinate, row by row.
+/// The sizes of a mesh, and the rank at each coordinate in row-major order.
 #[derive(Clone, Debug)]
 pub(crate) struct Grid {
     pub(crate) sizes: Vec<usize>,
@@ -40,7 +40,7 @@ impl Grid {
         DeviceMesh::from_ranks(world, &self.ranks, &self.sizes[..], ())
     }
 
-    /// All coordinates, row by row.
+    /// Returns all coordinates in row-major order.
     pub(crate) fn coordinates(&self) -> Vec<Vec<usize>> {
         let mut all = vec![Vec::new()];
         for &size in &self.sizes {
@@ -54,21 +54,21 @@ impl Grid {
         Some(self.coordinates().swap_remove(i))
     }
 
-    /// The number of ranks along some mesh dims, and which of them the one at a coordinate is: the first dim varies slowest.
+    /// Returns the number of ranks along some mesh dims, and the index of a coordinate among them. The first dim varies slowest.
     pub(crate) fn place(&self, at: &[usize], dims: &[usize]) -> (usize, usize) {
         dims.iter().fold((1, 0), |(n, i), &dim| (n * self.sizes[dim], i * self.sizes[dim] + at[dim]))
     }
 }
 
-/// The indices that part `i` of `n` has: with `c` as their number divided by `n` and rounded up, the first `c` belong to the
-/// first part, the next `c` to the second, and so on.
+/// Returns the indices of chunk `i` of `n`. With `c` as the number of indices divided by `n` and rounded up, the first `c`
+/// belong to the first chunk, the next `c` to the second, and so on.
 fn chunk(indices: &[usize], n: usize, i: usize) -> Vec<usize> {
     let c = indices.len().div_ceil(n);
     (0..indices.len()).filter(|position| position / c == i).map(|position| indices[position]).collect()
 }
 
-/// The indices of each dim that the rank at a coordinate has, in the order in which they lie there. Placements are read
-/// from left to right, each cuts what those before it have left.
+/// Returns the global indices along each dim of the shard at a coordinate, in the order in which the shard has them.
+/// Placements apply from left to right: each splits what the ones before it have left.
 pub(crate) fn indices(
     shape: &[usize],
     sizes: &[usize],
@@ -91,11 +91,11 @@ pub(crate) fn indices(
     lists
 }
 
-/// What one rank has of a tensor.
+/// The shard of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Held {
     pub(crate) dims: Vec<usize>,
-    /// The first index of each dim; of a dim of which there is nothing, the length of the whole.
+    /// The first global index along each dim, or the global size along a dim in which the shard is empty.
     pub(crate) offset: Vec<usize>,
     pub(crate) values: Vec<f64>,
 }
@@ -110,7 +110,7 @@ pub(crate) fn tensor(values: &[f64], dims: &[usize], dtype: DType) -> Result<Ten
     Tensor::from_vec(values.to_vec(), dims)?.to_dtype(dtype)
 }
 
-/// A whole tensor.
+/// A full tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Whole {
     pub(crate) shape: Vec<usize>,
@@ -124,7 +124,7 @@ impl Whole {
         Whole { shape: shape.to_vec(), values }
     }
 
-    /// The positions, row by row, of the elements at these indices.
+    /// Returns the row-major positions of the elements at these indices.
     fn positions(&self, lists: &[Vec<usize>]) -> Vec<usize> {
         let mut positions = vec![0];
         for (list, len) in lists.iter().zip(&self.shape) {
@@ -133,8 +133,7 @@ impl Whole {
         positions
     }
 
-    /// What the rank at a coordinate has. Where values are partial, those of all ranks are different, and together they make
-    /// the element: which ones, `seed` says.
+    /// Returns the shard at a coordinate. Partial values differ between ranks and reduce to the element; `seed` chooses them.
     pub(crate) fn held(&self, grid: &Grid, at: &[usize], placements: &[Placement], seed: u64) -> Held {
         let lists = indices(&self.shape, &grid.sizes, at, placements);
         let dims: Vec<usize> = lists.iter().map(Vec::len).collect();
@@ -153,8 +152,8 @@ impl Whole {
         Held { dims, offset, values: self.positions(&lists).into_iter().map(share).collect() }
     }
 
-    /// The tensor that the parts of all ranks make up, in the order of their coordinates. Ranks that are to have the same must
-    /// have the same, and every element must be somewhere.
+    /// Assembles the full tensor from the shards of all ranks, in the order of their coordinates. Panics if replicas differ, or
+    /// if no rank has an element.
     pub(crate) fn of_parts(
         shape: &[usize],
         grid: &Grid,
@@ -162,7 +161,7 @@ impl Whole {
         parts: &[Vec<f64>],
     ) -> Whole {
         let mut whole = Whole { shape: shape.to_vec(), values: vec![0.0; shape.iter().product()] };
-        // For every element, what the rank at each coordinate has of it.
+        // For every element, its value on the rank at each coordinate.
         let mut seen = vec![vec![None; parts.len()]; whole.values.len()];
         for (i, at) in grid.coordinates().iter().enumerate() {
             let positions = whole.positions(&indices(shape, &grid.sizes, at, placements));
@@ -179,11 +178,12 @@ impl Whole {
     }
 }
 
-/// Numbers of `n` ranks that become `value` when they are reduced; for averages, along dims of so many ranks together.
+/// Returns one number for each of `n` ranks that reduce to `value`. `averaged` is the number of ranks along the mesh dims that
+/// are averaged.
 fn shares(value: f64, op: ReduceOp, averaged: usize, n: usize, random: &mut Random) -> Vec<f64> {
     let special = random.below(n);
     let mut shares: Vec<f64> = match op {
-        // Averages along one dim after the other stay whole.
+        // Multiples of `averaged`, so that averaging along one mesh dim after the other gives integers.
         ReduceOp::Sum | ReduceOp::Avg => {
             (0..n).map(|_| (random.below(13) as f64 - 6.0) * averaged as f64).collect()
         }
@@ -193,7 +193,7 @@ fn shares(value: f64, op: ReduceOp, averaged: usize, n: usize, random: &mut Rand
     };
     match op {
         ReduceOp::Sum | ReduceOp::Avg => {
-            // Not taken out afterwards: the value may be infinite.
+            // This entry is excluded before the sum and not subtracted afterwards: the value may be infinite.
             shares[special] = 0.0;
             shares[special] = value * averaged as f64 - shares.iter().sum::<f64>();
         }
@@ -206,7 +206,7 @@ fn shares(value: f64, op: ReduceOp, averaged: usize, n: usize, random: &mut Rand
     shares
 }
 
-/// What ranks along a mesh dim have of an element becomes one.
+/// Combines the values of one element along a mesh dim into one value.
 fn one_of(along: &[Option<f64>], placement: Placement) -> Option<f64> {
     let there: Vec<f64> = along.iter().flatten().copied().collect();
     if there.is_empty() {
@@ -236,7 +236,7 @@ fn one_of(along: &[Option<f64>], placement: Placement) -> Option<f64> {
     })
 }
 
-/// Every list of one of `each` for every mesh dim.
+/// Returns all lists with one placement of `each` per mesh dim.
 pub(crate) fn all_lists(each: &[Placement], mesh_dims: usize) -> Vec<Vec<Placement>> {
     let mut lists = vec![Vec::new()];
     for _ in 0..mesh_dims {
@@ -245,15 +245,15 @@ pub(crate) fn all_lists(each: &[Placement], mesh_dims: usize) -> Vec<Vec<Placeme
     lists
 }
 
-/// `R`, `P(sum)` and a shard of each tensor dim.
+/// Returns `R`, `P(sum)`, and a shard along each tensor dim.
 pub(crate) fn plain(rank: usize) -> Vec<Placement> {
     let mut each = vec![R, P];
     each.extend((0..rank as isize).map(Shard));
     each
 }
 
-/// The placements that stand for mesh dims cutting one tensor dim in this order: a split factor is the number of ranks along
-/// the mesh dims that cut before but stand further right.
+/// Returns the placements that shard one tensor dim over mesh dims in this order. A split factor is the number of ranks along
+/// the mesh dims that shard earlier but are listed further right.
 pub(crate) fn in_order(sizes: &[usize], dim: isize, order: &[usize]) -> Vec<Placement> {
     let mut list = vec![R; sizes.len()];
     for (i, &mesh_dim) in order.iter().enumerate() {
@@ -266,7 +266,8 @@ pub(crate) fn in_order(sizes: &[usize], dim: isize, order: &[usize]) -> Vec<Plac
     list
 }
 
-/// All layouts of several mesh dims cutting one tensor dim in an order that is not theirs, with the other mesh dims `R`.
+/// Returns all layouts in which several mesh dims shard one tensor dim in another order than their own. The other mesh dims
+/// are `R`.
 pub(crate) fn reordered(sizes: &[usize], rank: usize) -> Vec<Vec<Placement>> {
     let mut orders: Vec<Vec<usize>> = vec![Vec::new()];
     let mut all = Vec::new();

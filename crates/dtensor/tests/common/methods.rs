@@ -1,16 +1,16 @@
-//! The operators that the library has, found in its source: no table can lack one that nobody thought of.
+//! Finds the names of all operators in the source of the library, so that a table that lacks one fails a test.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The public methods on tensors, and functions of lists of them, in the files that define operators, also those that a macro
-/// declares.
+/// Returns the public methods on tensors, and functions of lists of tensors, in the files that define operators. Methods that
+/// a macro declares are included.
 pub(crate) fn methods() -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops"), &mut found);
     let known = ["matmul", "layer_norm", "quantile", "cat", "narrow", "tanh", "eq", "sum_keepdim"];
     assert!(found.len() > 115 && known.iter().all(|name| found.contains(*name)), "{found:?}");
-    // It moves no numbers.
+    // `to_device` computes nothing.
     found.remove("to_device");
     found
 }
@@ -20,24 +20,24 @@ fn collect(folder: &Path, found: &mut BTreeSet<String>) {
         let path = file.expect("a file").path();
         if path.is_dir() {
             collect(&path, found);
-        // What a kernel is told, and what attributes are made of, are no operators.
+        // `here.rs` (the context of a kernel) and `mod.rs` define no operators.
         } else if !path.ends_with("here.rs") && !path.ends_with("mod.rs") {
             let text = std::fs::read_to_string(&path).expect("text");
-            // Up to the body: a signature may take several lines.
+            // Read up to the body: a signature may take several lines.
             let signatures = text.split("\n    pub fn ").skip(1).filter_map(|rest| rest.split(" {\n").next());
             let on_tensors = signatures.filter(|text| text.contains("&self") || text.contains("[&Tensor]"));
             found.extend(on_tensors.filter_map(|text| text.split(['(', '<']).next()).map(str::to_owned));
             let before = found.len();
             found.extend(declared(&text));
-            // The body of a macro that declares methods.
+            // A file with a macro that declares methods must have yielded some of them.
             let declares = text.contains("            pub fn $");
             assert!(!declares || found.len() > before, "{path:?} has a macro whose methods are not found");
         }
     }
 }
 
-/// The methods that a macro declares: `tanh => Tanh;` in `methods!`, `Sum: "sum", "The sum", sum_all, sum, sum_keepdim;` in
-/// `reductions!`.
+/// Returns the methods that a macro declares: `tanh => Tanh;` in `methods!`, and
+/// `Sum: "sum", "The sum", sum_all, sum, sum_keepdim;` in `reductions!`.
 fn declared(text: &str) -> impl Iterator<Item = String> {
     let blocks = |name: &'static str| text.split(name).skip(1).filter_map(|rest| rest.split("\n}").next());
     let each = blocks("\nmethods! {\n").flat_map(str::lines);

@@ -1,6 +1,6 @@
-//! What several tests share: tables of operators, inputs in all layouts, oracles, and looks inside.
+//! Helpers that several test programs share: tables of operators, inputs in all layouts, oracles, and access to arrays.
 
-// Every test program compiles all of it, and none of them uses everything.
+// Every test program compiles this whole module, and none of them uses all of it.
 #![allow(dead_code)]
 
 pub(crate) mod cases;

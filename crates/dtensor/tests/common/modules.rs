@@ -1,9 +1,9 @@
-//! What tests of modules on a mesh share: collectives counted, values compared, errors looked at.
+//! Helpers of the tests of modules on a mesh: they count collectives, compare values and check errors.
 
 use dtensor::comm::record;
 use dtensor::{Error, Result, Tensor};
 
-/// The collectives of `body`, as `AG 1 + RS 2`, or `0`.
+/// Runs `body` and returns its result with the collectives it issues, as `AG 1 + RS 2`, or `0` if there are none.
 pub(crate) fn counted<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, String)> {
     let (result, calls) = record(body);
     let names = [
@@ -27,7 +27,7 @@ pub(crate) fn counted<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, String)
     Ok((result?, if shown.is_empty() { "0".to_string() } else { shown.join(" + ") }))
 }
 
-/// Asserts that a result is an error with these words, whatever their case.
+/// Asserts that a result is an error whose message contains these words, ignoring case.
 #[track_caller]
 pub(crate) fn raises<T>(result: Result<T>, words: &str) -> Error {
     let Err(error) = result else { panic!("accepted, but expected {words:?}") };
@@ -35,7 +35,7 @@ pub(crate) fn raises<T>(result: Result<T>, words: &str) -> Error {
     error
 }
 
-/// Asserts that two tensors have the same shape and nearly the same values. One that lies on a mesh is gathered.
+/// Asserts that two tensors have the same shape and nearly the same values. A distributed tensor is gathered first.
 #[track_caller]
 pub(crate) fn close(a: &Tensor, b: &Tensor) {
     let whole = |x: &Tensor| if x.is_distributed() { x.full_tensor().unwrap() } else { x.clone() };

@@ -1,11 +1,11 @@
-//! A look at the array behind a tensor.
+//! Returns the array behind a tensor.
 
 use std::sync::Arc;
 
 use dtensor::op::{Arrays, Aside, Here, Meta, Metas, Op, Rule, apply};
 use dtensor::{Array, Result, Tensor};
 
-/// Shows the value of a tensor.
+/// An identity operator whose kernel hands out the array of its input.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Peek(Aside<Arc<std::sync::Mutex<Option<Array>>>>);
 

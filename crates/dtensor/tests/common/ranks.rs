@@ -1,7 +1,6 @@
-//! What the tests of collectives compare with: arrays whose elements are bits, put together and folded one after the other.
+//! The oracle of the collective tests: arrays of raw bits that are concatenated and reduced one after the other.
 //!
-//! Every rank can compute the input of every other from numbers that all of them know, so it computes alone what it is
-//! to get. Nothing here communicates but [`begin_any`].
+//! All ranks know the seeds of all inputs, so every rank computes its expected result alone. Only [`begin_any`] communicates.
 
 use dtensor::comm::{Group, Pending, ReduceOp};
 use dtensor::{DType, Result, Tensor};
@@ -10,7 +9,7 @@ use half::{bf16, f16};
 pub(crate) const OPS: [ReduceOp; 5] =
     [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product];
 
-/// Numbers that follow from a seed (splitmix64).
+/// Random numbers from a seed (SplitMix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -31,12 +30,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Less than `n`, which is not 0.
+    /// Returns a number less than `n`, which must not be 0.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
-    /// From −2 to 2, with every bit of a mantissa in use.
+    /// Returns a number from −2 to 2 whose mantissa bits are all random.
     pub(crate) fn real(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 51) as f64 - 2.0
     }
@@ -53,13 +52,13 @@ impl Random {
         all
     }
 
-    /// `n` sizes, some of them 0.
+    /// Returns `n` sizes from 0 to `limit`.
     pub(crate) fn sizes(&mut self, n: usize, limit: usize) -> Vec<usize> {
         (0..n).map(|_| self.below(limit + 1)).collect()
     }
 }
 
-/// An element as bits, and back.
+/// Converts an element to bits and back.
 trait Bits: dtensor::Element {
     fn bits(self) -> u64;
     fn from(bits: u64) -> Self;
@@ -87,7 +86,7 @@ bits! {
     f64: x => x.to_bits(), b => f64::from_bits(b);
 }
 
-/// Runs `$body` with `$t` as the type of a dtype's elements.
+/// Runs `$body` with `$t` as the element type of a dtype.
 macro_rules! with_type {
     ($dtype:expr, $t:ident => $body:expr) => {
         match $dtype {
@@ -106,7 +105,7 @@ macro_rules! with_type {
     }};
 }
 
-/// The elements of a tensor, row by row.
+/// The elements of a tensor in row-major order, as bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Array {
     pub(crate) dtype: DType,
@@ -141,7 +140,7 @@ impl Array {
         })
     }
 
-    /// The same values, lying in memory in another way.
+    /// Returns a tensor with these values and another memory layout.
     pub(crate) fn laid(&self, layout: Layout) -> Result<Tensor> {
         let n = self.dims.len();
         match layout {
@@ -150,7 +149,7 @@ impl Array {
                 self.tensor()?.permute(&flipped[..])?.contiguous()?.permute(&flipped[..])
             }
             Layout::Narrowed if n > 0 => {
-                // Something else lies around it on every side.
+                // Other elements surround the values on every side.
                 let mut x = self.clone();
                 for dim in 0..n {
                     let mut edge = x.dims.clone();
@@ -188,17 +187,17 @@ impl Array {
     }
 }
 
-/// How elements lie in memory.
+/// The memory layout of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     Rows,
-    /// Column by column.
+    /// Column-major.
     Transposed,
-    /// As a part of something larger.
+    /// A view of a larger tensor.
     Narrowed,
 }
 
-/// Arrays one after the other along a dim.
+/// Concatenates arrays along a dim.
 pub(crate) fn cat(parts: &[Array], dim: usize) -> Array {
     let size = parts.iter().map(|part| part.dims[dim]).sum();
     let outer: usize = parts[0].dims[..dim].iter().product();
@@ -230,7 +229,7 @@ macro_rules! folded {
     }};
 }
 
-/// The element that several become: in the order given, integers with wrapping, halves in `f32` and rounded once.
+/// Reduces elements to one, in the given order. Integers wrap; half precision is computed in `f32` and rounded once.
 fn fold(dtype: DType, op: ReduceOp, bits: impl Iterator<Item = u64> + Clone) -> u64 {
     let whole = |numbers: &mut dyn Iterator<Item = i64>| match op {
         ReduceOp::Sum => numbers.fold(0, i64::wrapping_add),
@@ -251,14 +250,14 @@ fn fold(dtype: DType, op: ReduceOp, bits: impl Iterator<Item = u64> + Clone) -> 
     }
 }
 
-/// The reduction of the ranks' arrays.
+/// Reduces the arrays of all ranks.
 pub(crate) fn reduce(op: ReduceOp, all: &[Array]) -> Array {
     let Array { dtype, dims, bits } = &all[0];
     let bits = (0..bits.len()).map(|i| fold(*dtype, op, all.iter().map(|x| x.bits[i]))).collect();
     Array { dtype: *dtype, dims: dims.clone(), bits }
 }
 
-/// What rank `me` gets if every rank r cuts its array along `split_dim` into `send(r)`.
+/// Returns what rank `me` receives if every rank `r` splits its array along `split_dim` into the sizes `send(r)`.
 pub(crate) fn exchange(
     all: &[Array],
     split_dim: usize,
@@ -271,7 +270,7 @@ pub(crate) fn exchange(
     cat(&parts, cat_dim)
 }
 
-/// Asserts that a tensor is an array, bit by bit; any NaN is as good as any other.
+/// Asserts that a tensor equals an array bit by bit. Any NaN equals any other.
 #[track_caller]
 pub(crate) fn same(got: &Tensor, expected: &Array) {
     assert_eq!((got.dtype(), got.dims()), (expected.dtype, &expected.dims[..]), "dtype or shape differs");
@@ -290,7 +289,7 @@ pub(crate) fn same(got: &Tensor, expected: &Array) {
     }
 }
 
-/// The inputs of all ranks of a group, and this rank's as a tensor.
+/// The inputs of all ranks of a group, and this rank's input as a tensor.
 #[derive(Debug)]
 pub(crate) struct Inputs {
     pub(crate) all: Vec<Array>,
@@ -298,7 +297,7 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
-    /// Rank r of the group brings something of the dims `dims(r)`.
+    /// Rank `r` of the group has an input with the dims `dims(r)`.
     pub(crate) fn new(
         group: &Group,
         dtype: DType,
@@ -322,7 +321,7 @@ impl Inputs {
     }
 }
 
-/// A collective on its way, with what is to come of it.
+/// A collective in flight, with its expected results.
 pub(crate) struct Expected {
     name: &'static str,
     wait: Box<dyn FnOnce() -> Result<Vec<Tensor>>>,
@@ -338,7 +337,7 @@ impl Expected {
         Expected { name, wait: Box::new(|| Ok(got)), results }
     }
 
-    /// Waits for it, compares, and adds every bit to a hash.
+    /// Waits for the collective, compares its results, and adds every bit to a hash.
     pub(crate) fn finish(self, hash: &mut u64) -> Result<()> {
         let got = (self.wait)()?;
         assert_eq!(got.len(), self.results.len(), "{} gave another number of values", self.name);
@@ -352,8 +351,8 @@ impl Expected {
     }
 }
 
-/// Begins some collective, with some values: which, `random` says, and it must say the same on all members. Those that can
-/// be waited for later are not waited for.
+/// Begins a random collective on random values. `random` must have the same state on all members. Collectives that can be
+/// waited for later are not waited for.
 pub(crate) fn begin_any(group: &Group, random: &mut Random, large: bool) -> Result<Expected> {
     let (n, me, seed) = (group.size(), group.rank(), random.next());
     let dtype = random.pick(&DType::ALL);
@@ -362,7 +361,7 @@ pub(crate) fn begin_any(group: &Group, random: &mut Random, large: bool) -> Resu
     let op = if dtype.is_int() && op == ReduceOp::Avg { ReduceOp::Sum } else { op };
     let root = random.below(n);
     let dims: Vec<usize> = if large {
-        // Some bytes more than a few parts of work, in rows that do not divide them.
+        // Slightly more bytes than a few chunks of work, with rows that do not divide the chunks.
         vec![41 + random.below(9), 1000 + random.below(100), (16 / dtype.size()).max(1)]
     } else {
         (0..1 + random.below(3)).map(|_| random.below(6)).collect()
@@ -406,7 +405,7 @@ pub(crate) fn begin_any(group: &Group, random: &mut Random, large: bool) -> Resu
             Expected::one("reduce_scatter_uneven", pending, mine)
         }
         5 => {
-            // What r hands to t is as long as this says.
+            // The number of rows that rank `r` sends to rank `t`.
             let len = |r: usize, t: usize| sizes[(r + 2 * t) % n];
             let send = |r: usize| (0..n).map(|t| len(r, t)).collect::<Vec<_>>();
             let receive: Vec<usize> = (0..n).map(|r| len(r, me)).collect();
@@ -415,7 +414,7 @@ pub(crate) fn begin_any(group: &Group, random: &mut Random, large: bool) -> Resu
             Expected::one("all_to_all_single", pending, exchange(&x.all, 0, send, 0, me))
         }
         6 if dims.len() > 1 => {
-            // From a tensor cut along one dim to one cut along another.
+            // From a tensor sharded along one dim to one sharded along another.
             let (cat_dim, rows) = ((dim + 1) % dims.len(), random.sizes(n, 3));
             let cut = |r: usize| {
                 let mut dims = with(dim, total);
@@ -456,7 +455,7 @@ pub(crate) fn begin_any(group: &Group, random: &mut Random, large: bool) -> Resu
             Expected { name: "reduce", wait: Box::new(wait), results }
         }
         _ => {
-            // To the next, from the one before; in a group of one, to itself.
+            // Send to the next rank and receive from the one before. In a group of one, a rank sends to itself.
             let x = inputs(&|r| with(dim, sizes[r]))?;
             let tag = seed as u32 % 5;
             group.send(&x.mine, (me + 1) % n, tag)?;

@@ -1,8 +1,8 @@
-//! That something is refused, in words that say what is wrong.
+//! Assertions that a call returns an error whose message says what is wrong.
 
 use dtensor::Result;
 
-/// Asserts that a result is an error whose message has all of these words.
+/// Asserts that a result is an error whose message contains all of these words.
 #[track_caller]
 pub(crate) fn refused<T>(result: Result<T>, words: &[&str]) {
     let Err(error) = result else { panic!("accepted, but expected an error with {words:?}") };
@@ -12,7 +12,7 @@ pub(crate) fn refused<T>(result: Result<T>, words: &[&str]) {
     }
 }
 
-/// Asserts that a result is an error of `function` whose message has all of these words.
+/// Asserts that a result is an error of `function` whose message contains all of these words.
 #[track_caller]
 pub(crate) fn refused_by<T>(result: Result<T>, function: &str, words: &[&str]) {
     if let Err(error) = &result {

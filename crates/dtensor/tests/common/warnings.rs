@@ -1,4 +1,4 @@
-//! The warnings that a program is given through `tracing`.
+//! Collects the warnings that the library emits through `tracing`.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -7,10 +7,10 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Keeps the messages of warnings.
+/// Collects the messages of warnings.
 struct Keeper(Arc<Mutex<Vec<String>>>);
 
-/// The text of one.
+/// The message of one warning.
 #[derive(Default)]
 struct Text(String);
 
@@ -43,7 +43,7 @@ impl Subscriber for Keeper {
     fn exit(&self, _: &Id) {}
 }
 
-/// The warnings that this thread gives while `body` runs.
+/// Runs `body` and returns its result with the warnings that this thread emits meanwhile.
 pub(crate) fn warnings<R>(body: impl FnOnce() -> R) -> (R, Vec<String>) {
     let kept = Arc::default();
     let result = tracing::subscriber::with_default(Keeper(Arc::clone(&kept)), body);

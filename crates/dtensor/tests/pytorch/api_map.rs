@@ -1,7 +1,9 @@
-//! `docs/api-map.md` is complete: every name that PyTorch documents for `torch.distributed.tensor` and what it refers to, and that is
-//! listed here, is in a row of it, and every name that it gives for one is used in its code, which is compiled and run with the
-//! documentation tests. The list was typed from PyTorch's documentation and signatures: what they gain must be added to it.
-//! And what `docs/guide.md` says that its programs print is what they print.
+//! Tests that `docs/api-map.md` is complete, and that `docs/guide.md` shows the real output of its programs.
+//!
+//! Every PyTorch name in the list below must have a row in the map. The list has the names that PyTorch documents for
+//! `torch.distributed.tensor` and what it refers to. It was typed from PyTorch's documentation and signatures, so names that
+//! PyTorch adds must be added here. Every name of this library in the map must be used in the map's code, which the
+//! documentation tests compile and run.
 
 use std::collections::HashSet;
 
@@ -12,8 +14,8 @@ use dtensor::prelude::*;
 const MAP: &str = include_str!("../../../../docs/api-map.md");
 const GUIDE: &str = include_str!("../../../../docs/guide.md");
 
-/// What PyTorch 2.15 has, by the heading that it is to be found under. `f(x=)` is the argument `x` of `f`. What has no name in PyTorch is the
-/// text of a whole cell.
+/// The names of PyTorch 2.15 by the heading of their section in the map. `f(x=)` is the argument `x` of `f`. A feature without
+/// a name in PyTorch is listed as the text of its whole cell.
 const NAMES: [(&str, &[&str]); 8] = [
     (
         "`torch.distributed.tensor`",
@@ -339,12 +341,12 @@ fn rows() -> Vec<Row> {
     rows
 }
 
-/// The texts between backticks.
+/// Returns the texts between backticks.
 fn code(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
-/// The blocks of code that are compiled.
+/// Returns the blocks of code that are compiled.
 fn blocks() -> Vec<&'static str> {
     MAP.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap_or_default()).collect()
 }
@@ -353,13 +355,13 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// The function and the names of the arguments of `f(x=, y=False)`.
+/// Returns the function and the names of the arguments of `f(x=, y=False)`.
 fn arguments(code: &str) -> Option<(&str, Vec<&str>)> {
     let (function, arguments) = code.strip_suffix(')')?.split_once('(')?;
     Some((function, arguments.split(',').filter_map(|one| Some(one.split_once('=')?.0.trim())).collect()))
 }
 
-/// Whether a cell of the first column is about a name: it is the cell, or stands in it as code.
+/// Returns true if a cell of the first column covers a name: the name is the whole cell, or is in it as code.
 fn names(cell: &str, name: &str) -> bool {
     if let Some((function, wanted)) = arguments(name).filter(|(_, wanted)| !wanted.is_empty()) {
         let mut calls = code(cell).filter_map(arguments);
@@ -368,7 +370,7 @@ fn names(cell: &str, name: &str) -> bool {
     cell == name || code(cell).any(|code| code == name)
 }
 
-/// Whether a block uses a name: `Type::name` as it is, or as a method, field or function of its own where the type is there too.
+/// Returns true if a block uses a name: as `Type::name`, or as a method, field or function if the block also has the type.
 fn uses(block: &str, path: &str) -> bool {
     let Some((rest, name)) = path.rsplit_once("::") else { return words(block).any(|word| word == path) };
     let owner = rest.rsplit("::").next().unwrap_or(rest);
@@ -381,18 +383,18 @@ fn uses(block: &str, path: &str) -> bool {
         let starts = |at: usize| !before(at).is_some_and(|c| c.is_alphanumeric() || c == '_');
         block.match_indices(&form[..]).any(|(at, _)| form.starts_with('.') || starts(at))
     };
-    // What is in a module is imported by its name.
+    // An item of a module may be imported by its name.
     let imported = owner.starts_with(char::is_lowercase) && words(block).any(|word| word == name);
     words(block).any(|word| word == owner) && (imported || forms.iter().any(used))
 }
 
-/// Whether a text is the path of a name of ours.
+/// Returns true if a text is a path of identifiers.
 fn is_path(text: &str) -> bool {
     text.split("::").all(|part| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || c == '_'))
 }
 
 #[test]
-fn every_name_of_pytorch_is_there() {
+fn every_name_of_pytorch_is_in_the_api_map() {
     let rows = rows();
     let mut missing = Vec::new();
     for (heading, list) in NAMES {
@@ -406,7 +408,7 @@ fn every_name_of_pytorch_is_there() {
 }
 
 #[test]
-fn every_name_of_ours_is_in_code_that_runs() {
+fn every_mapped_name_is_used_in_code_that_runs() {
     let blocks = blocks();
     let mut unused = Vec::new();
     for row in rows() {
@@ -424,7 +426,7 @@ fn every_name_of_ours_is_in_code_that_runs() {
 }
 
 #[test]
-fn what_is_not_there_has_a_reason_and_nothing_is_there_twice() {
+fn missing_names_have_a_reason_and_no_name_is_listed_twice() {
     let mut seen = HashSet::new();
     for Row { heading, torch, ours, note } in rows() {
         assert!(seen.insert((heading, torch)), "{heading}: {torch} is there twice");
@@ -433,9 +435,9 @@ fn what_is_not_there_has_a_reason_and_nothing_is_there_twice() {
     assert!(seen.len() > 150, "{} rows", seen.len());
 }
 
-/// The checks above can fail.
+/// Checks that the tests above can fail.
 #[test]
-fn names_are_told_from_parts_of_others() {
+fn names_are_distinguished_from_substrings() {
     assert!(
         names("`ones`, `full`", "full")
             && !names("`ones_like`, full", "full")

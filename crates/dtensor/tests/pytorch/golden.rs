@@ -1,7 +1,7 @@
-//! Every operator against PyTorch, forward and backward.
+//! Tests every operator against golden values of PyTorch, forward and backward.
 //!
-//! The cases are in `golden/operators.json`, written by `tools/golden.py`, where the format is described. Each is run
-//! with its inputs in several layouts in memory: what an operator computes must not depend on it.
+//! The cases are in `golden/operators.json`, written by `tools/golden.py`, which describes the format. Each case runs with its
+//! inputs in several memory layouts: the result of an operator must not depend on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,18 +26,18 @@ struct Case {
     grads: Vec<Option<Data>>,
 }
 
-/// A tensor of the file: dtype, shape, elements row by row.
+/// A tensor of the file: dtype, shape, and elements in row-major order.
 #[derive(Deserialize)]
 struct Data(String, Vec<usize>, Vec<Value>);
 
-/// Where the elements of an input lie.
+/// The memory layout of an input.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
-    /// Row by row without gaps.
+    /// Row-major without gaps.
     Contiguous,
-    /// Column by column.
+    /// Column-major.
     Transposed,
-    /// In the middle of a larger tensor.
+    /// A view into the middle of a larger tensor.
     Window,
 }
 
@@ -53,7 +53,7 @@ fn dtype(name: &str) -> DType {
 }
 
 impl Data {
-    /// The tensor row by row.
+    /// Returns the contiguous tensor.
     fn contiguous(&self) -> Result<Tensor> {
         let Data(name, shape, data) = self;
         let shape = Shape::from(&shape[..]);
@@ -88,7 +88,7 @@ impl Data {
     }
 }
 
-/// A copy row by row, made outside the library's own [`Tensor::contiguous`].
+/// Makes a contiguous copy without the library's own [`Tensor::contiguous`].
 trait ToContiguous {
     fn to_contiguous(&self) -> Result<Tensor>;
 }
@@ -133,7 +133,7 @@ impl Attrs {
         let list = self.get(name).as_array().expect("a list");
         list.iter().map(|v| v.as_i64().expect("a whole number") as isize).collect()
     }
-    /// Sizes, of which −1 is to be inferred.
+    /// Returns sizes, with −1 as [`INFER`].
     fn sizes(&self, name: &str) -> Vec<usize> {
         self.ints(name).into_iter().map(|n| usize::try_from(n).unwrap_or(INFER)).collect()
     }
@@ -188,7 +188,7 @@ impl Attrs {
 /// Runs one case's operator.
 fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
     let a = &case.attrs;
-    // The second operand: a tensor, or the number in the attribute.
+    // The second operand is the number in the attribute if there is one, else a tensor.
     let operand =
         |name: &str| -> Operand<'_> { if a.has(name) { a.scalar(name).into() } else { (&x[1]).into() } };
     let dims = || a.ints("dims");
@@ -365,7 +365,7 @@ fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
         "eye" => Tensor::eye(a.size("n"), a.dtype()),
         "full" => Tensor::full(a.sizes("shape"), a.scalar("value"), a.dtype()),
 
-        // More than one output.
+        // These operators have several outputs.
         "split" => return x[0].split(&a.sizes("sizes"), dim()),
         "chunk" => return x[0].chunk(a.size("chunks"), dim()),
         "unbind" => return x[0].unbind(dim()),
@@ -379,13 +379,13 @@ fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
     y.map(|y| vec![y])
 }
 
-/// The place of a 16-bit float's bits among all of its kind, in rising order.
+/// Returns the position of a 16-bit float among all values of its dtype in ascending order.
 fn rank16(bits: u16) -> i32 {
     let magnitude = i32::from(bits & 0x7fff);
     if bits & 0x8000 == 0 { magnitude } else { -magnitude }
 }
 
-/// The number of a dtype that a decimal of the file stands for.
+/// Rounds a decimal of the file to a dtype.
 fn rounded(dtype: DType, decimal: f64) -> f64 {
     match dtype {
         DType::F16 => f16::from_f64(decimal).to_f64(),
@@ -395,8 +395,8 @@ fn rounded(dtype: DType, decimal: f64) -> f64 {
     }
 }
 
-/// Whether two numbers of a dtype count as equal: to 10⁻⁵ in single precision, to 10⁻¹² in double, to the neighbouring
-/// number in the halves. What is not finite must be the same.
+/// Returns true if two numbers of a dtype count as equal: within 10⁻⁵ in single precision, within 10⁻¹² in double, and up to
+/// the neighbouring number in half precision. Infinities and NaN must be the same.
 fn close(dtype: DType, got: f64, want: f64) -> bool {
     if !got.is_finite() || !want.is_finite() {
         return got == want || (got.is_nan() && want.is_nan());
@@ -412,13 +412,13 @@ fn close(dtype: DType, got: f64, want: f64) -> bool {
     }
 }
 
-/// What is wrong with `got`, if anything.
+/// Describes the first difference between `got` and `want`, or returns `None` if they are equal.
 fn difference(got: &Tensor, want: &Data, exact: bool) -> Result<Option<String>> {
     let Data(name, shape, data) = want;
     if got.dtype() != dtype(name) || got.dims() != &shape[..] {
         return Ok(Some(format!("{} {} instead of {name} {shape:?}", got.dtype(), got.shape())));
     }
-    // Whole numbers as such: a double does not hold them all.
+    // Integers are compared as integers: not all of them are exact as an `f64`.
     let wrong = match got.dtype() {
         DType::I64 => got.to_vec::<i64>()?.iter().zip(data).position(|(g, w)| Some(*g) != w.as_i64()),
         DType::U8 => {
@@ -435,7 +435,7 @@ fn difference(got: &Tensor, want: &Data, exact: bool) -> Result<Option<String>> 
     }))
 }
 
-/// Everything in which a case differs from PyTorch.
+/// Lists the differences of a case from PyTorch.
 fn check(case: &Case, layout: Layout, exact: bool) -> Result<Vec<String>> {
     let wants_grad = |i: usize| case.grads.get(i).is_some_and(Option::is_some);
     let x: Vec<Tensor> = case
@@ -473,11 +473,11 @@ fn cases() -> Vec<Case> {
     serde_json::from_str(include_str!("../golden/operators.json")).expect("operators.json")
 }
 
-/// Tensors made from numbers: no operators, but with golden values.
+/// Factories of tensors: they are not operators, but have golden values.
 const MADE: [(&str, Golden); 4] =
     [("arange", Golden::Close), ("eye", Golden::Exact), ("full", Golden::Exact), ("linspace", Golden::Close)];
 
-/// Operators written as `+` and its like, with a tensor or a number on the left.
+/// Overloaded operators such as `+`, with a tensor or a number on the left.
 const OVERLOADED: [(&str, Golden); 9] = [
     ("operator_add", Golden::Close),
     ("operator_div", Golden::Close),
@@ -490,14 +490,14 @@ const OVERLOADED: [(&str, Golden); 9] = [
     ("reversed_sub", Golden::Close),
 ];
 
-/// The names of all cases that are compared so.
+/// Returns the names of all cases that are compared in this way.
 fn names(golden: Golden) -> BTreeSet<&'static str> {
     let rows = table().into_iter().map(|row| (row.name, row.golden));
     let all = rows.chain(MADE).chain(OVERLOADED);
     all.filter(|(_, of)| *of == golden).map(|(name, _)| name).collect()
 }
 
-/// The names of all that has golden values.
+/// Returns the names of all operators and factories with golden values.
 fn all_names() -> BTreeSet<&'static str> {
     names(Golden::Exact).into_iter().chain(names(Golden::Close)).collect()
 }
@@ -530,7 +530,7 @@ fn every_operator_agrees_on_transposed_inputs() {
 }
 
 #[test]
-fn every_operator_agrees_on_windows_of_larger_inputs() {
+fn every_operator_agrees_on_views_of_larger_inputs() {
     agree(Layout::Window);
 }
 
@@ -562,7 +562,7 @@ fn differentiable_operators_have_cases_with_gradients() {
 }
 
 #[test]
-fn the_comparison_tells_numbers_apart() {
+fn the_comparison_detects_different_numbers() {
     assert!(close(DType::F32, 1.0, 1.00001) && !close(DType::F32, 1.0, 1.0001));
     assert!(close(DType::F32, f64::NAN, f64::NAN) && !close(DType::F32, 0.0, f64::NAN));
     assert!(close(DType::F32, f64::INFINITY, f64::INFINITY) && !close(DType::F32, 3e38, f64::INFINITY));

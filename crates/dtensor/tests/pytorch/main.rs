@@ -1,4 +1,4 @@
-//! PyTorch's own tests, its golden values, its names, and its defects.
+//! Tests against PyTorch: its own tests, golden values, API names, and known defects.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! PyTorch's `test_api.py`, every test under its own name; more of the same with other placements and shapes; and
+//! PyTorch's `test_api.py`: every test under its PyTorch name, more tests with other placements and shapes, and tests of
 //! `DTensorConverter`, which PyTorch's tests share.
 
 use dtensor::comm::{ReduceOp, World};
@@ -19,20 +19,20 @@ fn line(world: &World) -> Result<DeviceMesh> {
     DeviceMesh::new(world, [RANKS], ())
 }
 
-/// Numbers in a row, other ones on every rank.
+/// Returns consecutive numbers, different on every rank.
 fn own(world: &World, shape: impl Into<dtensor::Shape>) -> Result<Tensor> {
     let shape = shape.into();
     let first = 1000 * world.rank();
     Tensor::arange(first as i64, (first + shape.numel()) as i64, 1, DType::F32)?.reshape(&shape)
 }
 
-/// The same numbers in a row on every rank.
+/// Returns consecutive numbers, the same on every rank.
 fn same(shape: impl Into<dtensor::Shape>) -> Result<Tensor> {
     let shape = shape.into();
     Tensor::arange(0, shape.numel() as i64, 1, DType::F32)?.reshape(&shape)
 }
 
-/// A number of linear layers, all of one size, one after the other.
+/// A stack of linear layers of one size.
 #[derive(Clone, Debug, Module)]
 struct MyModel {
     seq: Sequential,
@@ -64,12 +64,12 @@ fn test_distribute_tensor() {
             assert_eq!(dist.dims(), [3 * RANKS, 3]);
             let local = dist.to_local()?;
             assert_eq!(local.dims(), [3, 3]);
-            // Those of the first rank.
+            // The values come from rank 0.
             let first: Vec<f32> = (0..9).map(|i| (9 * world.rank() + i) as f32).collect();
             assert_eq!(local.to_vec::<f32>()?, first);
             assert_eq!(dist.requires_grad(), requires_grad);
             assert!(dist.is_leaf());
-            // The tensor given is what it was.
+            // The caller's tensor does not change.
             assert!(tensor.to_vec::<f32>()?.starts_with(&[1000.0 * world.rank() as f32]));
         }
         let dist = distribute_tensor(&own(&world, [3, 3 * RANKS])?, &mesh, [Shard(-1)])?;
@@ -92,7 +92,7 @@ fn test_distribute_tensor_errors() {
         let dtensor = distribute_tensor(&tensor, &mesh, [Shard(0), Shard(1)])?;
         raises(distribute_tensor(&dtensor, &line(&world)?, [Shard(0)]), "to a different device mesh");
         raises(distribute_tensor(&dtensor, &mesh, [Shard(0), Replicate]), "to a different placements");
-        // Where it lies already, it may stay.
+        // A tensor that already has these placements is accepted.
         let again = distribute_tensor(&dtensor, &mesh, [Shard(0), Shard(-1)])?;
         assert_eq!(again.full_tensor()?.to_vec::<f32>()?, tensor.to_vec::<f32>()?);
         Ok(())
@@ -198,7 +198,7 @@ fn test_distribute_module_casting() {
         assert_eq!((weight.dtype(), weight.to_local()?.dtype()), (DType::BF16, DType::BF16));
         assert_eq!((weight.placements(), weight.requires_grad()), (&[Replicate][..], true));
 
-        // Once more, for nothing is left to do.
+        // Distributing the model again has nothing to do and communicates nothing.
         let (replica, counts) = counted(|| distribute_module(&model, &mesh, ()))?;
         assert_eq!(counts, "0");
         assert_eq!(replica.get_parameter("seq.9.bias")?.get().dtype(), DType::BF16);
@@ -207,7 +207,7 @@ fn test_distribute_module_casting() {
         assert_eq!((output.dtype(), output.to_local()?.dtype()), (DType::BF16, DType::BF16));
         assert_eq!(output.placements(), [Replicate]);
 
-        // Of a model that is not cast itself, too.
+        // Autocast also works for a model whose parameters are not cast.
         let replica = distribute_module(MyModel::new(10, 2)?, &mesh, ())?;
         assert_eq!(replica.forward(&dt)?.dtype(), DType::F32);
         let output = autocast(DType::BF16, || replica.forward(&dt))?;
@@ -241,7 +241,7 @@ fn test_distribute_module_meta() {
             assert_eq!(parameter.to_local()?.dims()[0], 5);
         }
 
-        // What is left stays without values too.
+        // Meta parameters that no function distributes become distributed meta tensors.
         let (model, counts) =
             counted(|| distribute_module(on_device(Device::Meta, || MyModel::new(3, 1))?, &mesh, ()))?;
         assert_eq!(counts, "0");
@@ -251,7 +251,7 @@ fn test_distribute_module_meta() {
     });
 }
 
-/// A model with everything that is replicated.
+/// A model with every kind of tensor that is replicated by default: a parameter, a frozen parameter and a buffer.
 #[derive(Clone, Debug, Module)]
 struct Mixed {
     linear: Linear,
@@ -275,7 +275,7 @@ impl Mixed {
 }
 
 #[test]
-fn what_no_function_lays_out_is_replicated_from_the_first_rank() {
+fn tensors_that_no_function_distributes_are_replicated_from_rank_0() {
     spmd(RANKS, |world| {
         for mesh in [line(&world)?, DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?] {
             let model = Mixed::new(&world)?;
@@ -301,7 +301,7 @@ fn what_no_function_lays_out_is_replicated_from_the_first_rank() {
 }
 
 #[test]
-fn functions_see_all_inputs_and_errors_leave_the_model_alone() {
+fn functions_see_all_inputs_and_errors_leave_the_model_unchanged() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         let model = Mixed::new(&world)?;
@@ -312,7 +312,7 @@ fn functions_see_all_inputs_and_errors_leave_the_model_alone() {
             assert_eq!(now, before);
             Ok(())
         };
-        // A function that fails after others have been laid out.
+        // The function fails after it has distributed a parameter.
         let how = DistributeModule::new()
             .partition_fn(|name, module, mesh| match name {
                 "" => Ok(()),
@@ -327,7 +327,7 @@ fn functions_see_all_inputs_and_errors_leave_the_model_alone() {
         untouched(&model)?;
         raises(distribute_module(&model, None, ()), "no device mesh is currently active");
 
-        // One tensor cannot stand for two inputs.
+        // An input function that returns one tensor for two inputs is an error.
         let how = DistributeModule::new().input_fn(|_, inputs, _| Ok(inputs.tensor(0)?.clone()));
         let one = distribute_module(Mixed::new(&world)?, &mesh, how)?;
         raises(one.forward(&same([1, 4])?, 1.0), "returned one tensor, but `Mixed` has 2 inputs");
@@ -341,7 +341,7 @@ fn functions_see_all_inputs_and_errors_leave_the_model_alone() {
         let y = model.forward(&Tensor::zeros([1, 4], DType::F32)?, 1.0)?;
         close(&y, &same([1, 4])?.mul(3.0)?);
 
-        // Functions again, or another mesh, are too much.
+        // A second call with functions, or with another mesh, is an error.
         let words = "distribute_module should only be called once on a module";
         raises(
             distribute_module(&model, &mesh, DistributeModule::new().partition_fn(|_, _, _| Ok(()))),
@@ -351,7 +351,7 @@ fn functions_see_all_inputs_and_errors_leave_the_model_alone() {
         raises(distribute_module(&model, &other, ()), words);
         assert!(distribute_module(&model, &mesh, ()).is_ok());
 
-        // Functions before and after `forward` need a place to stand.
+        // Input and output functions need a `base` field for their hooks.
         #[derive(Debug, Module)]
         struct Bare {
             linear: Linear,
@@ -400,10 +400,10 @@ fn tensors_of_any_placement_are_cast() {
 }
 
 #[test]
-fn meta_tensors_get_a_device() {
+fn distributed_meta_tensors_materialize_on_a_device() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
-        // Of the shapes of weights and biases.
+        // Shapes of weights and of a bias.
         for shape in [&[5 * RANKS, 5 * RANKS][..], &[20, 5 * RANKS], &[20]] {
             let parameter = Tensor::meta_of(shape, DType::F32)?.requires_grad_(true)?;
             let dist = distribute_tensor(&parameter, &mesh, [Shard(0)])?;
@@ -415,7 +415,7 @@ fn meta_tensors_get_a_device() {
             assert_eq!(dist.mesh(), Some(&mesh));
             let local = dist.to_local()?;
             assert_eq!((local.device(), local.dims()[0]), (Device::Cpu, shape[0] / RANKS));
-            // It is a parameter like any other.
+            // The materialized parameter gets gradients.
             dist.mul(2.0)?.sum_all()?.backward()?;
             let grad = dist.grad().expect("a leaf that was used");
             assert_eq!(grad.placements(), [Shard(0)]);
@@ -426,7 +426,7 @@ fn meta_tensors_get_a_device() {
 }
 
 #[test]
-fn the_converter_goes_through_all_even_placements() {
+fn the_converter_tries_all_even_placements() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         let (x, y, z) = (same([8, 3, 4])?, same([1, 12])?, same(())?);
@@ -440,7 +440,7 @@ fn the_converter_goes_through_all_even_placements() {
                 assert_eq!(laid.full_tensor()?.to_vec::<f32>()?, plain.to_vec::<f32>()?);
             }
         }
-        // The dim of size 3 is uneven, and that of size 1 is not worth cutting.
+        // The converter shards neither the dim of size 3, which is uneven, nor the dim of size 1.
         let expected = [
             [Replicate, Replicate, Replicate],
             [Replicate, Shard(1), Replicate],
@@ -458,7 +458,7 @@ fn the_converter_goes_through_all_even_placements() {
 }
 
 #[test]
-fn the_converter_cuts_along_every_mesh_dim() {
+fn the_converter_shards_along_every_mesh_dim() {
     spmd(RANKS, |world| {
         let mesh = DeviceMesh::new(&world, [2, 2], ["dp", "tp"])?;
         let x = same([4, 2])?;
@@ -468,7 +468,7 @@ fn the_converter_cuts_along_every_mesh_dim() {
             let [x] = &tensors?[..] else { panic!("one tensor in, one out") };
             seen.push([x.placements()[0], x.placements()[1]]);
         }
-        // Two ranks would divide the second dim, but not all four.
+        // The size 2 of dim 1 divides among two ranks, but not among all four, so dim 1 is not sharded.
         let all =
             [[Replicate, Replicate], [Replicate, Shard(0)], [Shard(0), Replicate], [Shard(0), Shard(0)]];
         assert_eq!(seen, all);
@@ -493,14 +493,14 @@ fn the_converter_keeps_leaves_and_dtypes() {
             assert_eq!(grad.to_vec::<f32>()?, [3.0; 16]);
         }
         assert_eq!((converter.hit(), converter.successful()), (3 * 2 * 2, true));
-        // A gradient of what was laid on the mesh is none of what it was made of.
+        // The gradient of a converted tensor does not reach the original.
         assert!(weight.grad().is_none());
         Ok(())
     });
 }
 
 #[test]
-fn the_converter_says_what_it_did_not_convert() {
+fn the_converter_reports_what_it_did_not_convert() {
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         let (meta, x) = (Tensor::meta_of([4], DType::F32)?, same([4])?);
@@ -517,7 +517,7 @@ fn the_converter_says_what_it_did_not_convert() {
             }
             assert_eq!((converter.hit(), converter.miss(), converter.successful()), (4, 4, false));
         }
-        // Without tensors there is nothing to succeed with.
+        // Without tensors, the converter does not report success.
         let mut converter = DTensorConverter::new(&mesh, &[]);
         assert!(converter.next().is_some_and(|tensors| tensors.is_ok_and(|tensors| tensors.is_empty())));
         assert!(converter.next().is_none() && !converter.successful());

@@ -1,4 +1,4 @@
-//! PyTorch's `test_comm_mode_features.py`, every test under its own name.
+//! PyTorch's `test_comm_mode_features.py`: every test under its PyTorch name.
 #![allow(non_snake_case)]
 
 use dtensor::comm::World;
@@ -17,7 +17,7 @@ fn inp() -> Result<Tensor> {
     Tensor::rand([8, 10], DType::F32)
 }
 
-/// The modules and parameters that a mode must know, in this order, and the placements that it must know.
+/// The modules and parameters that a mode must report, in this order, and the placements of the parameters.
 type GroundTruth = (Vec<(String, String)>, Vec<(String, Vec<Placement>)>);
 
 fn ground_truth(model: &dyn Module) -> GroundTruth {
@@ -83,7 +83,7 @@ fn test_MLPStacked_distributed_sharding_display() {
         };
         let model2 = parallelize_module(MLPStacked::new(2)?, &mesh, plan)?;
         comm_mode.run(|| {
-            // Entering has made it forget.
+            // Entering the mode clears the earlier records.
             assert!(comm_mode.get_parameter_info().is_empty());
             assert!(comm_mode.get_sharding_info().is_empty());
             model2.forward(&inp)
@@ -102,7 +102,7 @@ fn test_MLP_module_tracing() {
         let model = parallelized_mlp(&mesh)?;
         let comm_mode = CommDebugMode::new();
         comm_mode.run(|| model.forward(&inp)?.sum_all()?.backward())?;
-        // All submodules are there, in the order in which they ran.
+        // The dict has all submodules in the order in which they ran.
         let modules = comm_mode.module_depth_dict();
         assert_eq!(modules.len(), 5);
         assert_eq!(
@@ -152,7 +152,7 @@ fn test_transformer_module_tracing() {
         }
         expect("Transformer.output", 0, 1);
 
-        // On the way back, each layer that was given the whole and has some of the outputs sums what it finds for it.
+        // In backward, each column-wise layer all-reduces the gradient of its replicated input.
         comm_mode.run(|| model.forward(&inp)?.sum_all()?.backward())?;
         let counts = comm_mode.comm_module_counts();
         for (path, of) in &counts {

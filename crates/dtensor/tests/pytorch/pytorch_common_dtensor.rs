@@ -1,8 +1,8 @@
-//! PyTorch's `common_dtensor.py`: `DTensorConverter` and `_test_op`, over all operators.
+//! PyTorch's `common_dtensor.py`: `DTensorConverter` and `_test_op` on all operators.
 //!
-//! The converter there tries every combination of `Replicate` and of shards that the mesh divides evenly; tensors of `bool` it
-//! only replicates, as the collectives there cannot carry them. Here a mask is `u8`, which every collective carries, and is
-//! sharded like any other tensor.
+//! PyTorch's converter tries every combination of `Replicate` and of shards that the mesh divides evenly. It only replicates
+//! `bool` tensors, because PyTorch's collectives do not support them. Here a mask is `u8`, which every collective supports, and
+//! is sharded like any other tensor.
 
 use std::collections::BTreeMap;
 
@@ -15,13 +15,13 @@ use crate::common::operators::{Operator, half, operators};
 
 const RANKS: usize = 4;
 
-/// How many combinations the converter of PyTorch has for these tensors.
+/// Returns the number of combinations that PyTorch's converter tries for these tensors.
 fn combinations(tensors: &[Tensor]) -> usize {
     let choices = |x: &Tensor| 1 + x.dims().iter().filter(|&&size| size > 1 && size % RANKS == 0).count();
     tensors.iter().map(choices).product()
 }
 
-/// `_test_op`: the operator gives the same on every combination. Returns how many there were.
+/// PyTorch's `_test_op`: asserts that the operator gives the same result on every combination. Returns their number.
 fn test_op(mesh: &DeviceMesh, operator: &Operator, inputs: &[Tensor]) -> Result<usize> {
     let Ok(expected) = operator.run(inputs) else { return Ok(0) };
     let mut converter = DTensorConverter::new(mesh, &inputs.iter().collect::<Vec<_>>());
@@ -45,11 +45,11 @@ fn test_op(mesh: &DeviceMesh, operator: &Operator, inputs: &[Tensor]) -> Result<
 }
 
 #[test]
-fn every_operator_on_every_combination() {
+fn every_operator_matches_one_device_on_every_combination() {
     let table = operators();
     let counts = launch(RANKS, |world| {
         let mesh = DeviceMesh::new(&world, [RANKS], ())?;
-        // Of each operator, how many combinations there were, and the most of one list of inputs.
+        // For each operator: the total number of combinations, and the largest number for one list of inputs.
         let mut counts: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for operator in &table {
             for inputs in &operator.examples {
@@ -63,22 +63,22 @@ fn every_operator_on_every_combination() {
     });
     let counts = counts.unwrap().swap_remove(0);
     println!("{} combinations", counts.values().map(|(total, _)| total).sum::<usize>());
-    // Every operator has inputs that can be cut.
+    // Every operator must have inputs that can be sharded.
     let uncut: Vec<_> = counts.iter().filter(|(_, (_, most))| *most < 2).collect();
     assert!(uncut.is_empty(), "never cut: {uncut:?}");
 }
 
 #[test]
-fn a_known_operator_has_these_combinations() {
+fn linear_and_add_have_the_expected_number_of_combinations() {
     spmd(RANKS, |world| {
         let mesh = DeviceMesh::new(&world, [RANKS], ())?;
-        // Both dims of the input can be cut, the one of 8 of the weight, and that of the bias.
+        // Dims of size 12, 8 and 4 can be sharded; the dims of size 3 below cannot.
         let linear = Operator::one("linear", "", |x| x[0].linear(&x[1], Some(&x[2])));
         let inputs = [half(&[12, 4], 1), half(&[8, 4], 2), half(&[8], 3)];
         assert_eq!(test_op(&mesh, &linear, &inputs)?, 3 * 3 * 2);
         let inputs = [half(&[12, 3], 1), half(&[8, 3], 2), half(&[8], 3)];
         assert_eq!(test_op(&mesh, &linear, &inputs)?, 2 * 2 * 2);
-        // Without a dim there is one way, and a dim of size 1 is not worth cutting.
+        // A scalar (0-d) has one combination, and a dim of size 1 is not sharded.
         let add = Operator::one("add", "", |x| x[0].add(&x[1]));
         assert_eq!(test_op(&mesh, &add, &[half(&[], 1), half(&[1, 6], 2)])?, 1);
         Ok(())
@@ -86,7 +86,7 @@ fn a_known_operator_has_these_combinations() {
 }
 
 #[test]
-fn masks_are_cut_like_any_other_tensor() {
+fn masks_are_sharded_like_any_other_tensor() {
     spmd(RANKS, |world| {
         let mesh = DeviceMesh::new(&world, [RANKS], ())?;
         let mask = half(&[8], 1).gt(0.0)?;

@@ -1,4 +1,4 @@
-//! PyTorch's `test_local_map.py`, every test under its own name.
+//! PyTorch's `test_local_map.py`: every test under its PyTorch name.
 
 use dtensor::comm::World;
 use dtensor::prelude::*;
@@ -12,13 +12,13 @@ fn device_mesh(world: &World) -> Result<DeviceMesh> {
     init_device_mesh(world, [WORLD_SIZE], ())
 }
 
-/// The same numbers on all ranks.
+/// Returns random numbers that are the same on all ranks.
 fn randn(seed: u64, shape: [usize; 2]) -> Result<Tensor> {
     manual_seed(seed);
     Tensor::randn(shape, DType::F32)
 }
 
-/// Whether two tensors are equal on all ranks.
+/// Returns true if two tensors are equal on all ranks.
 fn equal_allgather_forward(device_mesh: &DeviceMesh, x: &Tensor, y: &Tensor) -> Result<bool> {
     let equal = x.dims() == y.dims() && x.to_vec::<f32>()? == y.to_vec::<f32>()?;
     let eq = Tensor::from_slice(&[u8::from(equal)], [1])?;
@@ -30,7 +30,7 @@ fn mm_all_gather_forward(device_mesh: &DeviceMesh, a: &Tensor, b: &Tensor) -> Re
     device_mesh.group(0)?.all_gather_tensor(&a.matmul(b)?, 0)
 }
 
-/// No mesh is needed, as nothing is communicated.
+/// Needs no mesh, because it does not communicate.
 fn mm_forward(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     a.matmul(b)
 }
@@ -87,7 +87,7 @@ fn test_local_map_out_placements() {
         assert_eq!(comm_mode.get_total_counts(), 1);
         assert!(!equal_dt);
         assert_ne!(x.to_vec::<f32>()?, y.to_vec::<f32>()?);
-        // With nothing said at all, and of tensors that are equal.
+        // Equal tensors, and no options at all.
         assert!(local_map(equal_allgather_forward).call((&device_mesh, &x_dt, &x_dt))?);
 
         // Test 2: directly return out if no argument is DTensor. Matmul in DDP.
@@ -116,7 +116,7 @@ fn test_local_map_in_placements() {
         let y = w.matmul(&x)?;
         let w_dt = distribute_tensor(&w, &device_mesh, ROW_WISE)?;
         let x_dt = distribute_tensor(&x, &device_mesh, REPLICATE)?;
-        // Nothing is communicated for what lies as it should.
+        // Inputs that already have the right placements need no communication.
         let is_row_wise = |y_dt: &Tensor, y: &Tensor| {
             assert_eq!(comm_mode.get_total_counts(), 0);
             assert!(y_dt.placements().iter().all(|placement| *placement == Shard(0)));
@@ -143,7 +143,7 @@ fn test_local_map_in_placements() {
         let local_mm_forward = mm.clone().in_placements((None, REPLICATE));
         raises(local_mm_forward.call((&w_dt, &x_dt)), "expects placements but received None");
 
-        // Test 5: `None` placements for plain tensor input arguments; there is no DTensor to wrap the result for.
+        // Test 5: `None` placements for plain tensor input arguments. Without a DTensor input, the result is not wrapped.
         let local_mm_forward = mm.clone().in_placements((None, None));
         let (w_local, x_local) = (w_dt.to_local()?, x_dt.to_local()?);
         let y_local = comm_mode.run(|| local_mm_forward.call((&w_local, &x_local)))?;
@@ -151,7 +151,7 @@ fn test_local_map_in_placements() {
         assert!(!y_local.is_distributed());
         close(&Tensor::from_local(&y_local, &device_mesh, ROW_WISE)?, &y);
 
-        // Test 6: placements for a plain tensor input argument beside a DTensor: it is passed as it is.
+        // Test 6: placements for a plain tensor input argument next to a DTensor: the plain tensor is passed unchanged.
         let local_mm_forward = mm.clone().in_placements((ROW_WISE, REPLICATE));
         let y_dt = comm_mode.run(|| local_mm_forward.call((&w_dt, &x_local)))?;
         is_row_wise(&y_dt, &y);

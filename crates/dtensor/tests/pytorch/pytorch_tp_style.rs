@@ -1,7 +1,7 @@
-//! PyTorch's `test_tp_style.py`, every test under its own name, and a table of what each style communicates.
+//! PyTorch's `test_tp_style.py`: every test under its PyTorch name, and a table of the collectives of each style.
 //!
-//! One thing is different by design: the gradient of a leaf lies as the leaf does. The partial gradients that `SequenceParallel`
-//! leaves to the optimizer in PyTorch are summed at the end of backward: one all-reduce for each parameter.
+//! One difference is by design: the gradient of a leaf has the placements of the leaf. PyTorch's `SequenceParallel` leaves
+//! partial gradients to the optimizer. Here they are summed at the end of backward, with one all-reduce per parameter.
 
 use dtensor::comm::World;
 use dtensor::models::RMSNormPython;
@@ -232,12 +232,12 @@ fn test_prepare_module_kwargs_input() {
         let (output, counts) = counted(|| test_mod.forward(&x, 2, Some(&one)))?;
         assert_eq!((output.dims(), counts.as_str()), (&[RANKS, 8][..], "AG 2"));
 
-        // An input that lies on the mesh already.
+        // The input is already distributed.
         let x_dt = Tensor::from_local(&x, &mesh, [Shard(0)])?;
         let (output, counts) = counted(|| test_mod.forward(&x_dt, 2, Some(&one)))?;
         assert_eq!((output.dims(), counts.as_str()), (&[RANKS, 8][..], "AG 2"));
 
-        // One that is not there has no layout to bring it to.
+        // An absent optional input is not redistributed.
         let (output, counts) = counted(|| test_mod.forward(&x_dt, 2, None))?;
         assert_eq!((output.dims(), counts.as_str()), (&[RANKS, 8][..], "AG 1"));
         Ok(())
@@ -299,7 +299,7 @@ fn test_prepare_module_input_output() {
     });
 }
 
-/// A module, and how many parameters it has.
+/// The name, the forward function and the parameters of a parallelized norm.
 type Norm<'a> = (&'a str, Box<dyn Fn(&Tensor) -> Result<Tensor>>, Vec<Parameter>);
 
 #[test]
@@ -348,7 +348,7 @@ fn test_sequence_parallel_style() {
                 close(&ours.grad().unwrap(), &theirs.grad().unwrap());
             }
 
-            // A plain tensor is this rank's part.
+            // A plain tensor is taken as this rank's shard.
             let part = sharded.detach().to_local()?.requires_grad_(true)?;
             let (out, forward) = counted(|| laid(&part))?;
             assert_eq!(
@@ -360,7 +360,7 @@ fn test_sequence_parallel_style() {
             let own = sharded.grad().unwrap().redistribute([Shard(1)])?.to_local()?;
             close(&part.grad().unwrap(), &own);
 
-            // From another dim, and from a whole one.
+            // The input is sharded along another dim, or replicated.
             for (placement, there, back) in [(Shard(0), "A2A 1", "A2A 1"), (Replicate, "0", "AG 1")] {
                 let x = distribute_tensor(&global.detach(), &mesh, [placement])?.requires_grad_(true)?;
                 let (out, forward) = counted(|| laid(&x))?;
@@ -373,7 +373,7 @@ fn test_sequence_parallel_style() {
             }
         }
 
-        // What is dropped of a sequence does not depend on how it lies.
+        // The dropout mask does not depend on the placements.
         let dropout = Dropout::new(0.5)?;
         let laid = parallelize_module(deep_copy(&dropout)?, &mesh, SequenceParallel::new())?;
         manual_seed(3);
@@ -395,13 +395,13 @@ fn test_sequence_parallel_style() {
     });
 }
 
-/// `AR n` and another one, as they are shown.
+/// Formats `AR n` with another collective.
 fn both(other: &str, sums: usize) -> String {
     if other.starts_with("AG") { format!("{other} + AR {sums}") } else { format!("AR {sums} + {other}") }
 }
 
-/// A style on a module: the parts of an input that go in, the output that comes out, and what is communicated for the loss
-/// `output.sum()` forward and backward, if the output is this rank's part and if it stays on the mesh.
+/// A style on a module: the placements of the local input and of the output, and the collectives of forward and of backward for
+/// the loss `output.sum()`. `local` is backward from a local output, `on_mesh` from a distributed one.
 struct Row<S> {
     name: &'static str,
     input: Placement,
@@ -412,7 +412,7 @@ struct Row<S> {
     on_mesh: &'static str,
 }
 
-/// The part of a tensor that a rank has.
+/// Returns this rank's local tensor.
 fn part(x: &Tensor, mesh: &DeviceMesh, placement: Placement) -> Result<Tensor> {
     let leaf = x.requires_grad() && x.is_leaf();
     distribute_tensor(&x.detach(), mesh, [placement])?.to_local()?.detach().requires_grad_(leaf)
@@ -455,7 +455,7 @@ impl<S: ParallelStyle + 'static> Row<S> {
                 close(&grad, &theirs.grad().expect("it was used"));
             }
             if let Some(grad) = x.grad() {
-                // Of a sum, every rank gets the whole gradient.
+                // The gradient of a partial input is replicated.
                 let lies = if self.input.is_partial() { Replicate } else { self.input };
                 close(&own.grad().expect("it was used"), &part(&grad, mesh, lies)?);
             }
@@ -523,13 +523,13 @@ fn every_style_communicates_what_pytorch_does() {
 }
 
 #[test]
-fn preparing_communicates_what_pytorch_does() {
+fn prepare_module_styles_communicate_what_pytorch_does() {
     const P: Placement = Placement::PARTIAL;
     spmd(RANKS, |world| {
         let mesh = line(&world)?;
         manual_seed(2);
         let (identity, x) = (Identity::new(), Tensor::rand([8, 16], DType::F32)?.requires_grad_(true)?);
-        // The output is that of the module: what the input was brought to.
+        // The identity returns its input, so the output has the desired input layout.
         let input = |from, to, local| Ok(PrepareModuleInput::new(from, to)?.use_local_output(local));
         for (input_layout, output, forward, local, on_mesh) in [
             (Shard(0), Replicate, "AG 1", "0", "0"),
@@ -539,7 +539,7 @@ fn preparing_communicates_what_pytorch_does() {
             Row { name: "Identity", input: input_layout, output, style: input, forward, local, on_mesh }
                 .check(&mesh, &identity, &x)?;
         }
-        // The input is that of the module: what the output is said to be.
+        // The identity returns its input, so the input has the declared output layout.
         let output = |from, to, local| Ok(PrepareModuleOutput::new(from, to)?.use_local_output(local));
         for (input, output_layout, forward, local, on_mesh) in [
             (P, Replicate, "AR 1", "0", "0"),
@@ -565,7 +565,7 @@ fn preparing_communicates_what_pytorch_does() {
         }
         .check(&mesh, &identity, &x)?;
 
-        // A gradient that comes back in parts to be summed is summed where it is cut.
+        // The partial gradient of the gathered input is reduced and scattered to the input's shards in one collective.
         let plan = plan! {
             "" => PrepareModuleInput::new((Shard(0), None), (Replicate, None))?,
             "linear" => ColwiseParallel::new(),

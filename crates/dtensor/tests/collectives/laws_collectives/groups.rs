@@ -1,4 +1,4 @@
-//! Groups and worlds of every size.
+//! Tests groups and worlds of several sizes.
 
 use dtensor::comm::{ReduceOp, World, WorldKind};
 use dtensor::testing::spmd;
@@ -8,7 +8,7 @@ use crate::common::ranks::{Array, Inputs, Random, begin_any, cat, reduce, same};
 use crate::common::refused::refused;
 
 #[test]
-fn groups_are_any_ranks_in_any_order() {
+fn a_group_may_have_any_ranks_in_any_order() {
     spmd(4, |world| {
         let me = world.rank();
         let lists: [&[usize]; 8] =
@@ -23,12 +23,12 @@ fn groups_are_any_ranks_in_any_order() {
             }
             groups.push(group);
         }
-        // The same list twice is two groups, a handle is the same one.
+        // The same list twice makes two groups; a clone is the same group.
         if let (Some(first), Some(second)) = (&groups[0], &groups[7]) {
             assert_ne!(first, second);
             assert_eq!(first, &first.clone());
         }
-        // Overlapping, in an order that is the same for all: the ranks of a sum are the group's.
+        // Collectives of overlapping groups, in the same order on all ranks. A sum is over the ranks of the group only.
         for round in 0..3 {
             for (i, group) in groups.iter().enumerate() {
                 let Some(group) = group else { continue };
@@ -40,7 +40,7 @@ fn groups_are_any_ranks_in_any_order() {
                 assert_eq!(names, group.ranks());
             }
         }
-        // In two groups of the same ranks, begun in another order on each: what belongs together meets.
+        // Two groups of the same ranks, whose collectives begin in a different order on each rank: they match by group.
         if let (Some(first), Some(second)) = (&groups[0], &groups[7]) {
             let x = Inputs::new(first, DType::I64, 50, |_| vec![5])?;
             let y = Inputs::new(second, DType::F64, 51, |_| vec![2])?;
@@ -62,7 +62,7 @@ fn groups_are_any_ranks_in_any_order() {
         ] {
             refused(world.new_group(ranks), words);
         }
-        // A group outlives the handle to its world, and does without those who are not in it.
+        // A group outlives the handle to its world, and does not need the ranks outside it.
         drop(world);
         if let Some(pair) = &groups[5] {
             let x = Inputs::new(pair, DType::U8, 60, |_| vec![7])?;
@@ -73,7 +73,7 @@ fn groups_are_any_ranks_in_any_order() {
 }
 
 #[test]
-fn worlds_of_every_size_have_every_collective() {
+fn every_collective_works_in_worlds_of_several_sizes() {
     for n in [1, 2, 3, 6] {
         spmd(n, |world| {
             assert_eq!(world.size(), n);
@@ -87,7 +87,7 @@ fn worlds_of_every_size_have_every_collective() {
 }
 
 #[test]
-fn a_simulated_world_has_the_shapes_of_a_real_one() -> Result<()> {
+fn a_simulated_world_returns_the_shapes_of_a_real_one() -> Result<()> {
     let (n, me) = (5, 2);
     let world = World::simulated(n, me)?;
     let group = world.group();

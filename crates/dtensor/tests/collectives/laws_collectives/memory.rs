@@ -1,4 +1,4 @@
-//! How values lie, and who holds them.
+//! Tests memory layouts of inputs, and which ranks share the memory of a result.
 
 use dtensor::comm::{ReduceOp, WorldKind, launch};
 use dtensor::testing::spmd;
@@ -8,7 +8,7 @@ use crate::common::peek::value;
 use crate::common::ranks::{Array, Inputs, Layout, cat, exchange, reduce, same};
 
 #[test]
-fn values_may_lie_in_memory_in_any_way() {
+fn inputs_may_have_any_memory_layout() {
     spmd(3, |world| {
         let group = world.group();
         let (n, me) = (group.size(), group.rank());
@@ -37,7 +37,7 @@ fn values_may_lie_in_memory_in_any_way() {
                     same(&sum, &reduce(ReduceOp::Min, &x.all));
                 }
             }
-            // One row, many times; one number, many times.
+            // Broadcast inputs: one row or one element repeated.
             for base in [vec![1, 4], vec![3, 1], vec![1, 1]] {
                 let x = Inputs::new(group, dtype, 4, |_| base.clone())?;
                 let wide = x.mine.expand([3, 4])?;
@@ -53,7 +53,7 @@ fn values_may_lie_in_memory_in_any_way() {
                 same(&group.broadcast(&wide, 2)?, &all[2]);
             }
         }
-        // The value is not changed by being summed, nor by what is done to the sum.
+        // Neither a collective nor an operator on its result changes the input.
         let x = Inputs::new(group, DType::F32, 9, |_| vec![4])?;
         let got = group.broadcast(&x.mine, 0)?;
         let changed = got.add(1.0)?;
@@ -66,11 +66,11 @@ fn values_may_lie_in_memory_in_any_way() {
 }
 
 #[test]
-fn values_that_are_worked_on_in_several_parts_come_out_whole() {
+fn inputs_of_several_chunks_give_correct_results() {
     spmd(3, |world| {
         let group = world.group();
         let (n, me) = (group.size(), group.rank());
-        // From a third of a part to many parts, with rows that fill no number of parts, and rows larger than one.
+        // Work is done in chunks. Pieces have from a third of a chunk to many, with rows that do not divide one or exceed it.
         for (dtype, dims) in [
             (DType::U8, vec![3, 450_001]),
             (DType::BF16, vec![6, 333, 301]),
@@ -105,7 +105,7 @@ fn values_that_are_worked_on_in_several_parts_come_out_whole() {
 }
 
 #[test]
-fn a_result_that_all_threads_get_is_held_once() -> Result<()> {
+fn a_result_of_all_threads_is_stored_once() -> Result<()> {
     launch(3, |world| {
         assert_eq!(world.kind(), WorldKind::Threads);
         let group = world.group();
@@ -120,10 +120,10 @@ fn a_result_that_all_threads_get_is_held_once() -> Result<()> {
             let mut held = value(&y)?;
             drop(y);
             group.barrier()?;
-            // Each holds it once, and sees that others do too.
+            // All ranks share one array.
             assert!(!held.is_unique(), "rank {} has a copy of its own", world.rank());
             group.barrier()?;
-            // When the others have let go, nobody is left who holds it.
+            // After the other ranks have dropped it, rank 0 is the only owner.
             if world.rank() > 0 {
                 drop(held);
                 group.barrier()?;
@@ -132,7 +132,7 @@ fn a_result_that_all_threads_get_is_held_once() -> Result<()> {
                 assert!(held.is_unique());
             }
         }
-        // A part that only one gets is its own.
+        // A shard that only one rank receives is not shared.
         let x = Tensor::ones([3, 2], DType::F32)?;
         let y = group.reduce_scatter_tensor(&x, ReduceOp::Sum, 0)?;
         let mut held = value(&y)?;

@@ -1,4 +1,4 @@
-//! What does not fit, on one rank or between them.
+//! Tests arguments that are invalid on one rank, and arguments that do not match between ranks.
 
 use dtensor::comm::{ReduceOp, record};
 use dtensor::testing::spmd;
@@ -8,7 +8,7 @@ use crate::common::ranks::{Array, same};
 use crate::common::refused::refused;
 
 #[test]
-fn what_does_not_fit_is_refused_and_the_group_goes_on() {
+fn invalid_arguments_are_an_error_and_the_group_still_works() {
     spmd(2, |world| {
         let (group, me) = (world.group(), world.rank());
         let x = Tensor::zeros([3, 4], DType::F32)?;
@@ -48,7 +48,7 @@ fn what_does_not_fit_is_refused_and_the_group_goes_on() {
         let pieces = [x.clone(), x.clone(), x.clone()];
         let given = if me == 0 { &pieces[..] } else { &pieces[..2] };
         refused(group.scatter(Some(given), 0), &["scatter", "rank 0"]);
-        // What a rank hands to itself is what it expects from itself.
+        // The size that a rank sends to itself must be the size that it expects from itself.
         let mut receive = vec![3; 2];
         receive[me] = 2;
         refused(group.all_to_all(&x, 1, &[2, 2], 0, &receive), &["all_to_all", "[3, 4]", "itself"]);
@@ -58,7 +58,7 @@ fn what_does_not_fit_is_refused_and_the_group_goes_on() {
         let meta = Tensor::meta_of([2], DType::F32)?;
         refused(group.send(&meta, 1 - me, 0), &["send", "meta"]);
 
-        // None of this was a collective: the next one is the first, for all.
+        // None of these calls counts as a collective: the next one is the first on every rank.
         let (sum, calls) = record(|| group.all_reduce(&Tensor::ones([1], DType::F32)?, sum));
         assert_eq!(sum?.to_vec::<f32>()?, [2.0]);
         assert_eq!(calls[0].sequence, 0);
@@ -67,16 +67,16 @@ fn what_does_not_fit_is_refused_and_the_group_goes_on() {
 }
 
 #[test]
-fn an_all_to_all_whose_parts_do_not_fit_together_fails_everywhere() {
+fn an_all_to_all_with_mismatched_sizes_fails_on_every_rank() {
     spmd(3, |world| {
         let me = world.rank();
-        // As many columns go to rank `to` as another rank says, but for those of rank `from`: no rank sees that by itself.
+        // Rank `from` sends rank `to` one column more than the others do. No rank can detect this alone.
         let cut = |from: usize, to: usize| {
             let mut send = [1; 3];
             send[to] += usize::from(me == from);
             send
         };
-        // From rank 1 come fewer rows to rank 0 than it expects.
+        // Rank 0 expects one row from rank 1, which sends two.
         let expected = if me == 0 { [2, 1, 2] } else { [2, 2, 2] };
         let mut cases = vec![
             ("rows".to_string(), vec![2, 3], [1, 1, 1], expected),

@@ -1,5 +1,5 @@
-//! Every collective gives, bit by bit, what a loop over the ranks' values gives: for every dtype, dim and way to lie in
-//! memory, in every group, whatever else is in flight.
+//! Tests that every collective matches a loop over the inputs of all ranks bit by bit: for every dtype, dim and memory layout,
+//! in every group, whatever else is in flight.
 
 mod groups;
 mod memory;
@@ -11,7 +11,7 @@ mod values;
 use dtensor::Result;
 use dtensor::comm::{Group, World};
 
-/// The groups of the first 1, 2, … ranks, of which this rank is a member.
+/// Returns the groups of the first 1, 2, … ranks that have this rank as a member.
 fn prefixes(world: &World) -> Result<Vec<Group>> {
     let mut groups = Vec::new();
     for n in 1..=world.size() {

@@ -1,4 +1,4 @@
-//! What comes before what.
+//! Tests the order of messages, of collectives in flight, and of barriers.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -19,7 +19,7 @@ fn messages_arrive_by_tag_and_in_the_order_sent() {
             let dtype = DType::ALL[(tag as usize + i as usize) % 6];
             Array::random(dtype, &dims, &[from as u64, to as u64, tag as u64, i])
         };
-        // Everybody to everybody, itself included, and nobody has begun to receive.
+        // Every rank sends to every rank, itself included, before any rank receives.
         for to in 0..n {
             for i in 0..3 {
                 for tag in [0, 7, (1 << 24) - 1] {
@@ -27,7 +27,7 @@ fn messages_arrive_by_tag_and_in_the_order_sent() {
                 }
             }
         }
-        // Taken in another order of tags and of senders.
+        // Receive in another order of tags and senders.
         for tag in [7, (1 << 24) - 1, 0] {
             for from in (0..n).rev() {
                 for i in 0..3 {
@@ -35,7 +35,7 @@ fn messages_arrive_by_tag_and_in_the_order_sent() {
                 }
             }
         }
-        // Asked for before it is sent, with collectives in between.
+        // A receive may begin before its send, with collectives in between.
         let next = (me + 1) % n;
         let before = (me + n - 1) % n;
         let coming = group.recv_async(before, 1)?;
@@ -43,7 +43,7 @@ fn messages_arrive_by_tag_and_in_the_order_sent() {
         group.send(&letter(me, next, 1, 0).tensor()?, next, 1)?;
         same(&coming.wait()?, &letter(before, me, 1, 0));
 
-        // Round a ring until everybody has had everything; large, so that no mailbox of a transport holds it.
+        // Pass tensors round a ring until every rank has had all of them. They are too large for any buffer of a transport.
         let large = |r: usize| Array::random(DType::F32, &[300, 1001], &[r as u64]);
         let mut mine = large(me).tensor()?;
         for step in 1..=n {
@@ -51,7 +51,7 @@ fn messages_arrive_by_tag_and_in_the_order_sent() {
             mine = group.recv(before, 2)?;
             same(&mine, &large((me + n - step) % n));
         }
-        // In a group, ranks are the group's; what lies in another order in memory is sent as it reads.
+        // In a group, ranks are those of the group. A strided tensor is sent in its logical order.
         if let Some(pair) = world.new_group(&[2, 0])? {
             let x = Inputs::laid(&pair, DType::I64, 5, Layout::Transposed, |_| vec![3, 4])?;
             pair.send(&x.mine, 1 - pair.rank(), 0)?;
@@ -62,7 +62,7 @@ fn messages_arrive_by_tag_and_in_the_order_sent() {
 }
 
 #[test]
-fn receives_with_one_tag_get_what_was_sent_in_the_order_in_which_they_began() {
+fn receives_with_one_tag_match_sends_in_the_order_they_began() {
     spmd(2, |world| {
         let (group, other) = (world.group(), 1 - world.rank());
         for reversed in [false, true] {
@@ -91,7 +91,7 @@ fn collectives_in_flight_may_be_waited_for_in_any_order() {
     spmd(4, |world| {
         let group = world.group();
         let (n, me) = (group.size(), group.rank());
-        // Every rank waits in an order of its own. Large ones among them are worked on by whoever waits.
+        // Every rank waits in its own order. Large collectives are computed by the ranks that wait.
         for round in 0..12u64 {
             let mut flying = Vec::new();
             for i in 0..9 {
@@ -109,7 +109,7 @@ fn collectives_in_flight_may_be_waited_for_in_any_order() {
                 same(&pending.wait()?, &expected);
             }
         }
-        // It is not ready before the last has come, and is then, without anybody waiting.
+        // A collective is not ready before the last rank has arrived, and then becomes ready without a wait.
         let x = Inputs::new(group, DType::F64, 1, |_| vec![2, 2])?;
         let word = Tensor::zeros([1], DType::U8)?;
         let mut pending = if me == 0 {
@@ -131,7 +131,7 @@ fn collectives_in_flight_may_be_waited_for_in_any_order() {
         assert!(pending.is_ready());
         same(&pending.wait()?, &reduce(ReduceOp::Sum, &x.all));
 
-        // A result that a rank does not want is there for the others all the same, large or small.
+        // The other ranks get a result that one rank drops, large or small.
         for dims in [vec![3], vec![400, 1000]] {
             for idle in 0..n {
                 let x = Inputs::new(group, DType::F32, idle as u64, |_| dims.clone())?;
@@ -145,7 +145,7 @@ fn collectives_in_flight_may_be_waited_for_in_any_order() {
                 }
             }
         }
-        // Two groups that overlap, begun in another order on different ranks, and waited for in yet another.
+        // Collectives of two overlapping groups begin in another order on every rank, and are waited for in yet another.
         let left = world.new_group(&[0, 1, 2])?;
         let right = world.new_group(&[3, 2, 1])?;
         for round in 0..20u64 {
@@ -168,7 +168,7 @@ fn collectives_in_flight_may_be_waited_for_in_any_order() {
                 same(&pending.wait()?, &expected);
             }
         }
-        // Barriers too.
+        // Barriers may also be waited for in any order.
         let (first, second) = (group.barrier_async()?, group.barrier_async()?);
         second.wait()?;
         first.wait()
@@ -176,7 +176,7 @@ fn collectives_in_flight_may_be_waited_for_in_any_order() {
 }
 
 #[test]
-fn barriers_hold_everybody_and_objects_reach_everybody() {
+fn barriers_wait_for_all_ranks_and_objects_reach_all_ranks() {
     spmd(4, |world| {
         let group = world.group();
         let (n, me) = (group.size(), group.rank());
@@ -192,7 +192,7 @@ fn barriers_hold_everybody_and_objects_reach_everybody() {
             let first_went = times.iter().map(|t| t.1).min();
             assert!(last_came <= first_went, "somebody went on before all had come: {times:?}");
         }
-        // Of other lengths, and of a type of some depth.
+        // Objects of different lengths, and of a nested type.
         type Object = (usize, String, Vec<Option<f64>>);
         let object =
             |r: usize| -> Object { (r, "ä\"\n".repeat(r * 100), vec![Some(0.1), None][..r % 3].to_vec()) };
@@ -209,10 +209,10 @@ fn barriers_hold_everybody_and_objects_reach_everybody() {
             &["broadcast_object", "rank 0 must pass"],
         );
         refused(group.broadcast_object::<u8>(None, 4), &["broadcast_object", "rank 4 is not in the group"]);
-        // What was refused has not been sent: the group goes on.
+        // A call that returned an error has sent nothing: the group still works.
         let words = group.all_gather_object(&"word".to_string())?;
         assert_eq!(words, vec!["word"; n]);
-        // Another type than was sent is an error, with the rank that sent it.
+        // Receiving another type than was sent is an error that names the sender.
         if me == 0 {
             refused(group.all_gather_object(&7u8), &["all_gather_object", "rank 1 sent"]);
         } else {

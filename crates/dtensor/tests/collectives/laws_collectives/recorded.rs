@@ -1,4 +1,4 @@
-//! What is recorded of them.
+//! Tests what a recording says about collectives.
 
 use dtensor::comm::{Collective, ReduceOp, World, launch, record};
 use dtensor::{DType, Error, Result, Tensor};
@@ -17,7 +17,7 @@ fn a_recording_lists_the_calls_with_the_lines_that_made_them() -> Result<()> {
         let pending = group.all_gather_tensor_async(&x, 1)?;
         here(line!() - 1);
         let gathered = pending.wait()?;
-        // A call over several lines is where its name is.
+        // A call over several lines has the line of its name.
         let _ = world.group().all_to_all(&x, 0, &[1; 4], 1, &[2; 4])?;
         here(line!() - 1);
         let (inner, calls) = record(|| group.reduce_scatter_tensor(&meta, ReduceOp::Sum, 0));
@@ -29,7 +29,7 @@ fn a_recording_lists_the_calls_with_the_lines_that_made_them() -> Result<()> {
         here(line!() - 1);
         group.send(&x.detach(), 0, 3)?;
         here(line!() - 1);
-        // A gradient's collective is where the collective was.
+        // The collective of a gradient has the line of the forward collective.
         gathered.sum_all()?.backward()?;
         Ok(())
     });
@@ -51,7 +51,7 @@ fn a_recording_lists_the_calls_with_the_lines_that_made_them() -> Result<()> {
         "reduce_scatter",
     ];
     assert_eq!(names, expected);
-    // Messages are counted by themselves.
+    // Messages have their own sequence numbers.
     let sequences: Vec<u64> = calls.iter().map(|call| call.sequence).collect();
     assert_eq!(sequences, [0, 1, 2, 3, 4, 5, 0, 6]);
     assert_eq!(calls[0].collective, Collective::AllReduce { op: ReduceOp::Avg });
@@ -63,11 +63,11 @@ fn a_recording_lists_the_calls_with_the_lines_that_made_them() -> Result<()> {
         format!("all_reduce(avg) #0 on `world` (f32 [4, 2], requires grad, at {})", calls[0].at)
     );
 
-    // A call that was refused was not made; nothing is recorded outside.
+    // A call that returns an error is not recorded.
     let (result, calls) = record(|| group.all_gather_tensor(&x, 5));
     assert!(matches!(result, Err(Error::DimOutOfRange { .. })) && calls.is_empty());
 
-    // On threads, each rank records its own.
+    // On threads, each rank records only its own calls.
     launch(3, |world| {
         let y = Tensor::ones([1], DType::F32)?;
         let (result, calls) = record(|| {

@@ -1,4 +1,4 @@
-//! What comes out.
+//! Tests the results of collectives.
 
 use dtensor::comm::ReduceOp;
 use dtensor::testing::spmd;
@@ -46,7 +46,7 @@ fn reductions_fold_the_values_in_rank_order() {
 }
 
 #[test]
-fn reduce_scatter_cuts_the_reduction_along_any_dim() {
+fn reduce_scatter_splits_the_reduction_along_any_dim() {
     spmd(4, |world| {
         for group in prefixes(&world)? {
             let (n, me) = (group.size(), group.rank());
@@ -62,11 +62,11 @@ fn reduce_scatter_cuts_the_reduction_along_any_dim() {
                         let x = Inputs::new(&group, dtype, seed, |_| with(&dims, dim, 2 * n))?;
                         let part = reduce(op, &x.all).narrow(dim, 2 * me, 2);
                         same(&group.reduce_scatter_tensor(&x.mine, op, dim)?, &part);
-                        // Counted from the back.
+                        // The same dim as a negative index.
                         let back = dim as isize - 3;
                         same(&group.reduce_scatter_tensor(&x.mine, op, back)?, &part);
 
-                        // Nothing for some, and nothing for all.
+                        // Uneven sizes: some of them 0, and all of them 0.
                         for sizes in [[3, 0, 1, 2], [0, 2, 0, 5], [0, 0, 0, 0]] {
                             let sizes = &sizes[..n];
                             let x =
@@ -83,7 +83,7 @@ fn reduce_scatter_cuts_the_reduction_along_any_dim() {
 }
 
 #[test]
-fn all_gather_puts_the_parts_one_after_the_other_along_any_dim() {
+fn all_gather_concatenates_the_shards_along_any_dim() {
     spmd(4, |world| {
         for group in prefixes(&world)? {
             let n = group.size();
@@ -107,7 +107,7 @@ fn all_gather_puts_the_parts_one_after_the_other_along_any_dim() {
 }
 
 #[test]
-fn all_to_all_hands_part_i_to_rank_i() {
+fn all_to_all_sends_piece_i_to_rank_i() {
     spmd(4, |world| {
         for group in prefixes(&world)? {
             let (n, me) = (group.size(), group.rank());
@@ -118,7 +118,7 @@ fn all_to_all_hands_part_i_to_rank_i() {
                     let mine = exchange(&x.all, 0, |_| vec![size; n], 0, me);
                     same(&group.all_to_all_single(&x.mine, None, None)?, &mine);
                 }
-                // r hands t a part of its own size, often nothing.
+                // Every pair of ranks `r` and `t` exchanges a piece of its own size, often 0.
                 for len in [|r: usize, t: usize| (r * 3 + t) % 4, |r, t| if r == t { 0 } else { r }] {
                     let send = |r: usize| (0..n).map(|t| len(r, t)).collect::<Vec<_>>();
                     let receive: Vec<usize> = (0..n).map(|r| len(r, me)).collect();
@@ -130,7 +130,7 @@ fn all_to_all_hands_part_i_to_rank_i() {
                     let got = group.all_to_all(&x.mine, -1, &send(me), 1, &receive)?;
                     same(&got, &exchange(&x.all, 1, send, 1, me));
                 }
-                // What is cut along one dim is then cut along another.
+                // From a tensor sharded along one dim to one sharded along another, and back.
                 let whole = Array::random(dtype, &[5, 7, 4], &[seed]);
                 let cuts = [[2, 0, 2, 1], [3, 1, 0, 3], [1, 1, 1, 1]];
                 for (from, to) in [(0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)] {
@@ -149,7 +149,7 @@ fn all_to_all_hands_part_i_to_rank_i() {
 }
 
 #[test]
-fn broadcast_scatter_gather_and_permute_move_values_as_they_are() {
+fn broadcast_scatter_gather_and_permute_move_values_unchanged() {
     spmd(4, |world| {
         for group in prefixes(&world)? {
             let (n, me) = (group.size(), group.rank());
@@ -160,7 +160,7 @@ fn broadcast_scatter_gather_and_permute_move_values_as_they_are() {
                         let x = Inputs::new(&group, dtype, seed, |_| dims.to_vec())?;
                         same(&group.broadcast(&x.mine, root)?, &x.all[root]);
                     }
-                    // Another shape for each, and for one of them nothing.
+                    // Every rank has another shape, and one of them is empty.
                     let dims = |r: usize| vec![2; r].into_iter().chain([r ^ 1]).collect::<Vec<_>>();
                     let x = Inputs::new(&group, dtype, seed, dims)?;
                     let pieces = x.all.iter().map(Array::tensor).collect::<Result<Vec<_>>>()?;
@@ -176,7 +176,7 @@ fn broadcast_scatter_gather_and_permute_move_values_as_they_are() {
                     same(&group.permute_tensor(&x.mine, &to)?, &x.all[from]);
                 }
             }
-            // Dtypes of scattered and gathered values may differ too.
+            // Scattered and gathered tensors may also differ in dtype.
             let kinds = DType::ALL.map(|dtype| Array::random(dtype, &[3], &[1]));
             let pieces = kinds[..n].iter().map(Array::tensor).collect::<Result<Vec<_>>>()?;
             let mine = group.scatter((me == 0).then_some(&pieces[..]), 0)?;
@@ -190,7 +190,7 @@ fn broadcast_scatter_gather_and_permute_move_values_as_they_are() {
 }
 
 #[test]
-fn what_is_not_a_number_is_kept_and_the_extremes_are_found() {
+fn reductions_handle_nan_infinity_and_integer_overflow() {
     spmd(3, |world| {
         let (group, me) = (world.group(), world.rank());
         let specials = [

@@ -1,4 +1,5 @@
-//! Examples of every operator on one device, each on several shapes: for finite differences, strided tensors and meta tensors.
+//! Examples of every operator on one device, each on several shapes, for the tests of finite differences, strided tensors and
+//! meta tensors.
 
 mod windows;
 
@@ -6,27 +7,27 @@ use dtensor::{
     AttentionOptions, CrossEntropyOptions, DType, Gelu, Reduction, Result, Shape, Tensor, manual_seed,
 };
 
-/// What a gradient of the gradient is expected to be.
+/// The expected outcome of differentiating a gradient again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Second {
-    /// Right.
+    /// The second gradient is correct.
     Exact,
-    /// Refused, as the gradient is one fused kernel.
+    /// The second gradient returns an error, because the first is one fused kernel.
     Fused,
 }
 
 type Function = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>>;
 
-/// An operator on given inputs.
+/// An operator with inputs to run it on.
 pub(crate) struct Case {
     /// The method's name.
     pub(crate) name: &'static str,
     pub(crate) inputs: Vec<Tensor>,
-    /// The inputs a gradient flows into.
+    /// The indices of the inputs that get a gradient.
     pub(crate) wrt: Vec<usize>,
     pub(crate) f: Function,
     pub(crate) second: Second,
-    /// How far, relatively, a gradient may be from the finite difference.
+    /// The relative tolerance between a gradient and the finite difference.
     pub(crate) tolerance: f64,
 }
 
@@ -36,7 +37,7 @@ impl Case {
         self
     }
 
-    /// No gradient flows into these inputs.
+    /// Marks inputs that get no gradient.
     fn constant(mut self, inputs: &[usize]) -> Self {
         self.wrt.retain(|i| !inputs.contains(i));
         self
@@ -53,7 +54,7 @@ impl Case {
     }
 }
 
-/// Numbers that are the same on every run and machine (SplitMix64).
+/// Random numbers that are the same on every run and machine (SplitMix64).
 pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
@@ -75,8 +76,8 @@ impl Numbers {
     }
 }
 
-/// Numbers in ±[0.1, 1.9], any two of them at least 0.003 apart, also from those of another `which`: nothing is near
-/// a kink or a tie.
+/// Returns numbers in ±[0.1, 1.9]. Any two are at least 0.003 apart, also between tensors of different `which`, so no
+/// element is near a kink or a tie.
 pub(crate) fn spread(shape: &[usize], which: u64) -> Tensor {
     let n: usize = shape.iter().product();
     let mut numbers = Numbers(1000 * which + n as u64);
@@ -91,13 +92,13 @@ pub(crate) fn spread(shape: &[usize], which: u64) -> Tensor {
     Tensor::from_vec(values, shape).unwrap()
 }
 
-/// In ±[0.5, 2.3].
+/// Returns numbers in ±[0.5, 2.3].
 pub(crate) fn nonzero(shape: &[usize], which: u64) -> Tensor {
     let x = spread(shape, which);
     x.add(&x.sign().unwrap().mul(0.4).unwrap()).unwrap()
 }
 
-/// In [0.5, 2.3].
+/// Returns numbers in [0.5, 2.3].
 pub(crate) fn positive(shape: &[usize], which: u64) -> Tensor {
     spread(shape, which).abs().unwrap().add(0.4).unwrap()
 }
@@ -106,7 +107,7 @@ pub(crate) fn ids(values: &[i64], shape: &[usize]) -> Tensor {
     Tensor::from_slice(values, shape).unwrap()
 }
 
-/// Zeros and ones without a pattern.
+/// Returns random zeros and ones.
 pub(crate) fn mask(shape: &[usize], which: u64) -> Tensor {
     let n: usize = shape.iter().product();
     let mut numbers = Numbers(77 + which);
@@ -126,7 +127,7 @@ fn case(name: &'static str, inputs: Vec<Tensor>, f: impl Fn(&[Tensor]) -> Result
     several(name, inputs, move |x| Ok(vec![f(x)?]))
 }
 
-/// With an empty tensor, a scalar, and dims of size 1 among them.
+/// Shapes of inputs. They include a scalar, empty tensors, and dims of size 1.
 const SHAPES: [&[usize]; 6] = [&[], &[5], &[3, 4], &[2, 1, 3], &[0], &[2, 0, 3]];
 
 const PAIRS: [(&[usize], &[usize]); 9] = [
@@ -192,7 +193,7 @@ fn unary(all: &mut Vec<Case>) {
         }
     }
     for shape in SHAPES {
-        // Single precision on the way: the difference quotient is as coarse.
+        // The value passes through single precision, so the difference quotient is only that accurate.
         let there_and_back =
             |x: &[Tensor]| x[0].to_dtype(DType::F32)?.to_dtype(DType::F64)?.mul(&x[0].to_dtype(DType::F64)?);
         all.push(case("to_dtype", vec![spread(shape, 1)], there_and_back).tolerance(2e-4));
@@ -214,7 +215,7 @@ fn binary(all: &mut Vec<Case>) {
             all.push(case(name, vec![left(a, 1), right(b, 2)], move |x| f(&x[0], &x[1])));
         }
     }
-    // One tensor on both sides.
+    // The same tensor is both operands.
     all.push(case("mul", vec![spread(&[2, 3], 1)], |x| x[0].mul(&x[0])));
     for (a, b) in PAIRS {
         for m in [vec![], vec![1], a.to_vec(), b.to_vec()] {
@@ -312,7 +313,7 @@ fn reductions(all: &mut Vec<Case>) {
     for (full, some, keep, f, g, h) in functions {
         let choice = full.starts_with("max") || full.starts_with("min");
         for shape in SHAPES {
-            // There is no largest of nothing.
+            // An empty tensor has no maximum or minimum.
             if !(choice && shape.contains(&0)) {
                 all.push(case(full, vec![spread(shape, 1)], move |x| f(&x[0])));
             }
@@ -325,7 +326,7 @@ fn reductions(all: &mut Vec<Case>) {
             all.push(case(some, vec![spread(&[0, 3], 1)], move |x| g(&x[0], &[0])));
         }
     }
-    // Products with no, one and two zeros among the factors.
+    // Products with zero, one and two factors equal to 0.
     for zeros in [&[][..], &[1], &[0, 3]] {
         let keep = Tensor::from_vec((0..4).map(|i| if zeros.contains(&i) { 0. } else { 1. }).collect(), [4]);
         let keep = keep.unwrap();
@@ -455,7 +456,7 @@ fn indexing(all: &mut Vec<Case>) {
         let inputs = vec![spread(shape, 1), ids(index, &[index.len()])];
         all.push(case("index_select", inputs, move |x| x[0].index_select(dim, &x[1])));
     }
-    // No index is the padding, whose gradient would not be the derivative.
+    // No index equals the padding index: the gradient of that row is 0 by definition, not the derivative.
     for padding in [None, Some(3)] {
         for (index, shape) in
             [(&[1, 2, 1, 0, 2, 4][..], &[2, 3][..]), (&[2], &[1]), (&[4], &[]), (&[], &[0]), (&[], &[2, 0])]
@@ -476,7 +477,7 @@ fn indexing(all: &mut Vec<Case>) {
     ] {
         let inputs = vec![spread(shape, 1), ids(index, index_shape)];
         all.push(case("gather", inputs, move |x| x[0].gather(dim, &x[1])));
-        // The source is as large as the index, or larger everywhere.
+        // The source has the shape of the index, or is larger along every dim.
         for larger in [0, 1, 2] {
             let source: Vec<usize> = index_shape.iter().map(|n| n + larger).collect();
             let inputs = vec![spread(shape, 1), ids(index, index_shape), spread(&source, 2)];
@@ -508,7 +509,7 @@ fn shapes(all: &mut Vec<Case>) {
         all.push(several("split", x(shape), move |x| x[0].split(sizes, dim)));
         all.push(several("chunk", x(shape), move |x| x[0].chunk(2, dim)));
         all.push(several("unbind", x(shape), move |x| x[0].unbind(dim)));
-        // A part of the parts: what is not used adds nothing.
+        // Only the first result is used: the unused ones must add nothing to the gradient.
         all.push(case("split", x(shape), move |x| Ok(x[0].split(sizes, dim)?.remove(0))));
     }
     let views: [(&'static str, &[usize], Unary); 33] = [
@@ -563,7 +564,7 @@ fn shapes(all: &mut Vec<Case>) {
 
 fn attention(all: &mut Vec<Case>) {
     const NAME: &str = "scaled_dot_product_attention";
-    // Batch dims, queries, keys, the size of a key, the width of a value.
+    // Batch dims, number of queries, number of keys, size of a key, size of a value.
     let sizes: [(&[usize], usize, usize, usize, usize); 6] = [
         (&[], 3, 4, 2, 3),
         (&[2], 4, 4, 3, 2),
@@ -655,7 +656,7 @@ fn losses(all: &mut Vec<Case>) {
     }
 }
 
-/// Every operator.
+/// Returns the examples of every operator.
 pub(crate) fn cases() -> Vec<Case> {
     let mut all = Vec::new();
     for part in [unary, binary, products, reductions, normalisations, indexing, shapes, attention, losses] {

@@ -1,11 +1,11 @@
-//! Convolutions, quantiles, and tensors with some of their elements replaced.
+//! Examples of convolutions, quantiles and medians, and of operators that overwrite some elements.
 
 use dtensor::{ConvOptions, Interpolation, Padding};
 
 use super::{Case, case, ids, several, spread};
 
 type Sizes = &'static [usize];
-/// From where to where, in which steps.
+/// Start, end and step.
 type Slice = (isize, isize, usize);
 
 pub(super) fn windows(all: &mut Vec<Case>) {

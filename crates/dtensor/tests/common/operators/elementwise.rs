@@ -1,4 +1,4 @@
-//! Functions of one, two or three elements, masks, casts, and tensors like another.
+//! Examples of elementwise operators with one, two or three inputs, masks, casts, and `*_like` factories.
 
 use dtensor::{DType, Gelu, Generator, Shape, Tensor, manual_seed};
 
@@ -6,7 +6,7 @@ use super::{
     Binary, Make, Operator, SHAPES, Unary, half, mask, nonzero, on_shapes, positive, special, whole,
 };
 
-/// The same shapes, and broadcast ones.
+/// Pairs of equal shapes, and of shapes that broadcast.
 const PAIRS: [(&[usize], &[usize]); 10] = [
     (&[8, 4], &[8, 4]),
     (&[5, 3], &[5, 3]),
@@ -95,7 +95,7 @@ fn unary() -> Vec<Operator> {
         ("abs", "", |x| x.abs()),
         ("sign", "", |x| x.sign()),
         ("add", "3", |x| x.add(3)),
-        // Beyond what is exact as a float.
+        // This integer is not exact as an `f64`.
         ("add", "2^53 + 1", |x| x.add(9_007_199_254_740_993i64)),
         ("mul", "-2", |x| x.mul(-2)),
         ("maximum", "1", |x| x.maximum(1)),
@@ -105,11 +105,11 @@ fn unary() -> Vec<Operator> {
     for (name, form, f) in integers {
         all.push(on_shapes(Operator::one(name, form, move |x| f(&x[0])), whole, &[&[8, 2], &[5], &[0, 3]]));
     }
-    // No logarithm, and no quotient, of integers.
+    // The logarithm and the quotient of integers are errors.
     for (name, f) in [("log", (|x| x.log()) as Unary), ("div", |x| x.div(2))] {
         all.push(on_shapes(Operator::one(name, "integers", move |x| f(&x[0])), whole, &[&[8], &[5]]));
     }
-    // Not row by row.
+    // The input is not contiguous.
     let turned = Operator::one("contiguous", "turned", |x| x[0].t()?.contiguous()).exact();
     all.push(on_shapes(turned, half, &[&[8, 4], &[5, 3], &[1, 2]]));
     all
@@ -142,7 +142,7 @@ fn binary() -> Vec<Operator> {
         for (a, b) in pairs {
             operator = operator.on([left(a, 1), right(b, 2)]);
         }
-        // Shapes that do not go together.
+        // These shapes do not broadcast.
         all.push(operator.on([left(&[4, 3], 1), right(&[4], 2)]));
     }
     let integers: [(&'static str, Binary); 5] = [
@@ -220,7 +220,7 @@ fn casts() -> Vec<Operator> {
     casts.into_iter().map(cast).collect()
 }
 
-/// Whose results depend on nothing but their inputs' shapes, and dropout. Every rank has the same generator.
+/// Operators whose results depend only on the shapes of the inputs, and dropout. Every rank has the same generator.
 fn likes() -> Vec<Operator> {
     let functions: [(&'static str, &str, Unary); 11] = [
         ("zeros_like", "", |x| x.zeros_like()),

@@ -1,4 +1,4 @@
-//! What is looked up by indices, and joined or cut along a dim.
+//! Examples of operators that look up elements by index, and that concatenate or split along a dim.
 
 use dtensor::Tensor;
 
@@ -67,7 +67,7 @@ fn lookups() -> Vec<Operator> {
         all.push(gather.exact().on([half(shape, 1), index()]));
         let mut scatter =
             Operator::one("scatter_add", format!("{dim}"), move |x| x[0].scatter_add(dim, &x[1], &x[2]));
-        // The source is as large as the index, or larger everywhere.
+        // The source has the shape of the index, or is larger along every dim.
         for larger in [0, 1] {
             let source: Vec<usize> = index_shape.iter().map(|n| n + larger).collect();
             scatter = scatter.on([half(shape, 1), index(), half(&source, 3)]);
@@ -86,7 +86,7 @@ fn joins() -> Vec<Operator> {
         (&[2, 3], &[2, 1], &[2, 0], 1),
         (&[2, 2, 2], &[2, 3, 2], &[2, 1, 2], 1),
         (&[3], &[1], &[0], 0),
-        // These cannot be joined.
+        // These shapes cannot be concatenated.
         (&[4, 2], &[4, 3], &[4, 2], 0),
     ];
     for (a, b, c, dim) in joined {
@@ -123,7 +123,7 @@ fn cuts() -> Vec<Operator> {
         all.push(cut(Operator::several("chunk", format!("2, {dim}"), move |x| x[0].chunk(2, dim))));
         all.push(cut(Operator::several("chunk", format!("3, {dim}"), move |x| x[0].chunk(3, dim))));
         all.push(cut(Operator::several("unbind", &form[..], move |x| x[0].unbind(dim))));
-        // What is not used adds nothing.
+        // Unused results must add nothing to the gradient.
         all.push(cut(Operator::one("split", format!("the first, {dim}"), move |x| {
             Ok(x[0].split(sizes, dim)?.swap_remove(0))
         })));

@@ -1,4 +1,4 @@
-//! Losses.
+//! Examples of losses.
 
 use dtensor::{CrossEntropyOptions, DType, Reduction, Tensor};
 
@@ -17,7 +17,7 @@ pub(super) fn operators() -> Vec<Operator> {
         ];
         for (form, options) in forms {
             let (smooth, form) = (options.label_smoothing > 0.0, format!("{reduction:?}{form}"));
-            // A target that is no class is an error unless it is ignored.
+            // A target that is not a valid class is an error unless it is ignored.
             let on_targets = |operator, weighted| on_targets(operator, weighted, options.ignore_index < 0);
             let plain =
                 Operator::one("cross_entropy", &form[..], move |x| x[0].cross_entropy(&x[1], options));
@@ -46,7 +46,7 @@ pub(super) fn operators() -> Vec<Operator> {
     all
 }
 
-/// Scores and targets, some of which are to be ignored, and weights of the classes.
+/// Adds inputs: logits, targets of which some are ignored, and optional class weights.
 fn on_targets(mut operator: Operator, weighted: bool, ignored: bool) -> Operator {
     let shapes: [(&[usize], &[usize]); 6] = [
         (&[8, 4], &[8]),
@@ -68,7 +68,7 @@ fn on_targets(mut operator: Operator, weighted: bool, ignored: bool) -> Operator
     operator
 }
 
-/// Every third target is one that is ignored unless said otherwise.
+/// Sets every third target to −100, the default `ignore_index`.
 fn with_ignored(target: &Tensor) -> Tensor {
     let kept = target.to_f64_vec().unwrap().into_iter().enumerate();
     let kept = kept.map(|(i, class)| if i % 3 == 1 { -100.0 } else { class }).collect();

@@ -1,9 +1,9 @@
-//! Examples of every operator on meshes, each in its forms and on several shapes: the laws of distributed tensors try them in all
-//! layouts.
+//! Examples of every operator on meshes, each in its forms and on several shapes. The laws of distributed tensors try them in
+//! all layouts.
 //!
-//! Shapes are even and uneven on 4 ranks, smaller than the mesh, empty, of size 1, broadcast, and without dims. Numbers are
-//! small multiples of 1/2 with both signs: partial sums of them are exact, and many are equal, so that what an operator does
-//! with ties is seen, too.
+//! Shapes divide evenly and unevenly among 4 ranks, are smaller than the mesh, empty, of size 1, broadcast, or scalar (0-d).
+//! Numbers are small multiples of 1/2 with both signs: their partial sums are exact, and many are equal, so that the examples
+//! also cover ties.
 
 mod elementwise;
 mod indexing;
@@ -20,23 +20,23 @@ use crate::common::ranks::Random;
 
 type Function = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 
-/// An operator in one form, with inputs to try it on.
+/// An operator in one form, with example inputs.
 ///
-/// Floats are what gradients flow into and may be in partial values; so may `i64`, which are numbers or indices; `u8` are
-/// masks, and never partial.
+/// Float inputs get gradients and may be partial. `i64` inputs are numbers or indices and may be partial. `u8` inputs are masks
+/// and never partial.
 pub(crate) struct Operator {
     /// The method's name.
     pub(crate) name: &'static str,
-    /// What the other arguments are, to be told apart in messages.
+    /// Describes the other arguments, so that messages can distinguish the forms.
     pub(crate) form: String,
-    /// Inputs to apply it to, one list after the other. Where it fails on them, it must fail however they lie.
+    /// Lists of inputs. If the operator returns an error for plain inputs, it must return one in every layout.
     pub(crate) examples: Vec<Vec<Tensor>>,
     pub(crate) f: Function,
-    /// Inputs that are floats but get no gradient.
+    /// The indices of float inputs that get no gradient.
     pub(crate) constant: Vec<usize>,
-    /// Whether results are the same to the last bit, not only nearly.
+    /// Whether results are bit-identical to those on one device, not only close.
     pub(crate) exact: bool,
-    /// Whether it may ask for another layout of its input instead of moving it (`view`).
+    /// Whether the operator may return an error that asks for redistribution instead of redistributing its input (`view`).
     pub(crate) strict: bool,
 }
 
@@ -58,7 +58,7 @@ impl Operator {
         Operator::several(name, form, move |x| Ok(vec![f(x)?]))
     }
 
-    /// Adds inputs to try it on.
+    /// Adds a list of inputs.
     pub(crate) fn on(mut self, inputs: impl Into<Vec<Tensor>>) -> Operator {
         self.examples.push(inputs.into());
         self
@@ -83,7 +83,8 @@ impl Operator {
         (self.f)(inputs)
     }
 
-    /// As [`run`](Operator::run), on distributed inputs: nothing if it asks for another layout, as it may where one is cut.
+    /// Like [`run`](Operator::run), on distributed inputs. Returns `None` if a strict operator with a sharded input asks for
+    /// redistribution.
     pub(crate) fn run_laid(&self, inputs: &[Tensor]) -> Result<Option<Vec<Tensor>>> {
         let strict = self.strict && inputs.iter().any(|x| x.placements().iter().any(|p| p.dim().is_some()));
         match self.run(inputs) {
@@ -92,20 +93,20 @@ impl Operator {
         }
     }
 
-    /// The inputs that gradients flow into.
+    /// Returns the indices of the inputs that get gradients.
     pub(crate) fn differentiable(&self, inputs: &[Tensor]) -> Vec<usize> {
         let wanted = |&i: &usize| inputs[i].dtype().is_float() && !self.constant.contains(&i);
         (0..inputs.len()).filter(wanted).collect()
     }
 
-    /// `sum(dims [0]) of f64 [8, 4]`.
+    /// Formats the operator and its inputs: `sum(dims [0]) of f64 [8, 4]`.
     pub(crate) fn label(&self, inputs: &[Tensor]) -> String {
         let shapes: Vec<String> = inputs.iter().map(|x| format!("{} {}", x.dtype(), x.shape())).collect();
         format!("{}({}) of {}", self.name, self.form, shapes.join(", "))
     }
 }
 
-/// The whole table.
+/// Returns the examples of all operators.
 pub(crate) fn operators() -> Vec<Operator> {
     let parts = [
         elementwise::operators(),
@@ -120,11 +121,11 @@ pub(crate) fn operators() -> Vec<Operator> {
     parts.into_iter().flatten().collect()
 }
 
-/// The sizes of all dims.
+/// A shape.
 type Sizes = &'static [usize];
 type Unary = fn(&Tensor) -> Result<Tensor>;
 type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
-/// Makes an input of a shape. Inputs of different numbers are different.
+/// Makes an input of a shape. A different number gives different values.
 type Make = fn(&[usize], u64) -> Tensor;
 
 fn filled(shape: &[usize], which: u64, number: impl Fn(&mut Random) -> f64) -> Tensor {
@@ -133,12 +134,12 @@ fn filled(shape: &[usize], which: u64, number: impl Fn(&mut Random) -> f64) -> T
     Tensor::from_vec((0..n).map(|_| number(&mut random)).collect(), shape).unwrap()
 }
 
-/// Multiples of 1/2 from −4 to 4.
+/// Returns multiples of 1/2 from −4 to 4.
 pub(crate) fn half(shape: &[usize], which: u64) -> Tensor {
     filled(shape, which, |random| (random.below(17) as f64 - 8.0) / 2.0)
 }
 
-/// Those without 0.
+/// Returns multiples of 1/2 from −4 to 4 without 0.
 fn nonzero(shape: &[usize], which: u64) -> Tensor {
     filled(shape, which, |random| (random.below(8) as f64 + 1.0) / 2.0 * random.pick(&[1.0, -1.0]))
 }
@@ -147,7 +148,7 @@ fn positive(shape: &[usize], which: u64) -> Tensor {
     filled(shape, which, |random| (random.below(8) as f64 + 1.0) / 2.0)
 }
 
-/// With NaN and infinities among them.
+/// Returns values that include NaN and infinities.
 fn special(shape: &[usize], which: u64) -> Tensor {
     filled(shape, which, |random| match random.below(8) {
         0 => f64::NAN,
@@ -157,22 +158,22 @@ fn special(shape: &[usize], which: u64) -> Tensor {
     })
 }
 
-/// Whole numbers from −5 to 5, as `i64`.
+/// Returns integers from −5 to 5, as `i64`.
 fn whole(shape: &[usize], which: u64) -> Tensor {
     filled(shape, which, |random| random.below(11) as f64 - 5.0).to_dtype(DType::I64).unwrap()
 }
 
-/// Indices into a dim of size `n`.
+/// Returns indices into a dim of size `n`.
 fn ids(shape: &[usize], which: u64, n: usize) -> Tensor {
     filled(shape, which, |random| random.below(n) as f64).to_dtype(DType::I64).unwrap()
 }
 
-/// Zeros and ones, as `u8`.
+/// Returns zeros and ones, as `u8`.
 fn mask(shape: &[usize], which: u64) -> Tensor {
     filled(shape, which, |random| random.below(2) as f64).to_dtype(DType::U8).unwrap()
 }
 
-/// Even on 4 ranks, uneven, smaller than the mesh, empty, with a dim of size 1, and none.
+/// Shapes: even on 4 ranks, uneven, smaller than the mesh, empty, with a dim of size 1, and scalar (0-d).
 const SHAPES: [Sizes; 6] = [&[8, 4], &[5, 3], &[2, 3, 1], &[0, 4], &[1, 7], &[]];
 
 fn on_shapes(mut operator: Operator, make: Make, shapes: &[&[usize]]) -> Operator {

@@ -1,4 +1,4 @@
-//! Matrix products, and attention.
+//! Examples of matrix products and attention.
 
 use dtensor::{AttentionOptions, manual_seed};
 
@@ -31,7 +31,7 @@ fn matmul() -> Vec<Operator> {
         (&[0, 3], &[3, 4]),
         (&[2, 0], &[0, 4]),
         (&[0, 2, 3], &[3, 2]),
-        // These do not go together.
+        // The inner dims differ.
         (&[4, 3], &[4, 3]),
     ];
     let mut product = Operator::one("matmul", "", |x| x[0].matmul(&x[1]));
@@ -80,7 +80,7 @@ fn with_bias() -> Vec<Operator> {
 
 fn attention() -> Vec<Operator> {
     const NAME: &str = "scaled_dot_product_attention";
-    // Batch dims, queries, keys, the size of a key, the width of a value.
+    // Batch dims, number of queries, number of keys, size of a key, size of a value.
     let sizes: [(&[usize], usize, usize, usize, usize); 5] = [
         (&[2, 4], 4, 4, 2, 2),
         (&[4, 3], 3, 5, 2, 3),

@@ -1,4 +1,4 @@
-//! Reductions, what finds or orders elements along a dim, and normalisations.
+//! Examples of reductions, of operators that find or sort elements along a dim, and of normalisations.
 
 use dtensor::{Result, Tensor};
 
@@ -6,7 +6,7 @@ use super::{Make, Operator, SHAPES, Unary, half, mask, nonzero, on_shapes, posit
 
 type Over = fn(&Tensor, &[isize]) -> Result<Tensor>;
 
-/// Shapes and the dims to reduce.
+/// Shapes, each with the dims to reduce.
 const OVER: [(&[usize], &[isize]); 10] = [
     (&[8, 4], &[0]),
     (&[8, 4], &[-1]),
@@ -20,7 +20,7 @@ const OVER: [(&[usize], &[isize]); 10] = [
     (&[0, 3], &[0]),
 ];
 
-/// Shapes and one dim.
+/// Shapes, each with one dim.
 const ALONG: [(&[usize], isize); 9] = [
     (&[8], 0),
     (&[8, 4], 0),
@@ -147,7 +147,7 @@ fn along() -> Vec<Operator> {
         all.push(floats(Operator::one("softmax", &form[..], move |x| x[0].softmax(dim))));
         all.push(floats(Operator::one("log_softmax", form, move |x| x[0].log_softmax(dim))));
     }
-    // There is nothing to find in an empty dim, and nothing wrong with one that is only ordered.
+    // `argmax` of an empty dim is an error; sorting an empty dim is not.
     all.push(Operator::one("argmax", "an empty dim", |x| x[0].argmax(0, false)).on([half(&[0, 3], 1)]));
     all.push(
         Operator::several("sort", "an empty dim", |x| x[0].sort(0, false).map(pair)).on([half(&[0, 3], 1)]),

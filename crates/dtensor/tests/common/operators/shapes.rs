@@ -1,4 +1,4 @@
-//! The same elements under another shape, and parts of them.
+//! Examples of views: the same elements under another shape, and slices.
 
 use dtensor::INFER;
 
@@ -20,14 +20,14 @@ pub(super) fn operators() -> Vec<Operator> {
         (&[5, 4], &[20]),
         (&[20], &[5, 4]),
         (&[3, 5], &[5, 3]),
-        // The heads of attention, and back.
+        // Split into the heads of attention, and back.
         (&[2, 3, 8], &[2, 3, 4, 2]),
         (&[2, 3, 4, 2], &[2, 3, 8]),
         (&[1, 4, 1], &[4]),
         (&[4], &[1, 4, 1]),
         (&[], &[1, 1]),
         (&[0, 4], &[2, 0, 2]),
-        // Not as many.
+        // The number of elements differs.
         (&[4, 3], &[5, 2]),
     ];
     let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! Convolutions, and what is found by its place in order.
+//! Examples of convolutions, quantiles and medians.
 
 use dtensor::{ConvOptions, Interpolation, Padding};
 
@@ -12,7 +12,7 @@ pub(super) fn operators() -> Vec<Operator> {
 
 fn convolutions() -> Vec<Operator> {
     let plain = ConvOptions::<2>::default();
-    // Options, the input, and the weight.
+    // Form, options, shape of the input, shape of the weight.
     let images: [(&str, ConvOptions<2>, Sizes, Sizes); 11] = [
         ("", plain, &[4, 4, 4, 3], &[4, 4, 3, 2]),
         ("padding 1, 1", ConvOptions { padding: [1, 1].into(), ..plain }, &[2, 3, 5, 4], &[5, 3, 3, 3]),
@@ -36,7 +36,7 @@ fn convolutions() -> Vec<Operator> {
             &[4, 2, 2, 2],
         ),
         ("groups 4", ConvOptions { groups: 4, ..plain }, &[3, 4, 3, 3], &[8, 1, 2, 2]),
-        // Elements as they are, and some of them.
+        // Kernels of size 1: on every element, and with a stride.
         ("of elements", plain, &[2, 4, 4, 2], &[3, 4, 1, 1]),
         ("of every other element", ConvOptions { stride: [2, 2], ..plain }, &[2, 5, 4, 4], &[4, 5, 1, 1]),
         ("without a batch", plain, &[4, 4, 4], &[4, 4, 2, 2]),
@@ -63,7 +63,7 @@ fn convolutions() -> Vec<Operator> {
         ),
         ("groups 2", ConvOptions { groups: 2, ..short }, &[2, 8, 4], &[4, 4, 2]),
         ("same, without a batch", ConvOptions { padding: Padding::Same, ..short }, &[4, 5], &[4, 4, 4]),
-        // The kernel is too long.
+        // The kernel is longer than the input.
         ("too long", short, &[4, 2, 3], &[4, 2, 4]),
     ];
     for (form, options, x, weight) in lines {
@@ -102,7 +102,7 @@ fn quantiles() -> Vec<Operator> {
     }
     let mut every = Operator::one("quantile_all", "0.3", |x| x[0].quantile_all(0.3, Interpolation::Linear));
     let mut middle = Operator::one("median_all", "", |x| x[0].median_all()).exact();
-    // There is none of nothing.
+    // The quantile and the median of an empty tensor are errors.
     let shapes: [Sizes; 5] = [&[8, 4], &[5, 3], &[], &[1], &[0, 4]];
     for shape in shapes {
         every = every.on([half(shape, 1)]);

@@ -1,13 +1,13 @@
-//! Tensors with some of their elements replaced.
+//! Examples of operators that overwrite some elements.
 
 use dtensor::Tensor;
 
 use super::{Operator, Sizes, half, whole};
 
-/// From where to where, in which steps.
+/// Start, end and step.
 type Slice = (isize, isize, usize);
 
-/// All different, and not in order.
+/// Returns `n` distinct indices below `of`, not in order.
 fn places(n: usize, of: usize) -> Tensor {
     let step = if of.is_multiple_of(5) { 3 } else { 5 };
     Tensor::from_vec((0..n).map(|i| ((i * step + 2) % of) as i64).collect(), [n]).unwrap()
@@ -15,7 +15,7 @@ fn places(n: usize, of: usize) -> Tensor {
 
 pub(super) fn operators() -> Vec<Operator> {
     let mut all = Vec::new();
-    // The shape, the dim, from where to where in which steps, and how many these are.
+    // Shape, dim, slice (start, end and step), and the number of elements in the slice.
     let slices: [(Sizes, isize, Slice, usize); 9] = [
         (&[8, 4], 0, (2, 6, 1), 4),
         (&[8, 4], 0, (1, 100, 3), 3),
@@ -25,7 +25,7 @@ pub(super) fn operators() -> Vec<Operator> {
         (&[2, 3, 5], 2, (0, 5, 2), 3),
         (&[7], 0, (3, 3, 1), 0),
         (&[0, 4], 0, (0, 1, 1), 0),
-        // One too many.
+        // The source has one row too many.
         (&[4, 2], 0, (1, 3, 1), 3),
     ];
     for (shape, dim, (start, end, step), n) in slices {

@@ -1,4 +1,4 @@
-//! Functions of one, two or three elements, masks, casts, and tensors like another.
+//! Rows of elementwise operators with one, two or three inputs, masks, casts, and `*_like` factories.
 
 use dtensor::DType::F32;
 use dtensor::{Gelu, Generator, Result, Tensor};
@@ -17,12 +17,12 @@ pub(super) fn rows() -> Vec<Row> {
     all
 }
 
-/// A function of one element.
+/// Returns the row of a unary elementwise operator.
 fn of_one(name: &'static str, f: fn(&Tensor) -> Result<Tensor>) -> Row {
     Row::new(name).cast(AS_IS, move |a, _| f(&a(&[3]))).call(move |x, _| f(&x[0]))
 }
 
-/// As [`of_one`], for one that was not measured on PyTorch under autocast.
+/// Like [`of_one`], for an operator that was not measured on PyTorch under autocast.
 fn of_one_here(name: &'static str, f: fn(&Tensor) -> Result<Tensor>) -> Row {
     Row::new(name).cast_here(AS_IS, move |a, _| f(&a(&[3]))).call(move |x, _| f(&x[0]))
 }
@@ -166,7 +166,7 @@ fn masks() -> Vec<Row> {
     ]
 }
 
-/// Tensors whose numbers do not depend on their input, or are drawn.
+/// Rows of operators whose results do not depend on the input values, or are random.
 fn likes() -> Vec<Row> {
     let drawn = |name, f| of_one_here(name, f).steps().no_golden(DRAWN).without(Examples::Local, DRAWN);
     vec![

@@ -1,4 +1,4 @@
-//! Elements chosen by indices, written over others, and found by their values.
+//! Rows of operators that select or overwrite elements by index, or find them by value.
 
 use super::{AS_IS, Examples, INDEX, Row, WIDEST, labels, logical};
 
@@ -46,7 +46,7 @@ pub(super) fn rows() -> Vec<Row> {
     ]
 }
 
-/// An operator that exists on one device only, and not for meta tensors.
+/// Returns the row of an operator that accepts neither distributed nor meta tensors.
 fn found(name: &'static str) -> Row {
     let row =
         Row::new(name).no_golden(FOUND).without(Examples::Meshes, FOUND).without(Examples::Local, FOUND);

@@ -1,10 +1,10 @@
-//! The table of operators: one row each, from which the laws, the fuzzer, `autocast` and the golden values are read.
+//! The table of operators: one row each, from which the laws, the fuzzer, and the tests of `autocast` and golden values read.
 //!
 //! A row says whether the operator has a gradient and whether its golden values are exact, and holds its dtypes under autocast and
 //! calls with arguments that the fuzzer chooses. Its examples on meshes (`common/operators`) and for finite differences
 //! (`common/cases`) are made in loops over many operators, and belong to the row of their name.
 //!
-//! [`assert_complete`] fails with the name of an operator that has no row, and of a row that lacks examples without a reason.
+//! [`assert_complete`] fails with the name of any operator that has no row, and of any row that lacks examples without a reason.
 
 mod elementwise;
 mod indexing;
@@ -21,42 +21,42 @@ use super::cases::cases;
 use super::methods::methods;
 use super::operators::operators;
 
-/// One operator.
+/// The row of one operator.
 pub(crate) struct Row {
     /// The method's name.
     pub(crate) name: &'static str,
-    /// Whether its results depend smoothly on its inputs. Operators that do not have no gradient.
+    /// Whether the results depend smoothly on the inputs. An operator whose results do not has no gradient.
     pub(crate) smooth: bool,
-    /// Whether the shape of its result depends on values, so that meta tensors are refused.
+    /// Whether the shape of the result depends on values, so that a meta tensor is an error.
     pub(crate) shape_from_values: bool,
     pub(crate) golden: Golden,
     pub(crate) casts: Vec<Cast>,
     pub(crate) calls: Vec<Fuzzed>,
-    /// The kinds of examples that it cannot have, with the reason.
+    /// The kinds of examples that the operator cannot have, with the reason.
     without: BTreeMap<Examples, &'static str>,
 }
 
 /// How an operator is compared with its golden values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Golden {
-    /// Bit-identical, because it only moves, chooses or converts elements, or its rounding is prescribed.
+    /// Bit-identical: the operator only moves, selects or converts elements, or its rounding is specified.
     Exact,
     /// Equal up to rounding.
     Close,
-    /// There are no golden values, for this reason.
+    /// The operator has no golden values, for this reason.
     None(&'static str),
 }
 
 /// The kinds of examples that an operator has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Examples {
-    /// Of `common/operators`: on all layouts, forward and backward.
+    /// The examples in `common/operators`: all layouts, forward and backward.
     Meshes,
-    /// Of `common/cases`: finite differences, strided and meta tensors.
+    /// The examples in `common/cases`: finite differences, strided and meta tensors.
     Local,
-    /// `casts` of the row: dtypes under autocast.
+    /// The `casts` of the row: dtypes under autocast.
     Casts,
-    /// `calls` of the row: arguments that the fuzzer chooses.
+    /// The `calls` of the row: arguments that the fuzzer chooses.
     Calls,
 }
 
@@ -65,21 +65,25 @@ pub(crate) type Input<'a> = &'a dyn Fn(&[usize]) -> Tensor;
 
 type Run = Box<dyn Fn(Input<'_>, Input<'_>) -> Result<Tensor>>;
 
-/// The dtypes of an operator under `autocast` to `bf16`: what PyTorch 2.15 gives, where it gives something. Those of `cast_here` were
-/// not measured there.
+/// The dtypes of an operator under `autocast` to `bf16`. They are those of PyTorch 2.15 where PyTorch accepts the inputs. The
+/// dtypes in `cast_here` were not measured on PyTorch.
 ///
-/// Where this differs: PyTorch has no mixed dtypes in `scatter_add`, and none in `layer_norm` but single-precision parameters of a
-/// half-precision input; here the first takes the wider dtype and the second that of the input, whatever the parameters have but
-/// double precision. Its `rms_norm` narrows double-precision weights, which is an error here. It says `bool` where `u8` is said here.
-/// A number without dims is rounded to the dtype of the tensor that it meets, where PyTorch's kernels may use it as it is.
+/// Differences from PyTorch:
+/// - PyTorch's `scatter_add` accepts no mixed dtypes. Here the result has the wider dtype.
+/// - PyTorch's `layer_norm` accepts no mixed dtypes except single-precision parameters of a half-precision input. Here the
+///   result has the dtype of the input, and double-precision parameters of a narrower input are an error.
+/// - PyTorch's `rms_norm` narrows double-precision weights. Here this is an error.
+/// - PyTorch returns `bool` where this library returns `u8`.
+/// - A scalar (0-d) is rounded to the dtype of the other tensor. PyTorch's kernels may use it unrounded.
 pub(crate) struct Cast {
-    /// Tells several of one operator apart.
+    /// Distinguishes several casts of one operator.
     pub(crate) form: &'static str,
     pub(crate) dtypes: Dtypes,
     pub(crate) run: Run,
 }
 
-/// The dtypes of the results for `f32` and `f32`, `f32` and `bf16`, `f32` and `f64`, `bf16` and `f32`, …; `None` for an error.
+/// The dtypes of the results for the inputs `f32` and `f32`, `f32` and `bf16`, `f32` and `f64`, `bf16` and `f32`, …; `None` for
+/// an error.
 pub(crate) type Dtypes = [Option<DType>; 9];
 
 pub(crate) const fn some(row: [DType; 9]) -> Dtypes {
@@ -92,22 +96,22 @@ pub(crate) const fn some(row: [DType; 9]) -> Dtypes {
     out
 }
 
-/// Run in half precision; an input of double precision stays as it is and does not fit the others.
+/// The operator runs in half precision. A double-precision input is not cast, so mixing it with another dtype is an error.
 const LOW: Dtypes = [Some(BF16), Some(BF16), None, Some(BF16), Some(BF16), None, None, None, Some(F64)];
-/// The wider of the two.
+/// The wider dtype of the two inputs.
 const WIDEST: Dtypes = some([F32, F32, F64, F32, BF16, F64, F64, F64, F64]);
-/// As the first input; the second is not used.
+/// The dtype of the first input. The second is not used.
 const AS_IS: Dtypes = some([F32, F32, F32, BF16, BF16, BF16, F64, F64, F64]);
-/// At least single precision; the second is not used.
+/// At least single precision. The second input is not used.
 const SINGLE: Dtypes = some([F32, F32, F32, F32, F32, F32, F64, F64, F64]);
-/// At least single precision, and both alike.
+/// At least single precision, and both inputs must have the same dtype.
 const SINGLE_OF_TWO: Dtypes = [Some(F32), Some(F32), None, Some(F32), Some(F32), None, None, None, Some(F64)];
-/// As the first input, unless that would narrow double precision.
+/// The dtype of the first input, or an error if that would narrow double precision.
 const FIRST: Dtypes =
     [Some(F32), Some(F32), None, Some(BF16), Some(BF16), None, Some(F64), Some(F64), Some(F64)];
-/// Half precision but for doubles; the second is not used.
+/// Half precision, except that double precision stays. The second input is not used.
 const AS_LOW: Dtypes = some([BF16, BF16, BF16, BF16, BF16, BF16, F64, F64, F64]);
-/// At least single precision, and the wider of the two.
+/// At least single precision, and the wider dtype of the two inputs.
 const SINGLE_MIXED: Dtypes = some([F32, F32, F64, F32, F32, F64, F64, F64, F64]);
 const INDEX: Dtypes = some([I64; 9]);
 const LOGICAL: Dtypes = some([U8; 9]);
@@ -120,12 +124,12 @@ fn logical() -> Tensor {
     Tensor::from_slice(&[0u8, 1, 1], [3]).unwrap()
 }
 
-/// Arguments of one call of an operator, which may or may not make sense.
+/// Arguments of one call of an operator. They may be invalid.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) shapes: [Vec<usize>; 3],
     pub(crate) dtypes: [DType; 3],
-    /// From −4 to 3, as is `other`.
+    /// From −4 to 3, like `other`.
     pub(crate) dim: isize,
     pub(crate) other: isize,
     /// From 0 to 4.
@@ -146,36 +150,36 @@ impl Row {
         Row { name, smooth: true, shape_from_values: false, golden: Golden::Close, casts, calls, without }
     }
 
-    /// Its results are PyTorch's to the last bit.
+    /// Marks the results as bit-identical to PyTorch's.
     fn exact(mut self) -> Row {
         self.golden = Golden::Exact;
         self
     }
 
-    /// There are no golden values, for this reason.
+    /// Marks an operator without golden values, for this reason.
     fn no_golden(mut self, reason: &'static str) -> Row {
         self.golden = Golden::None(reason);
         self
     }
 
-    /// It has no gradient: its results are steps, or do not depend on values at all.
+    /// Marks an operator without a gradient: its results are step functions, or do not depend on values at all.
     fn steps(mut self) -> Row {
         self.smooth = false;
         self
     }
 
-    /// It has no examples of one kind, for this reason.
+    /// Exempts the operator from one kind of examples, for this reason.
     fn without(mut self, examples: Examples, reason: &'static str) -> Row {
         self.without.insert(examples, reason);
         self
     }
 
-    /// Its dtypes under autocast, as measured on PyTorch.
+    /// Adds the dtypes under autocast, as measured on PyTorch.
     fn cast(self, dtypes: Dtypes, run: impl Fn(Input<'_>, Input<'_>) -> Result<Tensor> + 'static) -> Row {
         self.cast_of("", dtypes, run)
     }
 
-    /// As [`cast`](Row::cast), for dtypes that were not measured on PyTorch: those that this library gives.
+    /// Like [`cast`](Row::cast), for dtypes of this library that were not measured on PyTorch.
     fn cast_here(
         self,
         dtypes: Dtypes,
@@ -184,7 +188,7 @@ impl Row {
         self.cast(dtypes, run)
     }
 
-    /// As [`cast`](Row::cast), for one of several forms of an operator.
+    /// Like [`cast`](Row::cast), for one of several forms of an operator.
     fn cast_of(
         mut self,
         form: &'static str,
@@ -199,26 +203,26 @@ impl Row {
         self.calls(move |x, c| Ok(vec![f(x, c)?]))
     }
 
-    /// As [`call`](Row::call), for several results.
+    /// Like [`call`](Row::call), for several results.
     fn calls(mut self, f: impl Fn(&[Tensor; 3], &Call) -> Result<Vec<Tensor>> + 'static) -> Row {
         self.calls.push(Box::new(f));
         self
     }
 }
 
-/// All rows.
+/// Returns all rows.
 pub(crate) fn table() -> Vec<Row> {
     let families =
         [elementwise::rows(), reductions::rows(), products::rows(), indexing::rows(), shapes::rows()];
     families.into_iter().flatten().collect()
 }
 
-/// The operators whose results are steps, so that they have no gradient.
+/// Returns the operators without a gradient.
 pub(crate) fn steps() -> BTreeSet<&'static str> {
     table().iter().filter(|row| !row.smooth).map(|row| row.name).collect()
 }
 
-/// The operators that have examples of one kind.
+/// Returns the operators that have examples of one kind.
 fn names_with(examples: Examples, rows: &[Row]) -> BTreeSet<&'static str> {
     let of_rows = |has: fn(&Row) -> bool| rows.iter().filter(|row| has(row)).map(|row| row.name).collect();
     match examples {
@@ -229,7 +233,7 @@ fn names_with(examples: Examples, rows: &[Row]) -> BTreeSet<&'static str> {
     }
 }
 
-/// Lists the operators of the library that have no row, and names that have several.
+/// Lists the operators of the library that have no row, and names that have several rows.
 fn missing_rows(rows: &[Row]) -> Vec<String> {
     let known: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
     let missing = methods().into_iter().filter(|name| !known.contains(&name[..]));
@@ -241,7 +245,7 @@ fn missing_rows(rows: &[Row]) -> Vec<String> {
     found
 }
 
-/// Lists what is missing from a table: rows, and examples of one kind.
+/// Lists the rows and the examples of one kind that a table lacks.
 pub(crate) fn gaps(rows: &[Row], examples: Examples) -> Vec<String> {
     let mut gaps = missing_rows(rows);
     let found = names_with(examples, rows);

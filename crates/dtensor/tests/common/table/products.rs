@@ -1,4 +1,4 @@
-//! Products, convolutions, attention, normalisations and losses.
+//! Rows of matrix products, convolutions, attention, normalisations and losses.
 
 use dtensor::{AttentionOptions, ConvOptions, CrossEntropyOptions, Reduction, Result, Tensor};
 
@@ -45,7 +45,7 @@ fn products() -> Vec<Row> {
                 a(&[2, 3, 4, 4]).conv2d(&weight, Some(&b(&[2])), Default::default())
             })
             .call(|x, c| {
-                // Three dims are the most that there are: one image, or one that is repeated.
+                // The fuzzer's tensors have at most three dims: pass one unbatched image, or a batch of one.
                 let weight = x[1].unsqueeze(0)?;
                 let image = if c.n > 2 { x[0].unsqueeze(0)? } else { x[0].clone() };
                 let options =
@@ -118,7 +118,7 @@ fn options<'a>(x: &'a [Tensor; 3], c: &Call) -> CrossEntropyOptions<'a> {
     CrossEntropyOptions { reduction: reduction(c), weight, ignore_index: c.dim as i64, label_smoothing: 0.0 }
 }
 
-/// A class for each position: random targets hardly ever fit.
+/// Returns a valid class for each position: random targets rarely are.
 fn classes(x: &Tensor) -> Result<Tensor> {
     x.argmax(if x.ndim() > 1 { 1 } else { 0 }, false)
 }

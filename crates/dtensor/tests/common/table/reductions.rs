@@ -1,4 +1,4 @@
-//! Reductions, and what goes along a dim.
+//! Rows of reductions, and of scans, softmaxes and sorts along a dim.
 
 use dtensor::{Interpolation, Result, Shape, Tensor};
 

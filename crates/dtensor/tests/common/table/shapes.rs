@@ -1,4 +1,4 @@
-//! Views, and tensors joined or taken apart: nothing is computed.
+//! Rows of views, and of operators that concatenate or split tensors. They move elements and compute nothing.
 
 use dtensor::Tensor;
 

@@ -1,4 +1,4 @@
-//! Operators whose results were wrong: convolutions and quantiles.
+//! Tests operators with wrong results in PyTorch: convolutions and quantiles.
 
 use dtensor::debug::{CommDebugMode, OperationRecord};
 use dtensor::testing::spmd;
@@ -8,8 +8,8 @@ use dtensor::{
 
 use super::{line, lists, numbers, plane, same, same_everywhere, whole_or_cut};
 
-/// PyTorch: with a sharded weight, or with the last dim sharded and padded, the result has wrong shape and values, and is called
-/// replicated.
+/// PyTorch: with a sharded weight, or with the last dim sharded and padded, the result has the wrong shape and values, and is
+/// labelled replicated.
 #[test]
 fn item_02_convolution_of_sharded_weights_and_padded_images() {
     let conv = |options: ConvOptions<2>| {
@@ -19,7 +19,7 @@ fn item_02_convolution_of_sharded_weights_and_padded_images() {
     let padded = ConvOptions { padding: [1, 2].into(), ..plain };
     let strided = ConvOptions { stride: [2, 1], padding: Padding::Each([2, 1]), dilation: [1, 2], ..plain };
     let grouped = ConvOptions { groups: 2, padding: [1, 1].into(), ..plain };
-    // Even, uneven and smaller than the mesh.
+    // Dims are even, uneven, and smaller than the mesh.
     let cases: [(&[usize], &[usize], ConvOptions<2>); 5] = [
         (&[4, 4, 4, 8], &[8, 4, 3, 3], padded),
         (&[5, 3, 3, 7], &[6, 3, 2, 3], padded),
@@ -31,7 +31,7 @@ fn item_02_convolution_of_sharded_weights_and_padded_images() {
         let mesh = line(&world)?;
         for (x, weight, options) in cases {
             let inputs = [numbers(x), numbers(weight), numbers(&weight[..1])];
-            // Batch, channels, height and width of the image; outputs, inputs and window of the weight.
+            // Shard the batch, channels, height and width of the image, and the outputs, inputs and kernel dims of the weight.
             for a in lists(&mesh, &whole_or_cut(4)) {
                 for b in lists(&mesh, &whole_or_cut(4)) {
                     let bias = if b == [Shard(0)] { b.clone() } else { vec![dtensor::Replicate] };
@@ -43,7 +43,7 @@ fn item_02_convolution_of_sharded_weights_and_padded_images() {
         let (x, weight, options) = cases[1];
         let inputs = [numbers(x), numbers(weight), numbers(&weight[..1])];
         for (i, a) in lists(&mesh, &whole_or_cut(4)).into_iter().enumerate() {
-            // A few of all combinations.
+            // Try only a few of all combinations.
             let b = lists(&mesh, &whole_or_cut(4)).swap_remove(i * 7 % 25);
             let bias = lists(&mesh, &whole_or_cut(1)).swap_remove(i % 4);
             same_everywhere(&mesh, &inputs, &[a, b, bias], conv(options))?;
@@ -52,13 +52,13 @@ fn item_02_convolution_of_sharded_weights_and_padded_images() {
     });
 }
 
-/// The gradient of a weight is one sum over all images: never one matrix for each of them.
+/// The gradient of a weight is computed as one sum over all images, without a matrix per image.
 #[test]
-fn the_gradient_of_a_weight_is_not_made_image_by_image() {
+fn a_weight_gradient_is_not_computed_image_by_image() {
     spmd(3, |world| {
         let mesh = line(&world)?;
         let options = ConvOptions { padding: [1, 1].into(), ..ConvOptions::default() };
-        // Images of which ranks have two, two and one, each with many more places than the weight has numbers, and with fewer.
+        // The ranks have two, two and one images. An image has many more output positions than the weight has elements, or fewer.
         for (height, width) in [(9, 11), (2, 3)] {
             let (images, weight) = (numbers(&[5, 2, height, width]), numbers(&[3, 2, 3, 3]));
             let run = |x: &Tensor, weight: &Tensor| {
@@ -84,7 +84,7 @@ fn the_gradient_of_a_weight_is_not_made_image_by_image() {
     });
 }
 
-/// PyTorch: the same for sequences.
+/// PyTorch: the same defect as for images.
 #[test]
 fn item_02_convolution_of_sequences() {
     spmd(3, |world| {
@@ -102,7 +102,7 @@ fn item_02_convolution_of_sequences() {
     });
 }
 
-/// PyTorch: the result says one shape, and its parts have another.
+/// PyTorch: the shape of the result does not match its shards.
 #[test]
 fn item_03_quantile_of_sharded_dims() {
     spmd(4, |world| {
@@ -132,7 +132,7 @@ fn item_03_quantile_of_sharded_dims() {
                     same_everywhere(&mesh, &x, &[list], |x| x[0].quantile_all(0.5, between))?;
                 }
             }
-            // One NaN anywhere is seen everywhere.
+            // A NaN on one rank reaches the result on all ranks.
             let x = Tensor::from_slice(&[1., f64::NAN, 3., 4., 5., 6.], [3, 2])?;
             let expected = x.quantile(0.0, 0, false, Interpolation::Linear)?;
             for list in lists(&mesh, &whole_or_cut(2)) {

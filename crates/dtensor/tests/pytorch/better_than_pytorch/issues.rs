@@ -1,4 +1,4 @@
-//! What users of PyTorch have reported, by the number of the report.
+//! Tests defects that users of PyTorch have reported, by issue number.
 
 use dtensor::comm::record;
 use dtensor::nn::{LayerNorm, Linear, Module, Parameter};
@@ -12,7 +12,7 @@ use dtensor::{
 
 use super::{P, line, lists, numbers, plane, refused, same, same_everywhere, whole_or_cut};
 
-/// PyTorch: the mean over parts of different sizes was the mean of their means; now the tensor is gathered for it.
+/// PyTorch: the mean of uneven shards was the mean of their means; now the tensor is gathered first.
 #[test]
 fn issue_163241_mean_of_uneven_shards() {
     spmd(4, |world| {
@@ -38,9 +38,9 @@ fn issue_163241_mean_of_uneven_shards() {
     });
 }
 
-/// PyTorch: parts of strided shards of uneven sizes were put together in the wrong order.
+/// PyTorch: uneven strided shards were gathered in the wrong order.
 #[test]
-fn issue_168134_strided_shards_of_uneven_sizes_are_put_together() {
+fn issue_168134_uneven_strided_shards_are_gathered_in_order() {
     spmd(4, |world| {
         let mesh = plane(&world)?;
         let strided = StridedShard { dim: 0, split_factor: 2 };
@@ -58,9 +58,9 @@ fn issue_168134_strided_shards_of_uneven_sizes_are_put_together() {
     });
 }
 
-/// PyTorch: the strides of a whole are guessed from those of a part, and are wrong where the part lies otherwise in memory.
+/// PyTorch: the global strides are inferred from those of the local tensor, and are wrong if it has another memory layout.
 #[test]
-fn issue_118836_parts_may_lie_in_memory_in_any_way() {
+fn issue_118836_local_tensors_may_have_any_memory_layout() {
     spmd(4, |world| {
         let mesh = line(&world)?;
         for shape in [[8, 6], [5, 3], [3, 7]] {
@@ -69,7 +69,7 @@ fn issue_118836_parts_may_lie_in_memory_in_any_way() {
             for list in lists(&mesh, &whole_or_cut(2)) {
                 let laid = distribute_tensor(&turned, &mesh, list.clone())?;
                 same(&laid, &plain)?;
-                // A part that was turned on this rank alone.
+                // A local tensor whose strides alone are changed.
                 let part = laid.to_local()?.t()?.contiguous()?.t()?;
                 let options = FromLocalOptions { shape: Some(shape.into()), ..Default::default() };
                 let joined = Tensor::from_local_with(&part, &mesh, list, options)?;
@@ -85,12 +85,12 @@ fn issue_118836_parts_may_lie_in_memory_in_any_way() {
     });
 }
 
-/// PyTorch: parts that were cut by another rule are taken as they are, and `full_tensor` is scrambled.
+/// PyTorch: shards split by another rule are accepted, and `full_tensor` is scrambled.
 #[test]
-fn issue_144109_parts_that_were_cut_by_another_rule_are_refused() {
+fn issue_144109_shards_split_by_another_rule_are_an_error() {
     spmd(4, |world| {
         let mesh = line(&world)?;
-        // 10 rows as 3, 3, 2 and 2, and not as 3, 3, 3 and 1.
+        // 10 rows split into 3, 3, 2 and 2; the library splits them into 3, 3, 3 and 1.
         let part = numbers(&[[3, 3, 2, 2][world.rank()], 2]);
         let asked = FromLocalOptions { uneven: true, ..Default::default() };
         refused(Tensor::from_local_with(&part, &mesh, [Shard(0)], asked.clone()), &["from_local"]);
@@ -100,9 +100,9 @@ fn issue_144109_parts_that_were_cut_by_another_rule_are_refused() {
     });
 }
 
-/// PyTorch: an all-reduce for every norm's parameter, three of them with Adam, in the optimizer, every step.
+/// PyTorch: every optimizer step issues an all-reduce for every parameter of a norm, and three with Adam.
 #[test]
-fn issue_121669_an_optimizer_moves_nothing() {
+fn issue_121669_an_optimizer_step_does_not_communicate() {
     spmd(4, |world| {
         let mesh = line(&world)?;
         let norm =
@@ -114,7 +114,7 @@ fn issue_121669_an_optimizer_moves_nothing() {
         let (done, calls) = record(|| optimizer.step());
         done?;
         assert!(calls.is_empty(), "{calls:?}");
-        // And every rank has what one device has.
+        // The parameters match one device.
         let alone = LayerNorm::new(6)?;
         alone.forward(&x)?.mul(&x)?.sum_all()?.backward()?;
         Sgd::new(alone.parameters(), 0.5)?.step()?;
@@ -126,9 +126,9 @@ fn issue_121669_an_optimizer_moves_nothing() {
     });
 }
 
-/// PyTorch: "got mixed torch.Tensor and DTensor" where some parameters are on a mesh and others are not.
+/// PyTorch: the error "got mixed torch.Tensor and DTensor" if only some parameters are distributed.
 #[test]
-fn issue_121020_parameters_on_a_mesh_and_off_it_in_one_optimizer() {
+fn issue_121020_one_optimizer_takes_distributed_and_plain_parameters() {
     spmd(4, |world| {
         let mesh = line(&world)?;
         let (x, y) = (numbers(&[5, 3]), numbers(&[4]));
@@ -148,9 +148,9 @@ fn issue_121020_parameters_on_a_mesh_and_off_it_in_one_optimizer() {
     });
 }
 
-/// PyTorch: a decision for partial values was found again for others.
+/// PyTorch: a cached sharding decision for partial tensors was reused for other tensors.
 #[test]
-fn issue_147180_decisions_for_partial_values_are_their_own() {
+fn issue_147180_decisions_for_partial_tensors_are_cached_separately() {
     spmd(4, |world| {
         let mesh = line(&world)?;
         let x = numbers(&[4, 4]);
@@ -166,7 +166,7 @@ fn issue_147180_decisions_for_partial_values_are_their_own() {
     });
 }
 
-/// PyTorch: with the same seed, other numbers than on one device unless all is replicated.
+/// PyTorch: the same seed gives other numbers than on one device unless all tensors are replicated.
 #[test]
 fn issue_168375_a_seed_gives_the_numbers_of_one_device() {
     spmd(4, |world| {
@@ -186,7 +186,7 @@ fn issue_168375_a_seed_gives_the_numbers_of_one_device() {
     });
 }
 
-/// PyTorch: views of sharded tensors had wrong values or were refused where nothing needs to move.
+/// PyTorch: views of sharded tensors had wrong values, or were an error although no data needs to move.
 #[test]
 fn issue_179502_views_have_the_values_of_one_device() {
     spmd(4, |world| {

@@ -1,4 +1,4 @@
-//! Tensors laid on a mesh: distributed, made, drawn and gathered.
+//! Tests how tensors are distributed, created on a mesh, filled with random numbers, and gathered.
 
 use dtensor::nn::{Linear, Module, Parameter};
 use dtensor::parallel::{ColwiseParallel, ParallelizeOptions, parallelize_module_with};
@@ -10,8 +10,8 @@ use dtensor::{
 
 use super::{P, line, lists, numbers, plane, refused, same, whole_or_cut};
 
-/// PyTorch: where the user has flattened the mesh, `full_tensor` of a (6, 8) tensor cut twice along its rows has its rows
-/// in another order, and zeros among them.
+/// PyTorch: after the user has flattened the mesh, `full_tensor` of a (6, 8) tensor sharded twice along dim 0 has its rows
+/// in the wrong order, with zeros among them.
 #[test]
 fn item_01_flattened_mesh_gather_of_unevenly_nested_shards() {
     spmd(4, |world| {
@@ -32,7 +32,7 @@ fn item_01_flattened_mesh_gather_of_unevenly_nested_shards() {
     });
 }
 
-/// PyTorch: on all ranks but the source, the caller's own tensor is overwritten.
+/// PyTorch: the caller's tensor is overwritten on all ranks except the source.
 #[test]
 fn item_10_distribute_tensor_leaves_the_callers_tensor_alone() {
     spmd(4, |world| {
@@ -48,9 +48,9 @@ fn item_10_distribute_tensor_leaves_the_callers_tensor_alone() {
     });
 }
 
-/// PyTorch: a bare IndexError, or nothing at all.
+/// PyTorch: a bare IndexError, or no error at all.
 #[test]
-fn item_11_as_many_placements_as_mesh_dims() {
+fn item_11_a_wrong_number_of_placements_is_an_error() {
     spmd(4, |world| {
         let mesh = plane(&world)?;
         let x = numbers(&[4, 4]);
@@ -60,7 +60,7 @@ fn item_11_as_many_placements_as_mesh_dims() {
             refused(laid.redistribute(list), &["redistribute", "same length", "2"]);
             refused(distribute_tensor(&x, &mesh, list), &["distribute_tensor", "same length", "2"]);
         }
-        // Nothing has happened to anybody.
+        // The errors have changed nothing.
         same(&laid, &x)
     });
 }
@@ -90,9 +90,9 @@ fn item_12_factories_count_dims_from_the_back() {
     });
 }
 
-/// PyTorch: `src_data_rank` is forgotten for the plan's entry of the module itself, and rank 0 gives its values.
+/// PyTorch: `src_data_rank` is ignored for the plan's entry of the root module, which gets the values of rank 0.
 #[test]
-fn item_13_the_module_itself_gets_the_values_of_the_source() {
+fn item_13_the_root_module_gets_the_values_of_src_data_rank() {
     spmd(4, |world| {
         let mesh = line(&world)?;
         let mine = || -> Result<Linear> {
@@ -118,7 +118,7 @@ fn item_15_strided_shards_of_uneven_sizes() {
     spmd(4, |world| {
         let mesh = line(&world)?;
         let strided = StridedShard { dim: 0, split_factor: 2 };
-        // Two pieces, of 5 and of 4, each cut in four.
+        // Two pieces of 5 and 4 elements, each split among four ranks.
         let nine = distribute_tensor(&Tensor::arange(0, 9, 1, DType::I64)?, &mesh, [strided])?;
         let expected: [&[i64]; 4] = [&[0, 1, 5], &[2, 3, 6], &[4, 7], &[8]];
         assert_eq!(nine.to_local()?.to_vec::<i64>()?, expected[world.rank()]);
@@ -138,9 +138,9 @@ fn item_15_strided_shards_of_uneven_sizes() {
     });
 }
 
-/// PyTorch: in-place random operators on a mesh of CPUs give every shard the same numbers, and factories refuse to.
+/// PyTorch: on a mesh of CPUs, in-place random operators give every shard the same numbers, and factories return an error.
 #[test]
-fn item_17_shards_are_drawn_as_parts_of_one_tensor() {
+fn item_17_random_shards_are_slices_of_one_tensor() {
     spmd(4, |world| {
         for mesh in [line(&world)?, plane(&world)?] {
             for shape in [[8, 3], [5, 2], [3, 7]] {
@@ -159,7 +159,7 @@ fn item_17_shards_are_drawn_as_parts_of_one_tensor() {
                 }
             }
         }
-        // Parameters that are drawn where they lie.
+        // Distributed parameters are reset in place.
         let mesh = line(&world)?;
         manual_seed(5);
         let alone = Linear::new(5, 6, true)?;
@@ -172,16 +172,17 @@ fn item_17_shards_are_drawn_as_parts_of_one_tensor() {
         manual_seed(5);
         spread.reset_parameters()?;
         same(&spread.weight.get(), &alone.weight.get())?;
-        // No two ranks have the same: the first two have as many rows.
+        // The shards of ranks 0 and 1 differ; both have two rows.
         let rows = alone.weight.get().detach().to_vec2::<f32>()?;
         assert_ne!(rows[..2], rows[2..4]);
         Ok(())
     });
 }
 
-/// PyTorch: a mesh of ranks `[3, 1, 0, 2]` scatters by the order of numbers and cuts by that of coordinates: rows change places.
+/// PyTorch: a mesh of ranks `[3, 1, 0, 2]` scatters in the order of ranks but splits in the order of coordinates, so rows are
+/// permuted.
 #[test]
-fn item_18_ranks_in_any_order() {
+fn item_18_a_mesh_may_have_ranks_in_any_order() {
     spmd(4, |world| {
         for ranks in [[3, 1, 0, 2], [2, 3, 0, 1], [1, 2, 3, 0]] {
             for sizes in [&[4][..], &[2, 2]] {

@@ -1,7 +1,7 @@
-//! Where PyTorch's distributed tensors give something else than one device would, or an error that says nothing: what is given
-//! here. Each test says first what PyTorch 2.15 does. The oracle is always one device.
+//! Tests cases where PyTorch's distributed tensors differ from one device, or return an unhelpful error. Each test first says
+//! what PyTorch 2.15 does. The oracle is always one device.
 //!
-//! Items are numbered as in the list of defects that were reproduced in PyTorch; issues by their number there.
+//! Item numbers refer to a list of defects that were reproduced in PyTorch. Issue numbers are those of PyTorch's tracker.
 
 mod convolution;
 mod issues;
@@ -19,7 +19,7 @@ use crate::common::refused::refused;
 
 const P: Placement = Placement::PARTIAL;
 
-/// Small multiples of 1/2 with both signs: their sums and products are exact.
+/// Returns small multiples of 1/2 with both signs: their sums and products are exact.
 fn numbers(shape: &[usize]) -> Tensor {
     let n = shape.iter().product::<usize>();
     let number = |i: usize| ((i * 7 + n) % 13) as f64 / 2.0 - 3.0;
@@ -34,12 +34,12 @@ fn plane(world: &World) -> Result<DeviceMesh> {
     DeviceMesh::new(world, [2, 2], ["dp", "tp"])
 }
 
-/// Replicas and a shard of each dim.
+/// Returns `Replicate` and a shard along each dim.
 fn whole_or_cut(rank: usize) -> Vec<Placement> {
     std::iter::once(Replicate).chain((0..rank as isize).map(Shard)).collect()
 }
 
-/// Every list of one of these for each dim of a mesh.
+/// Returns all lists with one placement of `each` per mesh dim.
 fn lists(mesh: &DeviceMesh, each: &[Placement]) -> Vec<Vec<Placement>> {
     let mut all = vec![Vec::new()];
     for _ in 0..mesh.ndim() {
@@ -48,7 +48,7 @@ fn lists(mesh: &DeviceMesh, each: &[Placement]) -> Vec<Vec<Placement>> {
     all
 }
 
-/// That a distributed tensor is this one, to the last bit, and that every rank has the part that its layout says.
+/// Asserts that a distributed tensor is bit-identical to `expected`, and that every local tensor has the shape of its layout.
 #[track_caller]
 fn same(got: &Tensor, expected: &Tensor) -> Result<()> {
     assert_eq!((got.dims(), got.dtype()), (expected.dims(), expected.dtype()), "{got:?}");
@@ -64,7 +64,7 @@ fn same(got: &Tensor, expected: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// That an operator and the gradients of its inputs are what they are on one device, however the inputs lie.
+/// Asserts that an operator and the gradients of its inputs match one device for inputs with these placements.
 #[track_caller]
 fn same_everywhere(
     mesh: &DeviceMesh,

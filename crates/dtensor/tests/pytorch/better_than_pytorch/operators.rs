@@ -1,4 +1,4 @@
-//! Operators on parts and partial values, and writes.
+//! Tests operators on shards and partial tensors, and writes into slices.
 
 use dtensor::comm::{ReduceOp, record};
 use dtensor::testing::spmd;
@@ -6,8 +6,8 @@ use dtensor::{DType, Partial, Replicate, Result, Shard, Tensor, distribute_tenso
 
 use super::{P, line, lists, numbers, ones, plane, refused, same, same_everywhere, whole_or_cut};
 
-/// PyTorch: `x[2:5] = v` on a sharded dim writes into a gathered copy, and is lost without a word. So are writes into what
-/// `select`, `slice`, `chunk` and `view` give.
+/// PyTorch: `x[2:5] = v` on a sharded dim writes into a gathered copy and is silently lost. So are writes into the results
+/// of `select`, `slice`, `chunk` and `view`.
 #[test]
 fn item_04_writes_are_not_lost() {
     spmd(4, |world| {
@@ -30,7 +30,7 @@ fn item_04_writes_are_not_lost() {
                     let inputs = [x.clone(), index.clone(), numbers(&[2, columns])];
                     let lies = [list.clone(), whole.clone(), whole.clone()];
                     same_everywhere(&mesh, &inputs, &lies, |x| x[0].index_copy(0, &x[1], &x[2]))?;
-                    // What was written to is a tensor of its own, and so is a view that was taken before.
+                    // The result is a new tensor: the input and an earlier view of it do not change.
                     let laid = distribute_tensor(&x, &mesh, list.clone())?;
                     let view = laid.slice(0, 1, 3, 1)?;
                     let source = distribute_tensor(&ones(&[2, columns])?, &mesh, whole.clone())?;
@@ -45,7 +45,7 @@ fn item_04_writes_are_not_lost() {
     });
 }
 
-/// PyTorch: the sum of replicated and partial integers is of floats.
+/// PyTorch: the sum of a replicated and a partial integer tensor has a float dtype.
 #[test]
 fn item_05_integers_stay_integers() {
     spmd(4, |world| {
@@ -57,7 +57,7 @@ fn item_05_integers_stay_integers() {
         let partial = Tensor::from_local(&part, &mesh, [P])?;
         for sum in [replicated.add(&partial)?, partial.add(&replicated)?] {
             assert_eq!(sum.dtype(), DType::I64);
-            // A double does not hold the first.
+            // The first element is not exact as an `f64`.
             assert_eq!(sum.full_tensor()?.to_vec::<i64>()?, [large + 6, -3, -20]);
         }
         assert_eq!(replicated.sub(&partial)?.full_tensor()?.to_vec::<i64>()?, [large - 6, -11, 20]);
@@ -65,10 +65,10 @@ fn item_05_integers_stay_integers() {
     });
 }
 
-/// PyTorch: two lookups in a table cut by rows share one mask: an error if their indices differ, another if one result is used
-/// twice, and rows of others where a part is looked at.
+/// PyTorch: two lookups in a row-sharded embedding table share one mask. If their indices differ, or if one result is used
+/// twice, this is an error; the local tensor has rows that belong to other indices.
 #[test]
-fn item_06_lookups_that_wait_do_not_share_a_mask() {
+fn item_06_partial_lookups_do_not_share_a_mask() {
     spmd(4, |world| {
         let mesh = line(&world)?;
         for rows in [8, 5, 3] {
@@ -84,7 +84,7 @@ fn item_06_lookups_that_wait_do_not_share_a_mask() {
                 same(&b, &second.embedding(&table, None)?)?;
                 same(&a, &first.embedding(&table, None)?)?;
             }
-            // What a rank does not have is nothing, not some other row.
+            // The row of an index that another rank owns is zero, not some other row.
             let mine = laid.to_local()?.dims()[0];
             let start = world.rank() * rows.div_ceil(4);
             let part = a.to_local()?.to_vec2::<f64>()?;
@@ -97,7 +97,7 @@ fn item_06_lookups_that_wait_do_not_share_a_mask() {
     });
 }
 
-/// PyTorch: an error that reads `0`.
+/// PyTorch: an error whose message is `0`.
 #[test]
 fn item_07_a_sharded_dim_of_size_one_is_expanded() {
     spmd(4, |world| {
@@ -123,7 +123,7 @@ fn item_14_scopes_of_implicit_replication_nest() {
         let expected = x.add(&plain)?;
         implicit_replication(|| -> Result<()> {
             implicit_replication(|| laid.add(&plain)).and_then(|y| same(&y, &expected))?;
-            // An inner one that fails ends as one that does not.
+            // An inner scope also ends if its body fails.
             assert!(implicit_replication(|| laid.mm(&plain)).is_err());
             same(&laid.add(&plain)?, &expected)
         })?;
@@ -132,9 +132,9 @@ fn item_14_scopes_of_implicit_replication_nest() {
     });
 }
 
-/// PyTorch: `item()`, `float()` and `bool()` of a partial value are those of this rank's part.
+/// PyTorch: `item()`, `float()` and `bool()` of a partial tensor return the local value.
 #[test]
-fn item_16_a_number_is_that_of_the_whole() {
+fn item_16_item_returns_the_value_of_the_full_tensor() {
     spmd(4, |world| {
         for mesh in [line(&world)?, plane(&world)?] {
             for shape in [&[8, 3][..], &[5, 2], &[2, 2], &[1, 1]] {

@@ -1,4 +1,4 @@
-//! Sharding rules that users register.
+//! Tests sharding rules that users register.
 
 use dtensor::comm::{World, record};
 use dtensor::op::Rule;
@@ -13,15 +13,15 @@ fn simulated() -> DeviceMesh {
     DeviceMesh::new(&World::simulated(4, 0).unwrap(), [2, 2], ["dp", "tp"]).unwrap()
 }
 
-/// PyTorch: for the 1221 operators that have rules, a registered one is ignored without a word.
+/// PyTorch: for the 1221 operators that have rules, a registered rule is silently ignored.
 #[test]
-fn item_08_a_registered_rule_counts_for_operators_that_have_one() {
+fn item_08_a_registered_rule_overrides_the_operators_own() {
     spmd(4, |world| {
         let mesh = line(&world)?;
         let (x, y) = (numbers(&[8, 4]), numbers(&[4, 8]));
         let rows = distribute_tensor(&x, &mesh, [Shard(0)])?;
         let columns = distribute_tensor(&y, &mesh, [Shard(1)])?;
-        // As they are by themselves.
+        // Without registered rules, operators use their own.
         assert_eq!(rows.softmax(1)?.placements(), [Shard(0)]);
         assert_eq!(rows.add(&rows)?.placements(), [Shard(0)]);
         assert_eq!(rows.matmul(&distribute_tensor(&y, &mesh, [Replicate])?)?.placements(), [Shard(0)]);
@@ -35,7 +35,7 @@ fn item_08_a_registered_rule_counts_for_operators_that_have_one() {
         let sum = sum?;
         assert_eq!((sum.placements(), calls.len()), (&[Replicate][..], 2));
         same(&sum, &x.add(&x)?)?;
-        // Only the rows of the left operand may be cut, which are not: all is moved.
+        // The rule allows only row shards of the left operand: it keeps row shards and replicates column shards.
         mesh.register_sharding("matmul", |_, x, out| Rule::of("m 1, 1 1 -> m 1", x, out).map(Some))?;
         let product = rows.matmul(&columns)?;
         assert_eq!(product.placements(), [Shard(0)]);
@@ -46,9 +46,9 @@ fn item_08_a_registered_rule_counts_for_operators_that_have_one() {
     });
 }
 
-/// PyTorch: a rule registered late does not count where a decision is remembered.
+/// PyTorch: a rule that is registered late does not apply where a decision is cached.
 #[test]
-fn item_08_a_registered_rule_counts_from_the_next_operator_on() {
+fn item_08_a_registered_rule_applies_from_the_next_operator_on() {
     let mesh = simulated();
     let x = sharded::ones([8, 8], DType::F32, &mesh, [Shard(0), Shard(1)]).unwrap();
     let line = sharded::ones([8, 8], DType::F32, &mesh["tp"], [Shard(0)]).unwrap();
@@ -57,7 +57,7 @@ fn item_08_a_registered_rule_counts_from_the_next_operator_on() {
         assert_eq!(line.relu().unwrap().placements(), [Shard(0)]);
     }
     assert_eq!(mesh.cache_stats().entries, 1);
-    // On a part of the mesh, said on all of it.
+    // A rule registered on a submesh applies to the whole mesh.
     mesh["dp"].register_sharding("relu", |_, x, out| Ok(Some(Rule::replicated(x, out)))).unwrap();
     assert_eq!((mesh.cache_stats().entries, mesh["tp"].cache_stats().entries), (0, 0));
     assert_eq!(x.relu().unwrap().placements(), [Replicate, Replicate]);
@@ -66,23 +66,23 @@ fn item_08_a_registered_rule_counts_from_the_next_operator_on() {
     let other = sharded::ones([8], DType::F32, &flat, [Shard(0)]).unwrap();
     assert_eq!(other.relu().unwrap().placements(), [Replicate]);
     assert_eq!(mesh.registered_shardings(), [("relu".to_string(), 3)]);
-    // What has been decided is remembered.
+    // A cached decision does not run the rule again.
     x.relu().unwrap();
     assert_eq!(mesh.registered_shardings(), [("relu".to_string(), 3)]);
-    // A name that nothing has is never used, which shows.
+    // A rule for an unknown operator is never used, and its count shows this.
     mesh.register_sharding("rleu", |_, _, _| Ok(None)).unwrap();
     assert_eq!(mesh.registered_shardings()[1], ("rleu".to_string(), 0));
-    // Another mesh is another mesh.
+    // The rule does not apply to another mesh.
     let other = sharded::ones([8], DType::F32, &simulated(), [Shard(0), Replicate]).unwrap();
     assert_eq!(other.relu().unwrap().placements(), [Shard(0), Replicate]);
-    // The operator's own again.
+    // Returning `None` restores the operator's own rule.
     mesh.register_sharding("relu", |_, _, _| Ok(None)).unwrap();
     assert_eq!(x.relu().unwrap().placements(), [Shard(0), Shard(1)]);
 }
 
-/// PyTorch: gradients are operators of other names, each of which has to be registered.
+/// PyTorch: gradients are operators with other names, and each needs its own rule.
 #[test]
-fn item_08_a_rule_tells_an_operator_from_its_gradient() {
+fn item_08_a_rule_can_distinguish_an_operator_from_its_gradient() {
     spmd(4, |world| {
         for only_gradient in [false, true] {
             let mesh = line(&world)?;
@@ -106,9 +106,9 @@ fn item_08_a_rule_tells_an_operator_from_its_gradient() {
     });
 }
 
-/// PyTorch: there is nothing that finds out whether a registered rule is right.
+/// PyTorch: nothing checks whether a registered rule is correct.
 #[test]
-fn item_08_a_wrong_rule_is_found_out() -> Result<()> {
+fn item_08_a_wrong_rule_is_detected() -> Result<()> {
     let mesh = simulated();
     let unsound = |f: &dyn Fn() -> Result<Tensor>| -> Result<Vec<String>> {
         let (done, found) = validate_on(&mesh, f);
@@ -123,11 +123,11 @@ fn item_08_a_wrong_rule_is_found_out() -> Result<()> {
     for f in [&softmax as &dyn Fn() -> Result<Tensor>, &add, &matmul] {
         assert_eq!(unsound(f)?, Vec::<String>::new());
     }
-    // Right ones stay right.
+    // Correct rules pass.
     mesh.register_sharding("matmul", |_, x, out| Rule::of("m k!, k! n -> m n", x, out).map(Some))?;
     mesh.register_sharding("add", |op, x, out| op.rule(x, out).map(Some))?;
     assert_eq!((unsound(&add)?, unsound(&matmul)?), (vec![], vec![]));
-    // A row is not what its parts are; a sum with a constant is not linear in one of both; a product of parts is no part.
+    // Wrong rules: softmax is not pointwise, a sum is not linear in one operand alone, and a product of partials is no partial.
     mesh.register_sharding("softmax", |_, x, out| Rule::pointwise(x, out).map(Some))?;
     mesh.register_sharding("add", |_, x, out| Rule::pointwise(x, out)?.linear(&[0]).map(Some))?;
     mesh.register_sharding("matmul", |_, x, out| {
@@ -140,13 +140,13 @@ fn item_08_a_wrong_rule_is_found_out() -> Result<()> {
         let found = unsound(f)?;
         assert!(!found.is_empty() && found.iter().all(|row| row.contains("P(")), "{found:#?}");
     }
-    // Outside, operators have their own.
+    // Without this mesh, operators use their own rules.
     let (_, found) = dtensor::testing::validate(softmax);
     assert!(found.unsound.is_empty(), "{found}");
     Ok(())
 }
 
-/// PyTorch: bare IndexErrors and TypeErrors.
+/// PyTorch: a bare IndexError or TypeError.
 #[test]
 fn item_19_register_sharding_and_redistribute_say_what_is_wrong() {
     spmd(4, |world| {
@@ -164,7 +164,7 @@ fn item_19_register_sharding_and_redistribute_say_what_is_wrong() {
         refused(x.relu(), &["a -> a", "does not fit"]);
         mesh.register_sharding("relu", |_, _, _| Err(Error::argument("my rule", "not on Sundays")))?;
         refused(x.relu(), &["my rule", "not on Sundays"]);
-        // A rule that needs what the operator does not have.
+        // This rule needs a merging step that the operator does not have.
         mesh.register_sharding("sum", |_, x, out| Ok(Some(Rule::of("a b -> b", x, out)?.merging(8))))?;
         let rows = distribute_tensor(&numbers(&[64, 2]), &mesh, [Shard(0), Replicate])?;
         refused(rows.sum(0), &["sum", "merging rule"]);

@@ -1,4 +1,4 @@
-//! `loss_parallel` and `local_map`.
+//! Tests how `loss_parallel` ends, and the errors of `local_map`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,25 +12,24 @@ use dtensor::{
 
 use super::{P, line, numbers, plane, refused, same};
 
-/// PyTorch: `loss_parallel` has no `finally`: after an exception inside, its handlers stay, and losses elsewhere are computed by
-/// them. A gradient that is computed after the block is an error, and `log_softmax` alone gets a wrong one inside
-/// (issue 190746).
+/// PyTorch: `loss_parallel` has no `finally`: after an exception inside, its handlers stay and compute later losses. A gradient
+/// computed after the block is an error, and `log_softmax` alone gets a wrong gradient inside the block (issue 190746).
 #[test]
-fn item_09_loss_parallel_ends_with_an_error() {
+fn item_09_loss_parallel_ends_when_its_body_fails() {
     spmd(4, |world| {
         let mesh = line(&world)?;
         let (scores, labels) = (numbers(&[5, 7]), Tensor::from_slice(&[0i64, 6, 3, -100, 2], [5])?);
         let partial = distribute_tensor(&scores, &mesh, [P])?;
         let target = distribute_tensor(&labels, &mesh, [Replicate])?;
         let options = CrossEntropyOptions::default();
-        // Inside, scores that would have to be moved are refused. So the scope is over if they are not.
+        // Inside the scope, logits that need redistribution are an error. If they are accepted, the scope has ended.
         let inside = |body: &dyn Fn() -> Result<()>| loss_parallel(body);
         refused(inside(&|| partial.log_softmax(1).map(drop)), &["Shard or Replicate"]);
         refused(inside(&|| Err(Error::argument("my loss", "no"))), &["my loss"]);
         assert!(catch_unwind(AssertUnwindSafe(|| inside(&|| panic!("out")))).is_err());
         same(&partial.cross_entropy(&target, options)?, &scores.cross_entropy(&labels, options)?)?;
 
-        // And gradients have nothing to do with it.
+        // Gradients may be computed after the scope.
         let alone = scores.detach().requires_grad_(true)?;
         alone.cross_entropy(&labels, options)?.backward()?;
         let x = distribute_tensor(&scores, &mesh, [Shard(1)])?.requires_grad_(true)?;
@@ -45,8 +44,8 @@ fn item_09_loss_parallel_ends_with_an_error() {
     });
 }
 
-/// PyTorch: lists of the wrong length and wrong kind are bare IndexErrors, TypeErrors and AssertionErrors; a result that is sharded
-/// unevenly gets a wrong size (issue 172812).
+/// PyTorch: lists of the wrong length or kind raise a bare IndexError, TypeError or AssertionError, and an unevenly sharded
+/// result gets the wrong size (issue 172812).
 #[test]
 fn item_19_local_map_says_what_is_wrong() {
     spmd(4, |world| {
