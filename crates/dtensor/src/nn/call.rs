@@ -38,7 +38,7 @@ impl HookedCall<'_> {
     pub fn before(&self, mut inputs: Inputs) -> Result<Inputs> {
         let expected = inputs.len();
         for (_, hook) in &self.hooks.before {
-            inputs = with_caller_line(self.at, || hook(self.module, inputs))?;
+            inputs = self.locate(with_caller_line(self.at, || hook(self.module, inputs)))?;
             if inputs.len() != expected {
                 let message = format!(
                     "a forward pre-hook returned {} inputs, but forward of `{}` takes {expected}",
@@ -53,9 +53,20 @@ impl HookedCall<'_> {
 
     fn after(&self, inputs: &Inputs, outputs: Outputs) -> Result<Outputs> {
         let run = |outputs, (_, hook): &(u64, super::Hook)| {
-            with_caller_line(self.at, || hook(self.module, inputs, outputs))
+            self.locate(with_caller_line(self.at, || hook(self.module, inputs, outputs)))
         };
         self.hooks.after.iter().try_fold(outputs, run)
+    }
+
+    /// Adds the line that called `forward`, and the module, to an error of a hook.
+    fn locate<R>(&self, result: Result<R>) -> Result<R> {
+        result.map_err(|error| match error.at(self.at, None) {
+            Error::Located(mut located) => {
+                name_module(&mut located, self.module);
+                Error::Located(located)
+            }
+            error => error,
+        })
     }
 }
 

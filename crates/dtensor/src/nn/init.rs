@@ -14,7 +14,7 @@
 //! init::zeros().apply(layer.bias.as_ref().unwrap())?;
 //! // Apply an initializer to every matrix.
 //! let normal = init::trunc_normal(0.0, 0.02, -0.04, 0.04);
-//! for (_, parameter) in layer.named_parameters().iter().filter(|(_, p)| p.get().rank() == 2) {
+//! for (_, parameter) in layer.named_parameters().iter().filter(|(_, p)| p.get().ndim() == 2) {
 //!     normal.apply(parameter)?;
 //! }
 //! # Ok(())

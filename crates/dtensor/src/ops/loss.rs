@@ -6,7 +6,9 @@ use super::{
     statistics_dtype,
 };
 use crate::autograd::{Backward, Grads, Saves};
-use crate::dispatch::{cast_input, cast_metas, check_same_mesh};
+use std::panic::Location;
+
+use crate::dispatch::{cast_input, cast_metas, check_same_mesh, locate};
 use crate::op::{apply, apply_all};
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
@@ -457,15 +459,17 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        let at = Location::caller();
+        let located = |error| locate(error, &[self, target], at);
         if self.dims() != target.dims() {
-            return Err(Error::ShapeMismatch {
+            return Err(located(Error::ShapeMismatch {
                 op: "mse_loss",
                 why: "input and target must have the same shape",
                 left: self.shape(),
                 right: target.shape(),
-            });
+            }));
         }
-        check_same_mesh("mse_loss", &[self, target])?;
+        check_same_mesh("mse_loss", &[self, target]).map_err(located)?;
         // No closure, so that collectives carry the source line of the caller.
         let (x, target) = (cast_input(self, Precision::Single)?, cast_input(target, Precision::Single)?);
         let difference = x.sub(&target)?;

@@ -34,7 +34,15 @@ fn to_distributed(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option
         }
         _ => None,
     };
-    Tensor::from_local_with(x, mesh, layout, FromLocalOptions { shape, ..FromLocalOptions::default() })
+    let options = FromLocalOptions { shape, ..FromLocalOptions::default() };
+    Tensor::from_local_with(x, mesh, layout, options).map_err(|error| match last {
+        Some(size) => {
+            let what =
+                format!("the layer takes {size} features, and its local input is this rank's shard of them");
+            error.with_context("from_local", what)
+        }
+        None => error,
+    })
 }
 
 /// Redistributes a tensor to one placement. The tensor's own placements count, whatever layout the caller declared

@@ -123,3 +123,24 @@ fn an_error_of_a_local_shard_says_what_it_is_a_shard_of() {
         Ok(())
     });
 }
+
+#[test]
+fn an_error_of_a_style_names_the_module_and_the_features_that_it_takes() {
+    spmd(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        let model = Mlp { up: Linear::new(4, 6, true)?, down: Linear::new(8, 4, true)? };
+        let plan = dtensor::plan! { "up" => ColwiseParallel::new(), "down" => RowwiseParallel::new() };
+        let model = parallelize_module(model, &mesh, plan)?;
+        let words =
+            ["from_local: ", "the layer takes 8 features", "[3, 3]", file!(), ", in module Mlp.down)"];
+        refused(model.forward(&zeros([3, 4])?), &words);
+        Ok(())
+    });
+}
+
+#[test]
+fn an_error_of_a_loss_names_the_line() -> Result<()> {
+    let line = line!() + 1;
+    refused(zeros([4, 2])?.mse_loss(&zeros([4, 1])?, Reduction::Mean), &["mse_loss: ", &here(line)]);
+    Ok(())
+}
