@@ -20,10 +20,7 @@ fn invalid_arguments_are_an_error_and_the_group_still_works() {
         );
         refused(group.reduce_scatter_tensor(&x, sum, 2), &["reduce_scatter", "out of range", "2"]);
         refused(group.reduce_scatter_tensor(&scalar, sum, 0), &["reduce_scatter", "a scalar (0-d)"]);
-        refused(
-            group.reduce_scatter_uneven(&x, sum, 0, &[2, 2]),
-            &["[2, 2]", "add up", "dim 0", "[3, 4]"],
-        );
+        refused(group.reduce_scatter_uneven(&x, sum, 0, &[2, 2]), &["[2, 2]", "add up", "dim 0", "[3, 4]"]);
         refused(group.reduce_scatter_uneven(&x, sum, 0, &[3]), &["[3]", "one size for each of the 2 ranks"]);
         refused(group.reduce_scatter_uneven(&x, sum, 0, &[usize::MAX, 4]), &["their sum"]);
         refused(group.all_gather_tensor(&x, -3), &["all_gather", "out of range", "-3"]);
