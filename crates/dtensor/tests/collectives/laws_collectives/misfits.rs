@@ -24,7 +24,7 @@ fn invalid_arguments_are_an_error_and_the_group_still_works() {
         refused(group.reduce_scatter_uneven(&x, sum, 0, &[3]), &["[3]", "one size for each of the 2 ranks"]);
         refused(group.reduce_scatter_uneven(&x, sum, 0, &[usize::MAX, 4]), &["their sum"]);
         refused(group.all_gather_tensor(&x, -3), &["all_gather", "out of range", "-3"]);
-        refused(group.all_gather_tensor(&scalar, 0), &["all_gather", "without dims"]);
+        refused(group.all_gather_tensor(&scalar, 0), &["all_gather", "a scalar (0-d)"]);
         let other: Vec<usize> = (0..2).map(|r| if r == me { 4 } else { 3 }).collect();
         refused(group.all_gather_uneven(&x, 0, &other), &["all_gather", "do not give this rank", "[3, 4]"]);
         refused(group.all_gather_uneven(&x, 0, &[3, 3, 3]), &["all_gather", "[3, 3, 3]", "2 ranks"]);
