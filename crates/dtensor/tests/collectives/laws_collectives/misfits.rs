@@ -30,7 +30,7 @@ fn invalid_arguments_are_an_error_and_the_group_still_works() {
         refused(group.all_gather_uneven(&x, 0, &[3, 3, 3]), &["all_gather", "[3, 3, 3]", "2 ranks"]);
         refused(group.all_to_all_single(&x, None, None), &["all_to_all", "multiple"]);
         refused(group.all_to_all_single(&x, Some(&[1, 2]), None), &["input_splits", "together"]);
-        refused(group.all_to_all(&x, 1, &[1, 2], 0, &[3, 3]), &["all_to_all", "their sum", "dim 1"]);
+        refused(group.all_to_all(&x, 1, &[1, 2], 0, &[3, 3]), &["all_to_all", "add up", "dim 1"]);
         refused(group.all_to_all(&x, 1, &[2, 2], 0, &[3]), &["all_to_all", "receive", "[3]"]);
         refused(group.all_to_all(&x, 1, &[2, 2], 5, &[3, 3]), &["all_to_all", "out of range", "5"]);
         for result in [group.broadcast(&x, 2), group.recv(2, 0), group.scatter(None, 2)] {
