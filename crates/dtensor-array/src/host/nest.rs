@@ -439,4 +439,35 @@ mod tests {
             Nest::new(shape, [(shape, &strides)]).rows(|_, _, _| panic!("there are no rows"));
         }
     }
+
+    /// Elements that are exact in every dtype, so that widening tile by tile must give the same bits as `f64`.
+    #[test]
+    fn narrow_elements_are_computed_tile_by_tile() {
+        use crate::DType;
+        use crate::host::cast::cast;
+
+        let doubles = |n: usize| Array::from_vec((0..n).map(|i| (i % 11) as f64).collect(), &[n]).unwrap();
+        for dtype in [DType::U8, DType::F16, DType::BF16] {
+            for n in [0, 1, TILE - 1, TILE, TILE + 1, 2 * TILE + 300] {
+                let check = |x: &Array, y: &Array| {
+                    let (narrow_x, narrow_y) = (cast(x, dtype).unwrap(), cast(y, dtype).unwrap());
+                    let sum = |x: &Array, y: &Array| {
+                        crate::with_elem!(x.dtype(), T => zip::<T, T, _>(x, y, |a, b| a + b)).unwrap()
+                    };
+                    let double =
+                        |x: &Array| crate::with_elem!(x.dtype(), T => map::<T>(x, |a| a + a)).unwrap();
+                    let wide = |x: Array| x.copy_to_host_f64().unwrap();
+                    assert_eq!(wide(sum(&narrow_x, &narrow_y)), wide(sum(x, y)), "{dtype} {n}");
+                    assert_eq!(wide(double(&narrow_x)), wide(double(x)), "{dtype} {n}");
+                };
+                let x = doubles(n);
+                check(&x, &x);
+                // Rows that end inside of a tile, a transposed operand, and broadcast ones.
+                let matrix = doubles(3 * n).reshape(&[3, n]).unwrap();
+                check(&matrix, &x);
+                check(&matrix.transpose(0, 1).unwrap(), &doubles(3));
+                check(&matrix, &doubles(3).reshape(&[3, 1]).unwrap());
+            }
+        }
+    }
 }
