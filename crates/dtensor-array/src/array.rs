@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::elem::Elem;
+use crate::memory::Purpose;
 use crate::shape::{Strides, is_contiguous};
 use crate::storage::Storage;
 use crate::{DType, Device, Element, Error, Meta, Result, Shape};
@@ -44,7 +45,7 @@ impl Array {
         }
         let shape = Shape::from(shape);
         let strides = shape.strides();
-        let storage = Arc::new(Storage::Host(T::store(data)));
+        let storage = Arc::new(Storage::new(data));
         Ok(Array(Arc::new(View { shape, strides, offset: 0, dtype: <T as Element>::DTYPE, storage })))
     }
 
@@ -64,6 +65,40 @@ impl Array {
     #[inline]
     pub fn strides(&self) -> &[usize] {
         &self.0.strides
+    }
+
+    /// Returns the index of the first element in the storage.
+    #[inline]
+    pub fn offset(&self) -> usize {
+        self.0.offset
+    }
+
+    /// Returns a view of the same storage with any shape and strides, whose first element is at `offset` in the storage. Returns
+    /// an error if it would reach beyond the storage.
+    ///
+    /// ```
+    /// use dtensor_array::Array;
+    /// # fn main() -> dtensor_array::Result<()> {
+    /// let x = Array::from_vec(vec![0f32, 1., 2., 3., 4., 5.], &[2, 3])?;
+    /// let columns = x.as_strided(&[2, 2], &[1, 3], 1)?;
+    /// assert_eq!(columns.copy_to_host::<f32>()?, [1., 4., 2., 5.]);
+    /// assert!(x.as_strided(&[3, 3], &[3, 1], 0).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn as_strided(&self, shape: &[usize], strides: &[usize], offset: usize) -> Result<Self> {
+        let last = shape.iter().zip(strides).try_fold(offset, |last, (&size, &stride)| {
+            last.checked_add(size.saturating_sub(1).checked_mul(stride)?)
+        });
+        let len = self.0.storage.len();
+        let is_empty = shape.contains(&0);
+        if shape.len() != strides.len() || !(is_empty || last.is_some_and(|last| last < len)) {
+            let message = format!(
+                "shape {shape:?} with strides {strides:?} at {offset} does not fit a storage of {len} elements"
+            );
+            return Err(Error::argument("as_strided", message));
+        }
+        Ok(self.view(shape.into(), strides.iter().copied().collect(), if is_empty { 0 } else { offset }))
     }
 
     /// Returns the element type.
@@ -122,6 +157,11 @@ impl Array {
         // A view of part of a storage never counts as unique: writing in place would keep the unused rest alive.
         let numel = shape.numel();
         Arc::get_mut(storage).filter(|storage| storage.len() == numel)
+    }
+
+    /// Sets what the array's memory is [counted](crate::memory) as. Views share their memory.
+    pub fn count_as(&self, purpose: Purpose) {
+        self.0.storage.count_as(purpose);
     }
 
     /// Returns a view of the same storage.

@@ -33,6 +33,7 @@ mod error;
 #[allow(unsafe_code)]
 mod host;
 pub mod kernels;
+pub mod memory;
 mod meta;
 pub mod mode;
 pub mod origin;

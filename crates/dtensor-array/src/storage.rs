@@ -7,12 +7,13 @@ use half::{bf16, f16};
 
 use crate::Device;
 use crate::elem::Elem;
+use crate::memory::{Charge, Purpose};
 
 /// The memory behind arrays, with one variant for each kind of device.
 #[derive(Debug)]
 pub(crate) enum Storage {
     /// Main memory.
-    Host(HostStorage),
+    Host(HostStorage, Charge),
 }
 
 /// A vector in main memory, of one of the element types.
@@ -27,10 +28,23 @@ pub enum HostStorage {
 }
 
 impl Storage {
+    /// Creates a storage in main memory.
+    #[inline]
+    pub(crate) fn new<T: StorageElem>(data: Vec<T>) -> Storage {
+        let charge = Charge::new(size_of_val(&data[..]));
+        Storage::Host(T::store(data), charge)
+    }
+
+    /// Sets what the memory is counted as.
+    pub(crate) fn count_as(&self, purpose: Purpose) {
+        let Storage::Host(_, charge) = self;
+        charge.count_as(purpose);
+    }
+
     /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
         match self {
-            Storage::Host(host) => match host {
+            Storage::Host(host, _) => match host {
                 HostStorage::U8(data) => data.len(),
                 HostStorage::I64(data) => data.len(),
                 HostStorage::F16(data) => data.len(),
@@ -44,21 +58,21 @@ impl Storage {
     #[inline]
     pub(crate) fn device(&self) -> Device {
         match self {
-            Storage::Host(_) => Device::Cpu,
+            Storage::Host(..) => Device::Cpu,
         }
     }
 
     /// Returns the elements, or `None` if they are of another type.
     #[inline]
     pub(crate) fn host<T: Elem>(&self) -> Option<&[T]> {
-        let Storage::Host(host) = self;
+        let Storage::Host(host, _) = self;
         T::slice(host)
     }
 
     /// Returns the elements for writing, or `None` if they are of another type.
     #[inline]
     pub(crate) fn host_mut<T: Elem>(&mut self) -> Option<&mut [T]> {
-        let Storage::Host(host) = self;
+        let Storage::Host(host, _) = self;
         T::slice_mut(host)
     }
 }

@@ -88,6 +88,11 @@ pub enum Collective {
     },
     /// Returns the values of all ranks on every rank. The values may have different shapes.
     Exchange,
+    /// Runs several collectives on one value each, as one. All are of one kind: all-reduces, all-gathers or reduce-scatters.
+    Coalesced {
+        /// The collectives, one for each value.
+        parts: Arc<[Collective]>,
+    },
     /// Waits until all ranks have arrived.
     Barrier,
     /// Creates a group.
@@ -122,6 +127,7 @@ impl Collective {
             Collective::Reduce { .. } => "reduce",
             Collective::Permute { .. } => "permute",
             Collective::Exchange => "exchange",
+            Collective::Coalesced { parts } => parts.first().map_or("coalesced", Collective::name),
             Collective::Barrier => "barrier",
             Collective::Join => "new_group",
             Collective::Send { .. } => "send",
@@ -136,10 +142,11 @@ impl Collective {
 
     /// Returns the reduction, if the collective reduces values.
     pub fn reduce_op(&self) -> Option<ReduceOp> {
-        match *self {
+        match self {
             Collective::AllReduce { op }
             | Collective::ReduceScatter { op, .. }
-            | Collective::Reduce { op, .. } => Some(op),
+            | Collective::Reduce { op, .. } => Some(*op),
+            Collective::Coalesced { parts } => parts.first().and_then(Collective::reduce_op),
             _ => None,
         }
     }
@@ -205,6 +212,14 @@ impl Collective {
         }
     }
 
+    /// Returns the shape of the values that the ranks hold together, for a value of shape `x` on one of them.
+    pub(crate) fn full_shape(&self, x: &Shape) -> Shape {
+        match self {
+            Collective::AllGather { dim, sizes } => x.with_dim(*dim, sizes.iter().sum()),
+            _ => x.clone(),
+        }
+    }
+
     /// Returns true if the calls of two ranks match: `self` by member `me` on the value `mine`, and `theirs` by member `they`.
     fn agrees(&self, me: usize, mine: &Meta, they: usize, theirs: (&Collective, &Meta)) -> bool {
         let (other, theirs) = theirs;
@@ -239,6 +254,8 @@ impl Collective {
             (Collective::Scatter { .. } | Collective::Gather { .. } | Collective::Exchange, _) => {
                 self == other
             }
+            // Each rank has checked its values against the sizes, and ranks compare the full shapes as a bundle.
+            (Collective::Coalesced { .. }, _) => self == other && mine.dtype == theirs.dtype,
             _ => self == other && mine.dtype == theirs.dtype && mine.shape == theirs.shape,
         }
     }
@@ -264,6 +281,10 @@ impl fmt::Display for Collective {
             Collective::Permute { to } => write!(f, "({to:?})"),
             Collective::Send { dst, tag } => write!(f, "(to {dst}, tag {tag})"),
             Collective::Recv { src, tag } => write!(f, "(from {src}, tag {tag})"),
+            Collective::Coalesced { parts } => match parts.first().and_then(Collective::reduce_op) {
+                Some(op) => write!(f, "({op}, coalesced)"),
+                None => f.write_str("(coalesced)"),
+            },
             Collective::Exchange | Collective::Barrier | Collective::Join => Ok(()),
         }
     }

@@ -1,19 +1,15 @@
 //! Coalesced collectives: several tensors in one collective.
 //!
-//! Moving many small tensors in one collective costs little more than moving one of them. The tensors are concatenated as the
-//! columns of a matrix, and one collective moves the matrix. Gradients are coalesced in the same way.
+//! Moving many small tensors in one collective costs little more than moving one of them. Ranks compare one descriptor, and meet or
+//! send messages once. Gradients are coalesced too.
 
-use std::panic::Location;
-
-use crate::call::{Bundle, Collective, PerRank};
+use crate::call::{Collective, PerRank};
 use crate::group::Group;
 use crate::pending::Pending;
 use crate::site::Site;
 use crate::value::Value;
 use crate::{Error, Result};
 use dtensor_array::ReduceOp;
-use dtensor_array::Shape;
-use dtensor_array::origin::{caller_line, with_caller_line};
 
 impl Group {
     /// Runs [`all_reduce`](Group::all_reduce) on each tensor, in one collective. The tensors must have the same dtype. All ranks
@@ -41,8 +37,7 @@ impl Group {
     /// Begins an [`all_reduce_coalesced`](Group::all_reduce_coalesced).
     #[track_caller]
     pub fn all_reduce_coalesced_async<V: Value>(&self, x: &[&V], op: ReduceOp) -> Result<Pending<Vec<V>>> {
-        let shapes = output_shapes("all_reduce_coalesced", x, |x| Ok(x.meta().shape))?;
-        self.begin_coalesced(Collective::AllReduce { op }, x, 1, shapes)
+        self.begin_coalesced("all_reduce_coalesced", x, |_| Ok(Collective::AllReduce { op }))
     }
 
     /// Runs [`all_gather_tensor`](Group::all_gather_tensor) on each tensor along its first dim, in one collective. The tensors
@@ -71,17 +66,13 @@ impl Group {
     #[track_caller]
     pub fn all_gather_coalesced_async<V: Value>(&self, x: &[&V]) -> Result<Pending<Vec<V>>> {
         const OP: &str = "all_gather_coalesced";
-        let gathered_shape = |x: &V| {
+        self.begin_coalesced(OP, x, |x| {
             self.resolve_dim(OP, x, 0)?;
-            let shape = x.meta().shape;
-            let size = shape[0].checked_mul(self.size());
-            let size =
-                size.ok_or_else(|| Error::argument(OP, "the result is larger than a tensor can be"))?;
-            Ok(shape.with_dim(0, size))
-        };
-        let shapes = output_shapes(OP, x, gathered_shape)?;
-        let sizes = PerRank::from_elem(1, self.size());
-        self.begin_coalesced(Collective::AllGather { dim: 0, sizes }, x, 1, shapes)
+            let size = x.meta().shape[0];
+            let too_large = || Error::argument(OP, "the result is larger than a tensor can be");
+            size.checked_mul(self.size()).ok_or_else(too_large)?;
+            Ok(Collective::AllGather { dim: 0, sizes: PerRank::from_elem(size, self.size()) })
+        })
     }
 
     /// Runs [`reduce_scatter_tensor`](Group::reduce_scatter_tensor) on each tensor along its first dim, in one collective. The
@@ -115,55 +106,29 @@ impl Group {
         op: ReduceOp,
     ) -> Result<Pending<Vec<V>>> {
         const OP: &str = "reduce_scatter_coalesced";
-        let scattered_shape = |x: &V| {
+        self.begin_coalesced(OP, x, |x| {
             self.resolve_dim(OP, x, 0)?;
-            Ok(x.meta().shape.with_dim(0, self.equal_sizes(OP, x, 0)?[0]))
-        };
-        let shapes = output_shapes(OP, x, scattered_shape)?;
-        let n = self.size();
-        self.begin_coalesced(
-            Collective::ReduceScatter { op, dim: 0, sizes: PerRank::from_elem(1, n) },
-            x,
-            n,
-            shapes,
-        )
+            Ok(Collective::ReduceScatter { op, dim: 0, sizes: self.equal_sizes(OP, x, 0)? })
+        })
     }
 
-    /// Begins a collective on the matrix of `rows` rows whose columns are the tensors `x`, each reshaped to `rows` rows. Splits
-    /// the result into tensors of the given shapes. Each requires a gradient if its input did.
+    /// Begins the collectives of several values as one. Returns an error that names `op` if they cannot be coalesced: there are
+    /// none, one cannot be moved, or their dtypes differ.
     #[track_caller]
     fn begin_coalesced<V: Value>(
         &self,
-        collective: Collective,
+        op: &'static str,
         x: &[&V],
-        rows: usize,
-        shapes: Vec<Shape>,
+        collective: impl Fn(&V) -> Result<Collective>,
     ) -> Result<Pending<Vec<V>>> {
-        let given: Vec<Shape> = x.iter().map(|x| x.meta().shape).collect();
-        let columns: Vec<usize> = given.iter().map(|shape| shape.numel() / rows).collect();
-        let (line, at) = (caller_line(Location::caller()), Site::caller());
-        let matrix = with_caller_line(line, || V::join(x, rows))?;
-        let pending = self.begin_bundle(collective, &matrix, Some(Bundle::of(&given)), at)?;
-        let x: Vec<V> = x.iter().map(|&x| x.clone()).collect();
-        Ok(pending.and_then(move |all: V| with_caller_line(line, || all.split(&columns, &shapes, &x))))
-    }
-}
-
-/// Returns the shape of each result. Returns an error if the tensors cannot be coalesced: there are none, one has no value, or
-/// their dtypes differ.
-fn output_shapes<V: Value>(
-    op: &'static str,
-    x: &[&V],
-    shape: impl Fn(&V) -> Result<Shape>,
-) -> Result<Vec<Shape>> {
-    let none = || Error::argument(op, "expected a non-empty list of tensors");
-    let first = x.first().ok_or_else(none)?;
-    for x in x {
-        x.array(op)?;
-        let (left, right) = (first.meta().dtype, x.meta().dtype);
-        if left != right {
-            return Err(Error::DTypeMismatch { op, left, right });
+        let none = || Error::argument(op, "expected a non-empty list of tensors");
+        let first = x.first().ok_or_else(none)?.meta().dtype;
+        for x in x {
+            x.array(op)?;
+            if x.meta().dtype != first {
+                return Err(Error::DTypeMismatch { op, left: first, right: x.meta().dtype });
+            }
         }
+        self.begin_all(x.iter().map(|x| collective(x)).collect::<Result<_>>()?, x, Site::caller())
     }
-    x.iter().map(|x| shape(x)).collect()
 }

@@ -6,6 +6,7 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::call::{Bundle, Call, Collective};
 use crate::drawn::DrawRecord;
@@ -14,8 +15,8 @@ use crate::site::Site;
 use crate::transport::{Channel, InFlight, Joining, single};
 use crate::value::Value;
 use crate::world::{Membership, WorldKind};
-use crate::{Arrays, Result};
-use dtensor_array::{Array, Meta};
+use crate::{Arrays, Error, Result};
+use dtensor_array::{Array, Meta, Shape};
 
 /// A list of ranks of a world, in a fixed order. Cheap to clone: clones are the same group.
 ///
@@ -190,9 +191,13 @@ impl Group {
         bundle: Option<Bundle>,
         at: Site,
     ) -> Result<Pending<V>> {
+        let name = collective.name();
         let flight = self.start_on(collective.clone(), x, bundle, at.clone())?;
-        let finish = x.finish(self, &collective, &at);
-        Ok(Pending::new(flight, move |mut values| finish(values.pop())))
+        let finish = V::finish(&[x], self, &[collective], &at);
+        Ok(Pending::new(flight, move |arrays| {
+            let missing = || Error::argument(name, "the collective returned no value on this rank");
+            finish(arrays)?.pop().ok_or_else(missing)
+        }))
     }
 
     /// Runs a collective on an array and returns the result. For arrays that are not a user's tensor, such as a shard of one:
@@ -201,6 +206,79 @@ impl Group {
     pub fn communicate(&self, collective: Collective, x: Array, grad: bool, at: Site) -> Result<Array> {
         let name = collective.name();
         single(name, self.start(collective, x.meta(), Arrays::from_elem(x, 1), grad, at)?.wait()?)
+    }
+
+    /// Begins several collectives of one kind, each on one [`Value`], as one. All values must have one dtype, and all ranks must pass
+    /// values of the same full shapes in the same order.
+    #[track_caller]
+    pub fn begin_all<V: Value>(
+        &self,
+        collectives: Vec<Collective>,
+        x: &[&V],
+        at: Site,
+    ) -> Result<Pending<Vec<V>>> {
+        let name = collectives.first().map_or("coalesced", Collective::name);
+        let metas: Vec<Meta> = x.iter().map(|x| x.meta()).collect();
+        let mut arrays = Arrays::new();
+        for x in x {
+            arrays.extend(x.array(name)?);
+        }
+        let grad = x.iter().any(|x| x.requires_grad());
+        let finish = V::finish(x, self, &collectives, &at);
+        Ok(Pending::new(self.start_all(collectives, &metas, arrays, grad, at)?, finish))
+    }
+
+    /// Begins several collectives of one kind, each on one array, as one. Like [`communicate`](Group::communicate), it records no
+    /// gradient.
+    pub fn begin_many(
+        &self,
+        collectives: Vec<Collective>,
+        x: Arrays,
+        grad: bool,
+        at: Site,
+    ) -> Result<Pending<Arrays>> {
+        let metas: SmallVec<[Meta; 1]> = x.iter().map(Array::meta).collect();
+        Ok(Pending::new(self.start_all(collectives, &metas, x, grad, at)?, Ok))
+    }
+
+    /// Begins several collectives of one kind as one, on values of these descriptions.
+    fn start_all(
+        &self,
+        mut collectives: Vec<Collective>,
+        metas: &[Meta],
+        values: Arrays,
+        grad: bool,
+        at: Site,
+    ) -> Result<Box<dyn InFlight>> {
+        let [first, others @ ..] = metas else {
+            return Err(Error::argument("coalesced", "expected a non-empty list of values"));
+        };
+        let name = collectives[0].name();
+        if let Some(other) = others.iter().find(|other| other.dtype != first.dtype) {
+            return Err(Error::DTypeMismatch { op: name, left: first.dtype, right: other.dtype });
+        }
+        for (collective, meta) in collectives.iter().zip(metas) {
+            collective.check(meta, self.size())?;
+            if let Collective::AllGather { dim, sizes } = collective
+                && sizes[self.rank()] != meta.shape[*dim]
+            {
+                let message =
+                    format!("sizes {sizes:?} do not give this rank the size of dim {dim} of {}", meta.shape);
+                return Err(Error::argument(name, message));
+            }
+        }
+        if others.is_empty() {
+            return self.start(collectives.remove(0), first.clone(), values, grad, at);
+        }
+        let shapes: Vec<Shape> = collectives
+            .iter()
+            .zip(metas)
+            .map(|(collective, meta)| collective.full_shape(&meta.shape))
+            .collect();
+        let numel = metas.iter().map(|meta| meta.shape.numel()).sum::<usize>();
+        let meta = Meta { shape: Shape::from([numel]), ..first.clone() };
+        let collective = Collective::Coalesced { parts: collectives.into() };
+        self.start_bundle(collective, meta, Some(Bundle::of(&shapes)), values, grad, at)
     }
 
     /// Returns true if the group belongs to this membership, that is, to this rank of this world.

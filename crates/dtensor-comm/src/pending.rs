@@ -38,15 +38,6 @@ impl<T> Pending<T> {
         Pending { flight, finish: Box::new(finish) }
     }
 
-    /// Applies `f` to the result when it is waited for.
-    pub(crate) fn and_then<U>(self, f: impl FnOnce(T) -> Result<U> + Send + 'static) -> Pending<U>
-    where
-        T: 'static,
-    {
-        let Pending { flight, finish } = self;
-        Pending::new(flight, move |values| f(finish(values)?))
-    }
-
     /// Returns true if [`wait`](Pending::wait) would return at once.
     pub fn is_ready(&mut self) -> bool {
         self.flight.poll()

@@ -80,6 +80,17 @@ impl RunningModule {
         std::ptr::from_ref(self).addr()
     }
 
+    /// Returns the innermost module that all of these are, or were called by. `None` if there is none.
+    pub fn common(
+        mut modules: impl Iterator<Item = Option<&'static RunningModule>>,
+    ) -> Option<&'static RunningModule> {
+        let first = modules.next()??;
+        modules.try_fold(first, |common, other| {
+            let callers: Vec<usize> = other?.chain().map(RunningModule::address).collect();
+            common.chain().find(|module| callers.contains(&module.address()))
+        })
+    }
+
     /// Iterates over the module and its callers, innermost first.
     #[inline]
     pub fn chain(&'static self) -> impl Iterator<Item = &'static RunningModule> {

@@ -49,10 +49,17 @@ impl Channel for SimulatedChannel {
             return Ok(Box::new(Finished(values)));
         }
         let results: Arrays = match &call.collective {
-            Collective::AllGather { .. } | Collective::ReduceScatter { .. } | Collective::AllToAll { .. } => {
-                let shape = call.collective.shape(&call.meta.shape, self.me);
+            Collective::AllGather { .. }
+            | Collective::ReduceScatter { .. }
+            | Collective::AllToAll { .. }
+            | Collective::Coalesced { .. } => {
+                let parts = match &call.collective {
+                    Collective::Coalesced { parts } => parts,
+                    alone => std::slice::from_ref(alone),
+                };
                 let zero = copy::full(call.meta.dtype, &[], 0.0)?;
-                Arrays::from_elem(zero.expand(&shape)?, 1)
+                let result = |(part, x): (&Collective, &Array)| zero.expand(&part.shape(x.shape(), self.me));
+                parts.iter().zip(&values).map(result).collect::<Result<_>>()?
             }
             Collective::Exchange => values.iter().cycle().take(self.members).cloned().collect(),
             Collective::Gather { dst } if *dst == self.me => {

@@ -1,12 +1,11 @@
 //! [`Value`]: a type that collectives can move.
 
-use dtensor_array::kernels::cat::cat;
-use dtensor_array::{Array, Meta, Shape};
+use dtensor_array::{Array, Meta};
 
-use crate::{Collective, Error, Group, Result, Site};
+use crate::{Arrays, Collective, Error, Group, Result, Site};
 
-/// Turns the result of a collective into a value. It gets `None` if the value has no data.
-pub type Finish<V> = Box<dyn FnOnce(Option<Array>) -> Result<V> + Send>;
+/// Turns the results of collectives that run as one into values. It gets no arrays if the values have no data.
+pub type Finish<V> = Box<dyn FnOnce(Arrays) -> Result<Vec<V>> + Send>;
 
 /// A type that collectives can move: an [`Array`], or a type of another crate that holds one, for example a tensor that records
 /// gradients.
@@ -33,18 +32,10 @@ pub trait Value: Clone + Send + 'static {
         false
     }
 
-    /// Returns the function that makes a value of the collective's result. Called when a collective with one output begins.
+    /// Returns the function that makes values of the results of collectives that run as one, each on one of `values`. Called when
+    /// they begin.
     #[track_caller]
-    fn finish(&self, group: &Group, collective: &Collective, at: &Site) -> Finish<Self>;
-
-    /// Reshapes each value to `rows` rows and concatenates them along the columns.
-    #[track_caller]
-    fn join(values: &[&Self], rows: usize) -> Result<Self>;
-
-    /// Splits a matrix that [`join`](Value::join) made into blocks of `columns` columns, and reshapes each block to its shape in
-    /// `shapes`. `inputs` are the values that were joined.
-    #[track_caller]
-    fn split(self, columns: &[usize], shapes: &[Shape], inputs: &[Self]) -> Result<Vec<Self>>;
+    fn finish(values: &[&Self], group: &Group, collectives: &[Collective], at: &Site) -> Finish<Self>;
 }
 
 impl Value for Array {
@@ -60,25 +51,13 @@ impl Value for Array {
         array
     }
 
-    fn finish(&self, _: &Group, collective: &Collective, _: &Site) -> Finish<Self> {
-        let op = collective.name();
-        Box::new(move |array| {
-            array.ok_or_else(|| Error::argument(op, "the collective returned no value on this rank"))
+    fn finish(values: &[&Self], _: &Group, collectives: &[Collective], _: &Site) -> Finish<Self> {
+        let (n, op) = (values.len(), collectives.first().map_or("coalesced", Collective::name));
+        Box::new(move |arrays| {
+            if arrays.len() != n {
+                return Err(Error::argument(op, "the collective returned no value on this rank"));
+            }
+            Ok(arrays.into_vec())
         })
-    }
-
-    fn join(values: &[&Self], rows: usize) -> Result<Self> {
-        let matrix = |x: &&Array| x.reshape(&[rows, x.numel() / rows]);
-        let matrices: Vec<Array> = values.iter().map(matrix).collect::<Result<_>>()?;
-        cat(&matrices.iter().collect::<Vec<_>>(), 1)
-    }
-
-    fn split(self, columns: &[usize], shapes: &[Shape], _: &[Self]) -> Result<Vec<Self>> {
-        let mut start = 0;
-        let block = |(&n, shape): (&usize, &Shape)| {
-            start += n;
-            self.narrow(1, start - n, n)?.reshape(shape)
-        };
-        columns.iter().zip(shapes).map(block).collect()
     }
 }

@@ -7,15 +7,15 @@ use dtensor_array::{Array, DType, Meta, ReduceOp, Shape};
 use dtensor_comm::{Collective, Finish, Group, PerRank, Site, Value, running_module, within_module};
 
 use crate::autograd::{Backward, Grads, Moment, Recorded, Saves, grad_enabled};
-use crate::dispatch::record;
+use crate::dispatch::record_all;
 use crate::tensor::{self, LocalTensor};
 use crate::{Error, Result, Tensor};
 
-/// A collective as a node records it.
+/// Collectives that ran as one, as a node records them: one for each tensor.
 #[derive(Debug)]
 struct RecordedCollective {
     group: Group,
-    collective: Collective,
+    collectives: Vec<Collective>,
     at: Site,
 }
 
@@ -45,34 +45,28 @@ impl Value for Tensor {
         Tensor::requires_grad(self) && grad_enabled()
     }
 
-    fn finish(&self, group: &Group, collective: &Collective, at: &Site) -> Finish<Self> {
-        let op = RecordedCollective { group: group.clone(), collective: collective.clone(), at: at.clone() };
+    fn finish(values: &[&Self], group: &Group, collectives: &[Collective], at: &Site) -> Finish<Self> {
+        let (group, collectives, at) = (group.clone(), collectives.to_vec(), at.clone());
         // All ranks start collectives in the same order, but may wait for them in different orders. So the node has the moment, line
         // and module of the start, and backward calls the gradients in one order on all ranks.
-        let (x, moment) = (self.clone(), Moment::now());
+        let (x, moment): (Vec<Tensor>, _) = (values.iter().map(|&x| x.clone()).collect(), Moment::now());
         let (module, line) = (running_module(), caller_line(Location::caller()));
-        Box::new(move |array| {
-            let part = match array {
-                Some(array) => LocalTensor::Array(array),
-                None => LocalTensor::of_meta(op.collective.shape(&x.shape(), op.group.rank()), x.dtype()),
+        Box::new(move |arrays| {
+            let mut arrays = arrays.into_iter();
+            let value = |(collective, x): (&Collective, &Tensor)| {
+                tensor::Value::plain(match arrays.next() {
+                    Some(array) => LocalTensor::Array(array),
+                    None => LocalTensor::of_meta(collective.shape(&x.shape(), group.rank()), x.dtype()),
+                })
             };
-            let recorded = || moment.record(|| record(op, &x, tensor::Value::plain(part)));
+            let values: Vec<tensor::Value> = collectives.iter().zip(&x).map(value).collect();
+            let node = |inputs: Vec<usize>| {
+                let collectives = inputs.into_iter().map(|i| collectives[i].clone()).collect();
+                RecordedCollective { group: group.clone(), collectives, at }
+            };
+            let recorded = || moment.record(|| record_all(node, &x.iter().collect::<Vec<_>>(), values));
             Ok(within_module(module, || with_caller_line(line, recorded)))
         })
-    }
-
-    fn join(values: &[&Self], rows: usize) -> Result<Self> {
-        let matrix = |x: &&Tensor| x.reshape([rows, x.numel() / rows]);
-        let matrices: Vec<Tensor> = values.iter().map(matrix).collect::<Result<_>>()?;
-        Tensor::cat(&matrices.iter().collect::<Vec<_>>(), 1)
-    }
-
-    fn split(self, columns: &[usize], shapes: &[Shape], given: &[Self]) -> Result<Vec<Self>> {
-        let parts = Tensor::split(&self, columns, 1)?;
-        let parts = parts.iter().zip(given);
-        // An output requires a gradient only if its own input does, although the coalesced collective recorded all of them.
-        let parts = parts.map(|(part, x)| if x.requires_grad() { part.clone() } else { part.detach() });
-        parts.zip(shapes).map(|(part, shape)| part.reshape(shape)).collect()
     }
 }
 
@@ -84,41 +78,71 @@ fn communicate(group: &Group, collective: Collective, x: &Tensor, at: &Site) -> 
 
 impl Recorded for RecordedCollective {
     fn name(&self) -> &'static str {
-        self.collective.name()
+        self.collectives[0].name()
     }
 
     fn saves(&self) -> Saves {
-        match self.collective {
+        match self.collectives[0] {
             Collective::AllReduce { op: ReduceOp::Max | ReduceOp::Min } => Saves::ALL,
             _ => Saves::NOTHING,
         }
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        let (group, at, dy) = (&self.group, &self.at, cx.dy()?);
-        let dx = match &self.collective {
-            Collective::AllReduce { op: ReduceOp::Sum | ReduceOp::Avg } => {
-                communicate(group, self.collective.clone(), &dy, at)?
-            }
+        let (group, at) = (&self.group, &self.at);
+        let all = |of: &dyn Fn(usize) -> Result<Tensor>| {
+            (0..self.collectives.len()).map(of).collect::<Result<Vec<_>>>()
+        };
+        let dy = all(&|i| cx.dy_of(i))?;
+        let together = |collective: &dyn Fn(&Collective) -> Collective, x: &[Tensor]| {
+            let collectives = self.collectives.iter().map(collective).collect();
+            group.begin_all(collectives, &x.iter().collect::<Vec<_>>(), at.clone())?.wait()
+        };
+        let sum = |x: &[Tensor]| together(&|_| Collective::AllReduce { op: ReduceOp::Sum }, x);
+        let dx = match &self.collectives[0] {
+            Collective::AllReduce { op: ReduceOp::Sum | ReduceOp::Avg } => together(&Collective::clone, &dy)?,
             Collective::AllReduce { op: ReduceOp::Max | ReduceOp::Min } => {
-                let sum = |x: &Tensor| communicate(group, Collective::AllReduce { op: ReduceOp::Sum }, x, at);
-                let holds = cx.input(0)?.detach().eq(&cx.output(0)?.detach())?.to_dtype(dy.dtype())?;
-                sum(&dy)?.mul(&holds)?.div(&sum(&holds)?)?
+                let holds =
+                    all(&|i| cx.input(i)?.detach().eq(&cx.output(i)?.detach())?.to_dtype(dy[i].dtype()))?;
+                let (sums, counts) = (sum(&dy)?, sum(&holds)?);
+                all(&|i| sums[i].mul(&holds[i])?.div(&counts[i]))?
             }
-            Collective::AllGather { dim, sizes } => {
-                let op = ReduceOp::Sum;
-                communicate(
-                    group,
-                    Collective::ReduceScatter { op, dim: *dim, sizes: sizes.clone() },
-                    &dy,
-                    at,
-                )?
+            Collective::AllGather { .. } => together(&scatter_back, &dy)?,
+            Collective::ReduceScatter { op: op @ (ReduceOp::Sum | ReduceOp::Avg), .. } => {
+                let dx = together(&gather_back, &dy)?;
+                if *op == ReduceOp::Avg { all(&|i| dx[i].div(group.size() as f64))? } else { dx }
             }
-            Collective::ReduceScatter { op: op @ (ReduceOp::Sum | ReduceOp::Avg), dim, sizes } => {
-                let gather = Collective::AllGather { dim: *dim, sizes: sizes.clone() };
-                let dx = communicate(group, gather, &dy, at)?;
-                if *op == ReduceOp::Avg { dx.div(group.size() as f64)? } else { dx }
-            }
+            other => vec![self.gradient_of(other, dy[0].clone())?],
+        };
+        Ok(dx.into_iter().map(Some).collect())
+    }
+}
+
+/// Returns the reduce-scatter that is the gradient of an all-gather.
+fn scatter_back(collective: &Collective) -> Collective {
+    match collective {
+        Collective::AllGather { dim, sizes } => {
+            Collective::ReduceScatter { op: ReduceOp::Sum, dim: *dim, sizes: sizes.clone() }
+        }
+        other => other.clone(),
+    }
+}
+
+/// Returns the all-gather that is the gradient of a reduce-scatter.
+fn gather_back(collective: &Collective) -> Collective {
+    match collective {
+        Collective::ReduceScatter { dim, sizes, .. } => {
+            Collective::AllGather { dim: *dim, sizes: sizes.clone() }
+        }
+        other => other.clone(),
+    }
+}
+
+impl RecordedCollective {
+    /// Computes the gradient of a collective that is never coalesced.
+    fn gradient_of(&self, collective: &Collective, dy: Tensor) -> Result<Tensor> {
+        let (group, at) = (&self.group, &self.at);
+        Ok(match collective {
             Collective::AllToAll { split_dim, send, cat_dim, receive } => {
                 let back = Collective::AllToAll {
                     split_dim: *cat_dim,
@@ -150,8 +174,7 @@ impl Recorded for RecordedCollective {
                 let message = format!("{other} has no gradient");
                 return Err(Error::Argument { op: self.name(), message });
             }
-        };
-        Ok(Grads::from_elem(Some(dx), 1))
+        })
     }
 }
 

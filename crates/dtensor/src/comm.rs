@@ -30,4 +30,6 @@ pub use dtensor_comm::{
 #[cfg(feature = "mpi")]
 pub use dtensor_comm::{MpiOptions, mpirun};
 
-pub(crate) use dtensor_comm::{CALLS, RunningModule, running_module, set_running_module, within_module};
+pub(crate) use dtensor_comm::{
+    Arrays, CALLS, RunningModule, running_module, set_running_module, within_module,
+};

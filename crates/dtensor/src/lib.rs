@@ -137,7 +137,8 @@ pub use dispatch::{
     implicit_replication,
 };
 pub use distributed::{
-    FromLocalOptions, RedistributeOptions, distribute_tensor, distribute_tensor_from, sharded,
+    FromLocalOptions, RedistributeOptions, distribute_tensor, distribute_tensor_from, redistribute_coalesced,
+    redistribute_coalesced_async, sharded,
 };
 pub use dtensor_array::shape::{Dim, Dims, INFER, NewShape};
 pub use dtensor_array::{
@@ -184,9 +185,9 @@ pub mod prelude {
     pub use crate::nn::{Module, deep_copy, forward};
     pub use crate::optim::Optimizer;
     pub use crate::parallel::{
-        ColwiseParallel, DataParallel, DistributeModule, ParallelPlan, ParallelStyle, PrepareModuleInput,
-        PrepareModuleInputOutput, PrepareModuleOutput, RowwiseParallel, SequenceParallel, distribute_module,
-        local_map, loss_parallel, parallelize_module,
+        ColwiseParallel, DataParallel, DistributeModule, FullyShardOptions, ParallelPlan, ParallelStyle,
+        PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput, RowwiseParallel, SequenceParallel,
+        distribute_module, fully_shard, local_map, loss_parallel, parallelize_module,
     };
     pub use crate::plan;
     pub use crate::{

@@ -22,6 +22,7 @@ examples! {
     prepare_module_input_output: "../examples/prepare_module_input_output.rs";
     loss_parallel: "../examples/loss_parallel.rs";
     data_parallel: "../examples/data_parallel.rs";
+    fully_shard: "../examples/fully_shard.rs";
     random: "../examples/random.rs";
     optimizer: "../examples/optimizer.rs";
     mesh: "../examples/mesh.rs";

@@ -37,8 +37,8 @@ struct Line {
 }
 
 /// The workloads that are measured.
-const WORKLOADS: [&str; 7] =
-    ["kernels", "dispatch", "redistribute", "mlp", "transformer", "startup", "memory"];
+const WORKLOADS: [&str; 8] =
+    ["kernels", "dispatch", "redistribute", "mlp", "transformer", "fsdp", "startup", "memory"];
 
 pub(crate) fn run(options: &All) -> Result<(), Box<dyn Error>> {
     options.common.world.iter().try_for_each(|world| world.check())?;

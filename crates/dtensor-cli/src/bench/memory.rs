@@ -1,4 +1,4 @@
-//! `dtensor bench memory`: peak memory during training, in the cases of `mlp` and `transformer`.
+//! `dtensor bench memory`: peak memory during training, in the cases of `mlp`, `transformer` and `fsdp`.
 //!
 //! Each measurement starts new processes, which run nothing else. Peak memory is the largest resident set: of the one process for
 //! threads, summed over processes otherwise. Pages that processes share, such as those of libraries, count in each process.

@@ -67,11 +67,15 @@ pub(crate) enum Workload {
     ///
     /// Cross-entropy and AdamW. Rows are like those of `mlp`.
     Transformer(train::Options),
+    /// A training step of a transformer whose parameters are sharded: `fully_shard` for each block and for the model.
+    ///
+    /// Each rank has its slice of the batch. Rows are like those of `transformer`.
+    Fsdp(train::Options),
     /// The time until ranks are ready: from the start of the last one until all have a mesh and have passed a barrier.
     ///
     /// Each measurement starts new processes.
     Startup(startup::Options),
-    /// Peak memory of all ranks during training, in the cases of `mlp` and `transformer`.
+    /// Peak memory of all ranks during training, in the cases of `mlp`, `transformer` and `fsdp`.
     ///
     /// Each measurement starts new processes. Peak memory is the resident set: of the one process for threads, summed over
     /// processes otherwise.
@@ -111,7 +115,7 @@ impl Workload {
             Workload::Kernels(options) => Some(&options.only),
             Workload::Redistribute(options) => (!options.serve).then_some(&options.common.only),
             Workload::Dispatch(options) => Some(&options.only),
-            Workload::Mlp(options) | Workload::Transformer(options) => {
+            Workload::Mlp(options) | Workload::Transformer(options) | Workload::Fsdp(options) => {
                 (!options.serve).then_some(&options.common.only)
             }
             Workload::Startup(options) => (!options.serve).then_some(&options.common.only),
@@ -136,6 +140,7 @@ fn measure(workload: &Workload, sink: row::Sink<'_>) -> Result<usize, Box<dyn Er
         Workload::Dispatch(options) => dispatch::run(options, sink),
         Workload::Mlp(options) => train::run("mlp", options, sink),
         Workload::Transformer(options) => train::run("transformer", options, sink),
+        Workload::Fsdp(options) => train::run("fsdp", options, sink),
         Workload::Startup(options) => startup::run(options, sink),
         Workload::Memory(options) => memory::run(options, sink),
         Workload::Scaling(options) => scaling::run(options, sink),

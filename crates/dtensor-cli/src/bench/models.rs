@@ -1,11 +1,12 @@
-//! The cases of `dtensor bench mlp` and `dtensor bench transformer`: models, plans, and a training step.
+//! The cases of `dtensor bench mlp`, `dtensor bench transformer` and `dtensor bench fsdp`: models, plans, and a training step.
 
 use std::fmt;
 
 use dtensor::models::{MLPModule, ModelArgs, Transformer};
 use dtensor::optim::{AdamW, Sgd};
 use dtensor::parallel::{
-    ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module,
+    ColwiseParallel, FullyShardOptions, PrepareModuleInput, RowwiseParallel, SequenceParallel, fully_shard,
+    parallelize_module,
 };
 use dtensor::prelude::*;
 
@@ -14,8 +15,9 @@ use dtensor::prelude::*;
 pub(crate) enum TrainingCase {
     /// Column-wise linear, relu, row-wise linear; SGD.
     Mlp { batch: usize, dim: usize, hidden: usize, samples: usize },
-    /// Sequence- and tensor-parallel; cross-entropy and AdamW.
+    /// Cross-entropy and AdamW.
     Transformer {
+        sharding: Sharding,
         layers: usize,
         vocab: usize,
         seq: usize,
@@ -26,20 +28,58 @@ pub(crate) enum TrainingCase {
     },
 }
 
-const CASES: [TrainingCase; 5] = [
+/// How a transformer is sharded.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Sharding {
+    /// Sequence- and tensor-parallel.
+    Tensor,
+    /// Each block and the model by `fully_shard`. Each rank has its slice of the batch.
+    Fully,
+}
+
+/// The transformers that are measured.
+const fn transformers(sharding: Sharding) -> [TrainingCase; 2] {
+    [
+        TrainingCase::Transformer {
+            sharding,
+            layers: 2,
+            vocab: 256,
+            seq: 32,
+            dim: 64,
+            heads: 4,
+            batch: 4,
+            samples: 40,
+        },
+        TrainingCase::Transformer {
+            sharding,
+            layers: 4,
+            vocab: 1024,
+            seq: 128,
+            dim: 256,
+            heads: 8,
+            batch: 8,
+            samples: 5,
+        },
+    ]
+}
+
+const CASES: [TrainingCase; 7] = [
     TrainingCase::Mlp { batch: 8, dim: 64, hidden: 256, samples: 200 },
     TrainingCase::Mlp { batch: 64, dim: 512, hidden: 2048, samples: 30 },
     TrainingCase::Mlp { batch: 256, dim: 1024, hidden: 4096, samples: 8 },
-    TrainingCase::Transformer { layers: 2, vocab: 256, seq: 32, dim: 64, heads: 4, batch: 4, samples: 40 },
-    TrainingCase::Transformer { layers: 4, vocab: 1024, seq: 128, dim: 256, heads: 8, batch: 8, samples: 5 },
+    transformers(Sharding::Tensor)[0],
+    transformers(Sharding::Tensor)[1],
+    transformers(Sharding::Fully)[0],
+    transformers(Sharding::Fully)[1],
 ];
 
 impl fmt::Display for TrainingCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             TrainingCase::Mlp { batch, dim, hidden, .. } => write!(f, "b{batch}_d{dim}_h{hidden}"),
-            TrainingCase::Transformer { layers, vocab, seq, dim, heads, batch, .. } => {
-                write!(f, "l{layers}_v{vocab}_s{seq}_d{dim}_h{heads}_b{batch}")
+            TrainingCase::Transformer { sharding, layers, vocab, seq, dim, heads, batch, .. } => {
+                let prefix = if *sharding == Sharding::Fully { "fsdp_" } else { "" };
+                write!(f, "{prefix}l{layers}_v{vocab}_s{seq}_d{dim}_h{heads}_b{batch}")
             }
         }
     }
@@ -64,7 +104,8 @@ impl TrainingCase {
     pub(crate) fn workload(self) -> &'static str {
         match self {
             TrainingCase::Mlp { .. } => "mlp",
-            TrainingCase::Transformer { .. } => "transformer",
+            TrainingCase::Transformer { sharding: Sharding::Tensor, .. } => "transformer",
+            TrainingCase::Transformer { sharding: Sharding::Fully, .. } => "fsdp",
         }
     }
 
@@ -86,7 +127,9 @@ impl TrainingCase {
     /// Returns an error if the heads are not divisible by the ranks.
     fn check(self, ranks: u16) -> std::result::Result<(), String> {
         match self {
-            TrainingCase::Transformer { heads, .. } if heads % usize::from(ranks) != 0 => {
+            TrainingCase::Transformer { sharding: Sharding::Tensor, heads, .. }
+                if heads % usize::from(ranks) != 0 =>
+            {
                 Err(format!("--ranks {ranks}: the {heads} heads of {self} are not divisible by the ranks"))
             }
             _ => Ok(()),
@@ -114,7 +157,7 @@ impl TrainingCase {
                     Ok(loss)
                 }))
             }
-            TrainingCase::Transformer { layers, vocab, seq, dim, heads, batch, .. } => {
+            TrainingCase::Transformer { sharding, layers, vocab, seq, dim, heads, batch, .. } => {
                 let model = Transformer::new(&ModelArgs {
                     n_layers: layers,
                     vocab_size: vocab,
@@ -127,10 +170,21 @@ impl TrainingCase {
                     checkpoint_activations: false,
                 })?;
                 fill(&model)?;
-                let model = parallelize_module(model, mesh, sequence_parallel()?)?;
-                let optimizer = AdamW::new(model.parameters(), 1e-3)?;
                 let tokens = (0..batch * seq).map(|i| (integer_noise(i) % vocab) as i64).collect();
-                let tokens = Tensor::from_vec(tokens, [batch, seq])?;
+                let mut tokens = Tensor::from_vec(tokens, [batch, seq])?;
+                let model = match sharding {
+                    Sharding::Tensor => parallelize_module(model, mesh, sequence_parallel()?)?,
+                    Sharding::Fully => {
+                        let (rank, ranks) = (mesh.local_rank(())?, mesh.size());
+                        let start = rank * batch / ranks;
+                        tokens = tokens.narrow(0, start, (rank + 1) * batch / ranks - start)?;
+                        for block in &model.layers {
+                            fully_shard(block, mesh, FullyShardOptions::default())?;
+                        }
+                        fully_shard(model, mesh, FullyShardOptions::default())?
+                    }
+                };
+                let optimizer = AdamW::new(model.parameters(), 1e-3)?;
                 let next = tokens.flatten_all()?;
                 Ok(Box::new(move || {
                     optimizer.zero_grad();

@@ -1,4 +1,4 @@
-//! `dtensor bench mlp` and `dtensor bench transformer`: training steps on several ranks, with the same models, plans and optimizers as
+//! `dtensor bench mlp`, `dtensor bench transformer` and `dtensor bench fsdp`: training steps on several ranks, with the same models, plans and optimizers as
 //! `train_peer.py`.
 //!
 //! A formula gives parameters and inputs, the same for both programs, so that both must have the same loss. Every run compares the
@@ -22,7 +22,7 @@ pub(crate) const SCRIPT: &str = include_str!("train_peer.py");
 /// The relative tolerance of losses. Single-precision sums depend on the order of the additions.
 const TOLERANCE: f64 = 1e-3;
 
-/// The flags of `dtensor bench mlp` and `dtensor bench transformer`.
+/// The flags of `dtensor bench mlp`, `dtensor bench transformer` and `dtensor bench fsdp`.
 #[derive(Args)]
 pub(crate) struct Options {
     #[command(flatten)]

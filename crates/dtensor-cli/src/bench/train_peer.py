@@ -1,4 +1,4 @@
-"""The cases of `dtensor bench mlp` and `dtensor bench transformer` in PyTorch. Appended to `ranks_peer.py`.
+"""The cases of `dtensor bench mlp`, `dtensor bench transformer` and `dtensor bench fsdp` in PyTorch. Appended to `ranks_peer.py`.
 
 One training step: zero_grad, forward, backward, optimizer. The time is from the first rank that starts to the last rank that
 finishes. The formula for parameters and inputs is that of `models.rs`, so both programs must have the same loss.
@@ -7,6 +7,7 @@ import re
 
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -135,10 +136,17 @@ def training(case, mesh):
         layers, vocab, length, dim, heads, batch = sizes
         model = Transformer(layers, vocab, length, dim, heads)
         fill(model)
-        parallelize_module(model, mesh, sequence_parallel(layers))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
         tokens = torch.tensor([whole_noise[i % NOISE] % vocab for i in range(batch * length)])
         tokens = tokens.view(batch, length)
+        if case.startswith("fsdp"):
+            rank = mesh.get_local_rank()
+            tokens = tokens[rank * batch // ranks : (rank + 1) * batch // ranks]
+            for block in model.layers:
+                fully_shard(block, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        else:
+            parallelize_module(model, mesh, sequence_parallel(layers))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
 
         def loss():
             return F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())

@@ -17,6 +17,9 @@ pub(crate) struct Options {
     /// left out. Ranks are threads of this program or, under `mpirun`, processes
     #[arg(long, default_value = "dp=2,tp=2", value_name = "DIMS")]
     pub(crate) mesh: MeshShape,
+    /// Shard parameters, gradients and optimizer state over `dp`, instead of a copy on each replica
+    #[arg(long)]
+    pub(crate) fsdp: bool,
     /// Shard the sequence over `tp` between the tensor-parallel layers: in norms, dropout and residuals
     #[arg(long)]
     pub(crate) sequence_parallel: bool,
@@ -200,6 +203,9 @@ impl Options {
                 format!("--{flag}-parallel needs a dim `tp` in --mesh, which is {mesh}")
             })?;
         }
+        fail_if(self.fsdp && mesh.get("dp").is_none(), || {
+            format!("--fsdp needs a dim `dp` in --mesh, which is {mesh}")
+        })?;
         fail_if(self.verify && self.dropout > 0.0 && dp > 1, || {
             format!(
                 "--verify cannot be used with --dropout {} and several replicas: each replica drops other elements",

@@ -4,9 +4,9 @@ use std::time::Instant;
 
 use dtensor::models::{Transformer, TransformerParallel};
 use dtensor::optim::{AdamW, AdamWOptions, ClipOptions, Schedule, clip_grad_norm};
-use dtensor::parallel::{DataParallel, DataParallelOptions};
+use dtensor::parallel::{DataParallel, DataParallelOptions, FullyShardOptions, fully_shard, no_sync};
 use dtensor::prelude::*;
-use dtensor::{Generator, set_rng_state, with_generator};
+use dtensor::{Generator, on_device, set_rng_state, with_generator};
 
 use super::options::{Options, Precision};
 use super::progress::Progress;
@@ -27,6 +27,14 @@ pub(crate) fn generator(options: &Options, purpose: Purpose) -> Generator {
     Generator::new(options.seed).fork(purpose as u64)
 }
 
+/// How the replicas of a model share its parameters.
+enum Replication {
+    /// Each has all of them.
+    Copies(DataParallel),
+    /// Each has a shard of them.
+    Shards,
+}
+
 /// A replica of the model: this rank's shards of it, and the optimizer.
 pub(crate) struct Replica<'a> {
     pub(crate) model: Transformer,
@@ -34,15 +42,15 @@ pub(crate) struct Replica<'a> {
     optimizer: AdamW,
     schedule: Schedule,
     /// Data parallelism and its group, if there are several replicas.
-    data_parallel: Option<(DataParallel, Group)>,
+    data_parallel: Option<(Replication, Group)>,
     weights: usize,
 }
 
 impl<'a> Replica<'a> {
     /// Creates the model on a mesh with the dims of `--mesh`, or on this rank only if `mesh` is `None`.
     pub(crate) fn new(options: &'a Options, mesh: Option<&DeviceMesh>) -> Result<Self> {
-        let draw = || Transformer::new(&options.model());
-        let mut model = with_generator(&mut generator(options, Purpose::Parameters), draw)?;
+        // Without memory at first, so that no rank ever has more than its shards.
+        let mut model = on_device(Device::Meta, || Transformer::new(&options.model()))?;
         let weights = model.parameters().iter().map(|p| p.get().numel()).sum();
         let dim =
             |name: &str| mesh.filter(|_| options.mesh.get(name).is_some()).map(|mesh| mesh[name].clone());
@@ -51,14 +59,29 @@ impl<'a> Replica<'a> {
             let parallel = TransformerParallel { sequence_parallel, loss_parallel };
             model = Transformer::parallelize(model, &tp, parallel)?;
         }
-        let data_parallel = match dim("dp").filter(|dp| dp.size() > 1) {
+        let dp = dim("dp").filter(|dp| dp.size() > 1);
+        if let Some(dp) = dp.as_ref().filter(|_| options.fsdp) {
+            for block in &model.layers {
+                fully_shard(block, dp, FullyShardOptions::default())?;
+            }
+            fully_shard(&model, dp, FullyShardOptions::default())?;
+        }
+        model.to_empty(Device::Cpu)?;
+        with_generator(&mut generator(options, Purpose::Parameters), || model.reset_parameters())?;
+        let data_parallel = match dp {
             Some(dp) => {
-                let replicas = DataParallel::new(&model, &dp, DataParallelOptions::default())?;
-                Some((replicas, dp.group(())?.clone()))
+                let replication = match options.fsdp {
+                    true => Replication::Shards,
+                    false => {
+                        let same = DataParallelOptions { broadcast: false, ..DataParallelOptions::default() };
+                        Replication::Copies(DataParallel::new(&model, &dp, same)?)
+                    }
+                };
+                Some((replication, dp.group(())?.clone()))
             }
             None => None,
         };
-        let index = data_parallel.as_ref().map_or(0, |(replicas, _)| replicas.rank());
+        let index = data_parallel.as_ref().map_or(0, |(_, group): &(_, Group)| group.rank());
         set_rng_state(generator(options, Purpose::Dropout).fork(index as u64).state());
 
         // Norms and biases have no weight decay.
@@ -82,7 +105,7 @@ impl<'a> Replica<'a> {
 
     /// Returns the index of this replica and the number of replicas.
     fn index(&self) -> (usize, usize) {
-        self.data_parallel.as_ref().map_or((0, 1), |(replicas, _)| (replicas.rank(), replicas.size()))
+        self.data_parallel.as_ref().map_or((0, 1), |(_, group)| (group.rank(), group.size()))
     }
 
     /// Averages a number over the replicas.
@@ -124,10 +147,15 @@ impl<'a> Replica<'a> {
         let mut total = 0.0;
         for pass in 0..self.options.accumulate {
             let loss = self.loss(&own.slice(pass, self.options.accumulate))?.mul(weight)?;
-            loss.backward()?;
+            // Sharded gradients are reduced in backward: in that of the last pass, for all passes.
+            if pass + 1 < self.options.accumulate {
+                no_sync(|| loss.backward())?
+            } else {
+                loss.backward()?
+            }
             total += loss.item::<f32>()?;
         }
-        if let Some((replicas, _)) = &self.data_parallel {
+        if let Some((Replication::Copies(replicas), _)) = &self.data_parallel {
             replicas.average_gradients()?;
         }
         if self.options.clip > 0.0 {

@@ -42,6 +42,7 @@ pub(crate) fn introduce(options: &Options, text: &Text, world: WorldKind) {
         (n, _) => format!("{n} processes"),
     };
     let modes = [
+        (options.fsdp, ", fully sharded"),
         (options.sequence_parallel, ", sequence parallel"),
         (options.loss_parallel, ", loss parallel"),
         (options.dtype == Precision::Bf16, ", bf16"),

@@ -237,7 +237,10 @@ fn plan_times_the_search_and_the_cache() {
 fn training_prints_a_json_line_for_every_case() {
     const MLP: [&str; 3] = ["b8_d64_h256", "b64_d512_h2048", "b256_d1024_h4096"];
     const TRANSFORMER: [&str; 2] = ["l2_v256_s32_d64_h4_b4", "l4_v1024_s128_d256_h8_b8"];
-    for (workload, cases, only) in [("mlp", &MLP[..], ""), ("transformer", &TRANSFORMER[..1], "l2")] {
+    const FSDP: [&str; 1] = ["fsdp_l2_v256_s32_d64_h4_b4"];
+    for (workload, cases, only) in
+        [("mlp", &MLP[..], ""), ("transformer", &TRANSFORMER[..1], "l2"), ("fsdp", &FSDP[..], "l2")]
+    {
         let flags = ["--world", "threads", "--rounds", "1", "--ranks", "2", "--only", only];
         let rows = rows(&[&["bench", workload], &flags[..]].concat());
         let names: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
@@ -248,7 +251,7 @@ fn training_prints_a_json_line_for_every_case() {
             let seconds = row["seconds"].as_f64().unwrap();
             assert!(seconds > 0.0);
             let rate = row.get("tokens_per_second").map(|rate| rate.as_f64().unwrap());
-            assert_eq!(rate.is_some(), workload == "transformer", "{row}");
+            assert_eq!(rate.is_some(), workload != "mlp", "{row}");
             assert!(rate.is_none_or(|rate| (rate * seconds - 128.0).abs() < 1e-6), "{row}");
             assert!(row.get("ratio").is_none() && row.get("peer_seconds").is_none());
         }
@@ -296,7 +299,9 @@ fn training_has_the_losses_of_pytorch_on_any_number_of_ranks() {
 #[test]
 fn training_startup_and_memory_run_on_processes() {
     let quick = ["--world", "threads,mpi", "--rounds", "1", "--ranks", "2"];
-    for (workload, only) in [("mlp", "b8"), ("transformer", "l2"), ("startup", ""), ("memory", "b8_")] {
+    for (workload, only) in
+        [("mlp", "b8"), ("transformer", "l2"), ("fsdp", "l2"), ("startup", ""), ("memory", "b8_")]
+    {
         let rows = rows(&[&["bench", workload, "--only", only], &quick[..]].concat());
         let worlds: Vec<&str> = rows.iter().map(|row| row["world"].as_str().unwrap()).collect();
         assert_eq!(worlds, ["threads", "mpi"], "{workload}");
@@ -326,7 +331,7 @@ fn memory_is_compared_with_the_peer() {
     let quick = ["--world", "threads", "--ranks", "2", "--rounds", "1", "--only", "d64"];
     let rows = rows(&[&["bench", "memory", "--peer", FAKE_PEER], &quick[..]].concat());
     let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
-    assert_eq!(cases, ["b8_d64_h256", "l2_v256_s32_d64_h4_b4"]);
+    assert_eq!(cases, ["b8_d64_h256", "l2_v256_s32_d64_h4_b4", "fsdp_l2_v256_s32_d64_h4_b4"]);
     for row in &rows {
         assert_eq!((&row["workload"], &row["world"]), (&"memory".into(), &"threads".into()));
         assert_eq!((&row["ranks"], &row["peer_peak_bytes"]), (&2.into(), &2_000_000.into()));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::member::{Member, MessageKind, tag};
 use super::raw::{ReceiveBuffer, Span};
-use super::stage::{Next, Stage, StageResult};
+use super::stage::{Next, Stage, StageError, StageResult};
 use crate::Arrays;
 use crate::ReduceOp;
 use crate::call::{Call, Collective};
@@ -28,7 +28,7 @@ pub(super) fn run_collective(
     values: Arrays,
     metas: &[Meta],
 ) -> StageResult {
-    let (n, me) = (member.size(), member.me);
+    let me = member.me;
     let id = MessageId { sequence: call.sequence, kind: MessageKind::Data };
     let done = |x: Array| Ok(Next::Done(Arrays::from_elem(x, 1)));
     if call.meta.device == Device::Meta {
@@ -36,42 +36,12 @@ pub(super) fn run_collective(
         return Ok(Next::Done(Arrays::new()));
     }
     match &call.collective {
+        Collective::Coalesced { parts } => run_parts(member, id, parts.clone(), values),
         // All descriptors have arrived, so all ranks have.
         Collective::Barrier => Ok(Next::Done(Arrays::new())),
-        Collective::AllReduce { op } => {
-            let (op, shape) = (*op, call.meta.shape.clone());
-            let x = values[0].flatten()?;
-            let len = x.numel();
-            if n * len * x.dtype().size() <= MAX_SINGLE_EXCHANGE {
-                let sizes = vec![len; n];
-                return all_gather(member, id, x, sizes, move |_, all| {
-                    done(reduce_blocks(op, &all, n, &shape)?)
-                });
-            }
-            // Each rank reduces a slice, and then all ranks gather the slices.
-            let sizes: Vec<usize> = (0..n).map(|i| (i + 1) * len / n - i * len / n).collect();
-            let mine = sizes[me];
-            all_to_all(member, id, x, sizes.clone(), vec![mine; n], move |member, blocks| {
-                let slice = reduce_blocks(op, &blocks, n, &[mine])?;
-                let id = MessageId { kind: MessageKind::MoreData, ..id };
-                all_gather(member, id, slice, sizes, move |_, all| done(all.reshape(&shape)?))
-            })
-        }
-        Collective::ReduceScatter { op, dim, sizes } => {
-            let (op, shape) = (*op, call.meta.shape.with_dim(*dim, sizes[me]));
-            let (packed, send) = pack(&values[0], *dim, sizes)?;
-            all_to_all(member, id, packed, send, vec![shape.numel(); n], move |_, blocks| {
-                done(reduce_blocks(op, &blocks, n, &shape)?)
-            })
-        }
-        Collective::AllGather { dim, sizes } => {
-            let (dim, shape) = (*dim, call.meta.shape.clone());
-            let shapes: Vec<Shape> = sizes.iter().map(|&size| shape.with_dim(dim, size)).collect();
-            let counts = shapes.iter().map(Shape::numel).collect();
-            all_gather(member, id, values[0].flatten()?, counts, move |_, all| {
-                done(unpack(&all, &shapes, dim)?)
-            })
-        }
+        collective @ (Collective::AllReduce { .. }
+        | Collective::ReduceScatter { .. }
+        | Collective::AllGather { .. }) => run_parts(member, id, Arc::from([collective.clone()]), values),
         Collective::AllToAll { split_dim, send, cat_dim, receive } => {
             let (dim, shape) = (*cat_dim, call.meta.shape.with_dim(*split_dim, send[me]));
             let shapes: Vec<Shape> = receive.iter().map(|&size| shape.with_dim(dim, size)).collect();
@@ -130,6 +100,115 @@ pub(super) fn run_collective(
 struct MessageId {
     sequence: u64,
     kind: MessageKind,
+}
+
+/// Runs collectives of one kind, each on one value, with the messages of one.
+fn run_parts(member: &Arc<Member>, id: MessageId, parts: Arc<[Collective]>, values: Arrays) -> StageResult {
+    let (n, me) = (member.size(), member.me);
+    let shapes: Vec<Shape> = values.iter().map(|x| x.shape().clone()).collect();
+    match parts.first() {
+        Some(Collective::AllReduce { op }) => {
+            let flat = values.iter().map(Array::flatten).collect::<Result<Vec<_>>>()?;
+            all_reduce(member, id, *op, join(flat)?, move |all| split(&all, &shapes))
+        }
+        Some(Collective::ReduceScatter { op, .. }) => {
+            // Each member gets its slices of all values, one after the other.
+            let mut slices: Vec<Vec<Array>> = vec![Vec::new(); n];
+            for (part, x) in parts.iter().zip(&values) {
+                let Collective::ReduceScatter { dim, sizes, .. } = part else { return Err(mixed(part)) };
+                let mut start = 0;
+                for (slices, &size) in slices.iter_mut().zip(sizes) {
+                    slices.push(x.narrow(*dim, start, size)?.flatten()?);
+                    start += size;
+                }
+            }
+            let send: Vec<usize> =
+                slices.iter().map(|slices| slices.iter().map(Array::numel).sum()).collect();
+            // A value that is split along its first dim is in this order already.
+            let in_order = |part: &Collective, x: &Array| matches!(part, Collective::ReduceScatter { dim, .. } if x.dims()[..*dim].iter().all(|&size| size == 1));
+            let packed = match (&parts[..], &values[..]) {
+                ([part], [x]) if in_order(part, x) => x.flatten()?,
+                _ => join(slices.into_iter().flatten().collect())?,
+            };
+            let (op, mine) = (*op, send[me]);
+            let shapes: Vec<Shape> = parts.iter().zip(&shapes).map(|(part, x)| part.shape(x, me)).collect();
+            all_to_all(member, id, packed, send, vec![mine; n], move |_, blocks| {
+                Ok(Next::Done(split(&reduce_blocks(op, &blocks, n, &[mine])?, &shapes)?))
+            })
+        }
+        Some(Collective::AllGather { .. }) => {
+            // The shape of each value on each member.
+            let mut pieces: Vec<(usize, Vec<Shape>)> = Vec::new();
+            for (part, shape) in parts.iter().zip(&shapes) {
+                let Collective::AllGather { dim, sizes } = part else { return Err(mixed(part)) };
+                pieces.push((*dim, sizes.iter().map(|&size| shape.with_dim(*dim, size)).collect()));
+            }
+            let count =
+                |other: usize| pieces.iter().map(|(_, shapes): &(_, Vec<Shape>)| shapes[other].numel()).sum();
+            let counts: Vec<usize> = (0..n).map(count).collect();
+            let flat = values.iter().map(Array::flatten).collect::<Result<Vec<_>>>()?;
+            all_gather(member, id, join(flat)?, counts, move |_, all| {
+                if let [(dim, shapes)] = &pieces[..] {
+                    return Ok(Next::Done(Arrays::from_elem(unpack(&all, shapes, *dim)?, 1)));
+                }
+                let by_member =
+                    (0..n).flat_map(|other| pieces.iter().map(move |(_, shapes)| shapes[other].clone()));
+                let blocks = split(&all, &by_member.collect::<Vec<_>>())?;
+                let gathered = |(i, (dim, _)): (usize, &(usize, Vec<Shape>))| {
+                    let blocks: Vec<&Array> = blocks.iter().skip(i).step_by(pieces.len()).collect();
+                    cat(&blocks, *dim)
+                };
+                Ok(Next::Done(pieces.iter().enumerate().map(gathered).collect::<Result<_>>()?))
+            })
+        }
+        other => Err(other.map_or_else(|| Error::argument("coalesced", "there are no values").into(), mixed)),
+    }
+}
+
+fn mixed(part: &Collective) -> StageError {
+    Error::argument(part.name(), "cannot be coalesced with another collective").into()
+}
+
+/// Concatenates flat arrays. A single one is not copied.
+fn join(flat: Vec<Array>) -> Result<Array> {
+    match &flat[..] {
+        [one] => Ok(one.clone()),
+        several => cat(&several.iter().collect::<Vec<_>>(), 0),
+    }
+}
+
+/// Splits a flat array into arrays of these shapes, which are stored one after the other.
+fn split(all: &Array, shapes: &[Shape]) -> Result<Arrays> {
+    let mut start = 0;
+    let piece = |shape: &Shape| {
+        start += shape.numel();
+        all.narrow(0, start - shape.numel(), shape.numel())?.reshape(shape)
+    };
+    shapes.iter().map(piece).collect()
+}
+
+/// Reduces a flat value over all members.
+fn all_reduce(
+    member: &Arc<Member>,
+    id: MessageId,
+    op: ReduceOp,
+    x: Array,
+    then: impl FnOnce(Array) -> Result<Arrays> + Send + 'static,
+) -> StageResult {
+    let (n, len) = (member.size(), x.numel());
+    if n * len * x.dtype().size() <= MAX_SINGLE_EXCHANGE {
+        return all_gather(member, id, x, vec![len; n], move |_, all| {
+            Ok(Next::Done(then(reduce_blocks(op, &all, n, &[len])?)?))
+        });
+    }
+    // Each rank reduces a slice, and then all ranks gather the slices.
+    let sizes: Vec<usize> = (0..n).map(|i| (i + 1) * len / n - i * len / n).collect();
+    let mine = sizes[member.me];
+    all_to_all(member, id, x, sizes.clone(), vec![mine; n], move |member, blocks| {
+        let slice = reduce_blocks(op, &blocks, n, &[mine])?;
+        let id = MessageId { kind: MessageKind::MoreData, ..id };
+        all_gather(member, id, slice, sizes, move |_, all| Ok(Next::Done(then(all)?)))
+    })
 }
 
 /// Gathers the flat values of all members, concatenated in member order.

@@ -206,11 +206,11 @@ impl Channel for Member {
         timeout: Duration,
     ) -> Result<Box<dyn InFlight>> {
         self.note(&call);
-        if call.collective.reduces()
-            && let Some(x) = values.first_mut()
-        {
+        if call.collective.reduces() {
             // Reduction kernels read contiguous memory.
-            *x = x.contiguous()?;
+            for x in &mut values {
+                *x = x.contiguous()?;
+            }
         }
         let earlier = self.group.rendezvous.has_failed();
         match self.group.rendezvous.arrive(self.me, call.sequence, (call.clone(), values)) {

@@ -21,6 +21,8 @@ pub(crate) enum Work {
     Compute(Box<dyn parallel::Work>),
     /// Computes one output for the member `dst` of `members`.
     ComputeFor { work: Box<dyn parallel::Work>, members: usize, dst: usize },
+    /// Computes one output of each work for each member, or one for all.
+    Coalesced(Vec<Box<dyn parallel::Work>>),
 }
 
 impl Work {
@@ -29,14 +31,23 @@ impl Work {
         match self {
             Work::Ready(_) => 0,
             Work::Compute(work) | Work::ComputeFor { work, .. } => work.parts(),
+            Work::Coalesced(works) => works.iter().map(|work| work.parts()).sum(),
         }
     }
 
     /// Runs one part.
-    pub(crate) fn run(&self, part: usize) {
+    pub(crate) fn run(&self, mut part: usize) {
         match self {
             Work::Ready(_) => {}
             Work::Compute(work) | Work::ComputeFor { work, .. } => work.run(part),
+            Work::Coalesced(works) => {
+                for work in works {
+                    if part < work.parts() {
+                        return work.run(part);
+                    }
+                    part -= work.parts();
+                }
+            }
         }
     }
 
@@ -49,6 +60,15 @@ impl Work {
             Work::ComputeFor { work, members, dst } => {
                 let mut outputs = vec![Arrays::new(); *members];
                 outputs[*dst] = work.close()?.into_iter().collect();
+                outputs
+            }
+            Work::Coalesced(works) => {
+                let mut outputs: Outputs = Vec::new();
+                for work in works {
+                    let arrays = work.close()?;
+                    outputs.resize(arrays.len(), Arrays::new());
+                    outputs.iter_mut().zip(arrays).for_each(|(output, array)| output.push(array));
+                }
                 outputs
             }
         })
@@ -82,22 +102,21 @@ pub(crate) fn plan(calls: &[Call], values: Vec<Arrays>) -> Result<Work> {
         }
         Collective::Barrier => vec![Arrays::new()],
         _ if n == 1 => values,
-        Collective::AllReduce { op }
-        | Collective::Reduce { op, .. }
-        | Collective::ReduceScatter { op, .. } => {
+        Collective::Reduce { op, dst } => {
             let inputs: Vec<&Array> = values.iter().map(|x| &x[0]).collect();
-            return Ok(match &calls[0].collective {
-                Collective::ReduceScatter { dim, sizes, .. } => {
-                    Work::Compute(parallel::reduce(*op, &inputs, Some((*dim, sizes)))?)
-                }
-                Collective::Reduce { dst, .. } => {
-                    Work::ComputeFor { work: parallel::reduce(*op, &inputs, None)?, members: n, dst: *dst }
-                }
-                _ => Work::Compute(parallel::reduce(*op, &inputs, None)?),
-            });
+            let work = parallel::reduce(*op, &inputs, None)?;
+            return Ok(Work::ComputeFor { work, members: n, dst: *dst });
         }
-        Collective::AllGather { dim, .. } => {
-            return Ok(Work::Compute(parallel::concatenate(vec![(*dim, firsts(&values))])?));
+        Collective::Coalesced { parts } => {
+            let work = |(i, part): (usize, &Collective)| {
+                compute(part, values.iter().map(|x: &Arrays| x[i].clone()).collect())
+            };
+            return Ok(Work::Coalesced(parts.iter().enumerate().map(work).collect::<Result<_>>()?));
+        }
+        collective @ (Collective::AllReduce { .. }
+        | Collective::ReduceScatter { .. }
+        | Collective::AllGather { .. }) => {
+            return Ok(Work::Compute(compute(collective, firsts(&values))?));
         }
         Collective::AllToAll { split_dim, cat_dim, .. } => {
             let mut slices: Vec<(usize, Vec<Array>)> = (0..n).map(|_| (*cat_dim, Vec::new())).collect();
@@ -118,4 +137,15 @@ pub(crate) fn plan(calls: &[Call], values: Vec<Arrays>) -> Result<Work> {
         }
     };
     Ok(Work::Ready(outputs))
+}
+
+/// Returns the work of an all-reduce, a reduce-scatter or an all-gather on one value of each rank.
+fn compute(collective: &Collective, values: Vec<Array>) -> Result<Box<dyn parallel::Work>> {
+    let inputs: Vec<&Array> = values.iter().collect();
+    match collective {
+        Collective::AllReduce { op } => parallel::reduce(*op, &inputs, None),
+        Collective::ReduceScatter { op, dim, sizes } => parallel::reduce(*op, &inputs, Some((*dim, sizes))),
+        Collective::AllGather { dim, .. } => parallel::concatenate(vec![(*dim, values)]),
+        other => Err(Error::argument(other.name(), "cannot be coalesced")),
+    }
 }

@@ -14,9 +14,11 @@ use super::saved::{Saved, SavedValues};
 use super::{Backward, Leaf, Link, Moment, Node};
 use crate::comm::{RunningModule, Site, within_module};
 use crate::dispatch::autocast_off;
+use crate::distributed::begin_redistributions;
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result, Tensor};
+use dtensor_array::memory::Purpose;
 use dtensor_array::origin::with_caller_line;
 
 /// Options of a backward pass: [`Tensor::backward_with`] and [`grad`].
@@ -184,18 +186,48 @@ impl LeafGradient {
         Ok(())
     }
 
-    /// Returns the gradient that the leaf has now, and its sum with those of this pass.
+    /// Returns the gradient that the leaf has now, and its sum with that of this pass.
     fn accumulate(&self, at: &'static Location<'static>) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let before = self.leaf.grad.lock().clone();
-        let sum = self.sum(before.as_ref(), at)?;
+        let sum = {
+            let grads: SmallVec<[&Tensor; 4]> = before.iter().chain(&self.grads).collect();
+            within_module(self.module, || self.leaf.sum_gradients(&grads, &Site::of(at)))?
+        };
         Ok((before, sum))
     }
+}
 
-    /// Adds the gradients of this pass and the one `before`, in the layout of the leaf.
-    fn sum(&self, before: Option<&Tensor>, at: &'static Location<'static>) -> Result<Option<Tensor>> {
-        let grads: SmallVec<[&Tensor; 4]> = before.into_iter().chain(&self.grads).collect();
-        within_module(self.module, || self.leaf.sum_gradients(&grads, &Site::of(at)))
+/// Adds the gradients of each leaf, in the layout of the leaf. The redistributions of all leaves begin together, so that those of
+/// one kind are one collective.
+fn sum_gradients(leaves: &mut [LeafGradient], at: &'static Location<'static>) -> Result<()> {
+    let mut moved = Vec::new();
+    for (i, LeafGradient { leaf, grads, .. }) in leaves.iter().enumerate() {
+        let Some(layout) = leaf.common_layout(grads.len()) else { continue };
+        let other = grads.iter().enumerate().filter(|(_, grad)| grad.layout() != Some(&layout));
+        moved.extend(other.map(|(j, _)| (i, j, layout.clone())));
     }
+    // A collective for several leaves belongs to the innermost module that ran all of theirs.
+    let module = RunningModule::common(moved.iter().map(|(i, ..)| leaves[*i].module));
+    let redistributed = within_module(module, || {
+        let grads: Vec<(&Tensor, &Layout)> =
+            moved.iter().map(|(i, j, layout)| (&leaves[*i].grads[*j], layout)).collect();
+        begin_redistributions(&grads, &Site::of(at))
+    })?;
+    for ((i, j, _), grad) in moved.into_iter().zip(redistributed) {
+        leaves[i].grads[j] = grad;
+    }
+    for LeafGradient { leaf, grads, module } in leaves {
+        let sum = {
+            let given: SmallVec<[&Tensor; 4]> = grads.iter().collect();
+            within_module(*module, || leaf.sum_gradients(&given, &Site::of(at)))?
+        };
+        // A gradient that is still on its way must arrive before any leaf changes.
+        if let Some(array) = sum.as_ref().map(|sum| sum.value().part.array()).transpose()?.flatten() {
+            array.count_as(Purpose::Gradient);
+        }
+        *grads = sum.into_iter().collect();
+    }
+    Ok(())
 }
 
 /// The targets of [`grad`], and the nodes that lead to them.
@@ -386,12 +418,12 @@ impl Pass {
                         meta.shape
                     ));
                 }
-                Some(g) if g.mesh() != node.mesh() => {
+                Some(g) if g.mesh() != node.mesh_of(i) => {
                     let side = |on: Option<&DeviceMesh>| on.map_or("local".into(), ToString::to_string);
                     return wrong(format!(
                         "the gradient rule returned a tensor on {} for input {i}, which is on {}",
                         side(g.mesh()),
-                        side(node.mesh())
+                        side(node.mesh_of(i))
                     ));
                 }
                 _ => {}
@@ -437,9 +469,7 @@ impl Pass {
     /// Stores the gradients of the leaves. Computes all sums before it stores the first, so that an error changes no leaf.
     fn commit(&mut self) -> Result<()> {
         let mut leaves = std::mem::take(&mut self.leaves);
-        for leaf in &mut leaves {
-            leaf.grads = leaf.sum(None, self.at)?.into_iter().collect();
-        }
+        sum_gradients(&mut leaves, self.at)?;
         if let Some(requested) = &mut self.requested {
             for LeafGradient { leaf, grads, .. } in leaves {
                 let target = Target::of(&Link::Leaf(leaf)).expect("a leaf can be a target");

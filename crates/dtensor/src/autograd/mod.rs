@@ -16,6 +16,7 @@ mod checkpoint;
 mod mode;
 mod node;
 mod region;
+mod restore;
 mod saved;
 mod signature;
 
@@ -27,4 +28,5 @@ pub use mode::{Phase, enable_grad, no_grad};
 pub(crate) use mode::{grad_enabled, phase};
 pub use node::{Backward, Grads};
 pub(crate) use node::{Leaf, Link, Moment, Node, Recorded};
+pub(crate) use restore::{Restore, RestoreScope, restore_from};
 pub use saved::Saves;

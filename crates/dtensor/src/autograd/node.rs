@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::region::{Region, add_to_region, in_region};
+use super::restore::is_restoring;
 use super::saved::{Saved, SavedValues, Saves};
 use crate::comm::{RunningModule, Site, running_module};
 use crate::layout::Layout;
@@ -95,20 +96,23 @@ impl Leaf {
     /// Adds gradients in the layout of the leaf, whatever layouts they have, so that using the gradient needs no communication.
     /// The caller at `at` asked for these redistributions, so they do not count as implicit.
     pub(super) fn sum_gradients(&self, grads: &[&Tensor], at: &Site) -> Result<Option<Tensor>> {
-        // A partial product or extreme cannot be added shard by shard. If the leaf has such a layout, add without partial placements
-        // and redistribute the sum.
-        let additive =
-            self.layout.as_ref().filter(|layout| !is_additive(layout)).map(Layout::without_partials);
-        let common = if grads.len() > 1 { additive.as_ref().or(self.layout.as_ref()) } else { None };
+        let common = self.common_layout(grads.len());
         let mut sum: Option<Tensor> = None;
         for grad in grads {
-            let grad = redistribute_if(grad, common, at)?;
+            let grad = redistribute_if(grad, common.as_ref(), at)?;
             sum = Some(match sum {
                 Some(sum) => sum.add(&grad)?,
                 None => grad,
             });
         }
         sum.map(|sum| redistribute_if(&sum, self.layout.as_ref(), at)).transpose()
+    }
+
+    /// Returns the layout in which `count` gradients are added. A partial product or extreme cannot be added shard by shard: if the
+    /// leaf has such a layout, several gradients are added without partial placements, and their sum is redistributed.
+    pub(super) fn common_layout(&self, count: usize) -> Option<Layout> {
+        let layout = self.layout.as_ref()?;
+        Some(if count > 1 && !is_additive(layout) { layout.without_partials() } else { layout.clone() })
     }
 }
 
@@ -185,7 +189,10 @@ impl<O: Recorded> Node<O> {
         at: &'static Location<'static>,
         decision: Option<Arc<Decision>>,
     ) -> Arc<Node> {
-        let saved = SavedValues::of(op.saves(), inputs, outputs);
+        let mut saved = SavedValues::of(op.saves(), inputs, outputs);
+        if is_restoring() {
+            saved.release();
+        }
         let edges: SmallVec<[Link; 2]> = inputs.iter().map(|x| x.link().clone()).collect();
         let node: Arc<Node> = Arc::new(Node {
             moment: Moment::after(edges.iter().map(Link::moment).max()),
@@ -211,6 +218,14 @@ impl<O: Recorded + ?Sized> Node<O> {
     /// The mesh of the inputs, if they are distributed.
     pub(super) fn mesh(&self) -> Option<&DeviceMesh> {
         self.from.as_ref().map(Layout::mesh)
+    }
+
+    /// The mesh of one input. Only leaves can be on other meshes than the first input.
+    pub(super) fn mesh_of(&self, input: usize) -> Option<&DeviceMesh> {
+        match self.edges.get(input) {
+            Some(Link::Leaf(leaf)) => leaf.layout.as_ref().map(Layout::mesh),
+            _ => self.mesh(),
+        }
     }
 }
 
@@ -326,6 +341,11 @@ impl<'a> Backward<'a> {
     /// Returns true if the i-th input requires a gradient; false if there is no such input.
     pub fn needs(&self, i: usize) -> bool {
         self.node.edges.get(i).is_some_and(|edge| !matches!(edge, Link::None))
+    }
+
+    /// Returns the gradient of the i-th output, or `None` if no operator used it.
+    pub(crate) fn grad(&self, i: usize) -> Option<&Tensor> {
+        self.grads.get(i)?.as_ref()
     }
 
     /// Returns the gradient of the first output: zeros if no operator used it.

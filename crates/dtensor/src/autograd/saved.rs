@@ -5,6 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::region::Region;
+use super::restore::release;
 use crate::Tensor;
 use crate::tensor::Value;
 
@@ -75,6 +76,11 @@ impl SavedValues {
             inputs: inputs.map(|(i, x)| saves.has_input(i).then(|| x.value().clone())).collect(),
             outputs: outputs.map(|(i, y)| saves.has_output(i).then(|| y.clone())).collect(),
         }
+    }
+
+    /// Replaces the values that backward can restore by deferred ones.
+    pub(super) fn release(&mut self) {
+        self.inputs.iter_mut().chain(&mut self.outputs).flatten().for_each(release);
     }
 
     pub(super) fn input(&self, i: usize) -> Option<Value> {

@@ -1,4 +1,5 @@
-//! Debugging tools: which collectives ran and why ([`CommDebugMode`]), and pictures of layouts ([`visualize_sharding`]).
+//! Debugging tools: which collectives ran and why ([`CommDebugMode`]), pictures of layouts ([`visualize_sharding`]), and peak memory
+//! ([`record_memory`]).
 //!
 //! Nothing here communicates or changes a tensor.
 
@@ -9,4 +10,5 @@ pub use crate::autograd::Phase;
 pub use comm_mode::{
     CollectiveRecord, CommCounts, CommDebugMode, ModuleCounts, ModuleInfo, OperationRecord, TensorRecord,
 };
+pub use dtensor_array::memory::{MemoryPeaks, record as record_memory};
 pub use sharding::{ShardingMap, sharding_map, visualize_sharding};

@@ -187,6 +187,37 @@ pub(crate) fn record<R: Recorded>(op: R, x: &Tensor, value: Value) -> Tensor {
     Tensor::new(value, link)
 }
 
+/// Makes tensors of values, each of which was computed from one of `inputs`, all together. If some inputs require a gradient, `op`
+/// makes of their indices the operator of one node, whose inputs and outputs are theirs.
+#[track_caller]
+pub(crate) fn record_all<R: Recorded>(
+    op: impl FnOnce(Vec<usize>) -> R,
+    inputs: &[&Tensor],
+    values: Vec<Value>,
+) -> Vec<Tensor> {
+    let (mut tensors, mut outputs) = (Vec::with_capacity(values.len()), Vec::new());
+    let mut with_grad = Vec::new();
+    for (i, (x, value)) in inputs.iter().zip(values).enumerate() {
+        if needs_gradient(&[x]) {
+            with_grad.push(i);
+            outputs.push(value.clone());
+        }
+        tensors.push(Tensor::new(value, Link::None));
+    }
+    if with_grad.is_empty() {
+        return tensors;
+    }
+    let inputs: Vec<&Tensor> = with_grad.iter().map(|&i| inputs[i]).collect();
+    let metas = inputs.iter().map(|x| x.meta()).collect();
+    let output_metas = outputs.iter().map(Value::meta).collect();
+    let at = caller_line(Location::caller());
+    let node = Node::record(op(with_grad.clone()), &inputs, metas, &outputs, output_metas, at, None);
+    for (n, (i, value)) in with_grad.into_iter().zip(outputs).enumerate() {
+        tensors[i] = Tensor::new(value, Link::Node(node.clone(), n));
+    }
+    tensors
+}
+
 /// One evaluation of an operator. Filled in place, because moving shapes by value costs more than a small kernel.
 #[derive(Default)]
 struct Evaluation {

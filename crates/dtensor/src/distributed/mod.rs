@@ -3,6 +3,7 @@
 mod distribute;
 mod execute;
 mod from_local;
+mod gathered;
 mod redistribute;
 pub mod sharded;
 mod to_local;
@@ -10,4 +11,7 @@ mod to_local;
 pub use distribute::{distribute_tensor, distribute_tensor_from};
 pub use from_local::FromLocalOptions;
 pub(crate) use from_local::{ShardInfo, exchange};
-pub use redistribute::RedistributeOptions;
+pub use gathered::no_sync;
+pub(crate) use gathered::{GatherLayouts, GatherSpec, Gathered};
+pub(crate) use redistribute::begin_redistributions;
+pub use redistribute::{RedistributeOptions, redistribute_coalesced, redistribute_coalesced_async};

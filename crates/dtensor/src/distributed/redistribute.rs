@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use dtensor_array::kernels::cast;
+use dtensor_array::memory::Purpose;
 use dtensor_layout::{Partial, Placement, Placements, Plan, Replicate};
 
+use super::execute::begin_redistribution;
 use crate::autograd::{Backward, Grads, Recorded, grad_enabled};
 use crate::comm::Site;
 use crate::dispatch::record;
@@ -145,6 +147,32 @@ impl Tensor {
         self.redistribute_as(&to, dtype, options.backward_dtype, &Site::caller())
     }
 
+    /// Begins to [`redistribute`](Tensor::redistribute) this tensor, and returns the result without waiting for it. The first use of
+    /// its values waits.
+    ///
+    /// All ranks of the mesh must call this, and all must use the result. Other work can run in between.
+    ///
+    /// ```
+    /// use dtensor::comm::launch;
+    /// use dtensor::{DType, DeviceMesh, Replicate, Shard, Tensor, distribute_tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// launch(2, |world| {
+    ///     let mesh = DeviceMesh::new(&world, [2], "tp")?;
+    ///     let x = distribute_tensor(&Tensor::arange(0, 3, 1, DType::F32)?, &mesh, [Shard(0)])?;
+    ///     let full = x.redistribute_async([Replicate])?;
+    ///     let squares = x.mul(&x)?; // runs while the shards of `x` are on their way
+    ///     assert_eq!(full.to_local()?.to_vec::<f32>()?, [0., 1., 2.]); // waits
+    ///     assert_eq!(squares.placements(), [Shard(0)]);
+    ///     Ok(())
+    /// })?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn redistribute_async(&self, placements: impl Into<Placements>) -> Result<Tensor> {
+        Ok(redistribute_coalesced_async(&[(self, placements.into())])?.remove(0))
+    }
+
     /// Returns the plan that [`redistribute`](Tensor::redistribute) would run, without running it. Its `Display` explains the steps.
     ///
     /// ```
@@ -202,8 +230,8 @@ impl Tensor {
         let Value { part, layout } = self.value();
         let part = match part {
             _ if self.dtype() == dtype => part.clone(),
-            LocalTensor::Array(local) => LocalTensor::Array(cast::cast(local, dtype)?),
             LocalTensor::Meta(meta) => LocalTensor::of_meta(meta.shape.clone(), dtype),
+            _ => LocalTensor::Array(cast::cast(self.local_array(OP)?, dtype)?),
         };
         Ok(Value { part, layout: layout.clone() })
     }
@@ -216,6 +244,76 @@ impl Tensor {
         }
         Ok(record(CastShards, self, self.cast_value(dtype)?))
     }
+}
+
+/// Redistributes several tensors, each to its own placements, with few collectives: those of one kind along the same mesh dims and
+/// of one dtype are one. Otherwise like [`Tensor::redistribute`]. The tensors may be on different meshes.
+///
+/// ```
+/// use dtensor::comm::{launch, record};
+/// use dtensor::{DType, DeviceMesh, Replicate, Shard, redistribute_coalesced, sharded};
+/// # fn main() -> dtensor::Result<()> {
+/// launch(2, |world| {
+///     let mesh = DeviceMesh::new(&world, [2], "dp")?;
+///     let weight = sharded::ones([4, 3], DType::F32, &mesh, [Shard(0)])?;
+///     let bias = sharded::ones([5], DType::F32, &mesh, [Shard(0)])?;
+///     let gather = || redistribute_coalesced(&[(&weight, [Replicate].into()), (&bias, [Replicate].into())]);
+///     let (gathered, calls) = record(gather);
+///     assert_eq!(gathered?[1].to_local()?.to_vec::<f32>()?, [1.; 5]);
+///     assert_eq!(calls.len(), 1);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[track_caller]
+pub fn redistribute_coalesced(tensors: &[(&Tensor, Placements)]) -> Result<Vec<Tensor>> {
+    let results = redistribute_coalesced_async(tensors)?;
+    for result in &results {
+        result.value().part.array()?;
+    }
+    Ok(results)
+}
+
+/// Begins a [`redistribute_coalesced`]. The first use of a result waits, as in [`Tensor::redistribute_async`].
+#[track_caller]
+pub fn redistribute_coalesced_async(tensors: &[(&Tensor, Placements)]) -> Result<Vec<Tensor>> {
+    let layout = |(x, placements): &(&Tensor, Placements)| {
+        let from = x.expect_layout(OP)?;
+        Layout::checked(OP, from.mesh(), placements.clone(), from.shape().clone())
+    };
+    let layouts: Vec<Layout> = tensors.iter().map(layout).collect::<Result<_>>()?;
+    let tensors: Vec<(&Tensor, &Layout)> = tensors.iter().map(|(x, _)| *x).zip(&layouts).collect();
+    begin_redistributions(&tensors, &Site::caller())
+}
+
+/// Begins to redistribute tensors, each to a layout on an equal mesh. A tensor that has its layout already is returned as it is.
+#[track_caller]
+pub(crate) fn begin_redistributions(tensors: &[(&Tensor, &Layout)], at: &Site) -> Result<Vec<Tensor>> {
+    let (mut moved, mut shards) = (Vec::new(), Vec::new());
+    let mut grad = false;
+    for (i, (x, to)) in tensors.iter().enumerate() {
+        let from = x.expect_layout(OP)?;
+        if from.mesh() != to.mesh() || from.shape() != to.shape() {
+            return Err(Layout::mismatch(OP, Some(from), Some(to)));
+        }
+        let to = to.on(from.mesh());
+        if !Arc::ptr_eq(from.spec(), to.spec()) {
+            let plan = from.mesh().planner().plan(from.spec(), to.spec(), x.dtype());
+            grad |= x.requires_grad() && grad_enabled();
+            moved.push(i);
+            shards.push((x.value().part.clone(), plan, to));
+        }
+    }
+    let parts = begin_redistribution(&shards, Purpose::Other, grad, at)?;
+    let mut results: Vec<Tensor> = tensors.iter().map(|(x, _)| (*x).clone()).collect();
+    for ((i, part), (_, _, to)) in moved.into_iter().zip(parts).zip(shards) {
+        let x = tensors[i].0;
+        let from = x.expect_layout(OP)?.clone();
+        let value = Value { part, layout: Some(to) };
+        results[i] = record(Redistribute { from, backward_dtype: None, at: at.clone() }, x, value);
+    }
+    Ok(results)
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! `Base`: the hooks and the training mode of a module.
 
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 
@@ -93,7 +94,7 @@ pub struct Base {
     pub(super) state: Arc<BaseState>,
 }
 
-pub(super) struct BaseState {
+pub(crate) struct BaseState {
     training: AtomicBool,
     has_hooks: AtomicBool,
     hooks: RwLock<Hooks>,
@@ -102,9 +103,13 @@ pub(super) struct BaseState {
     pub(super) owner: Owner,
 }
 
+/// Opens a scope in which `forward` of the module runs, with its hooks. The scope ends when the returned value is dropped.
+pub(crate) type ScopeHook = Arc<dyn Fn(&dyn Module) -> Result<Box<dyn Any>> + Send + Sync>;
+
 /// The hooks of one module, in the order of registration.
 #[derive(Clone, Default)]
 pub(super) struct Hooks {
+    pub(super) scope: Option<ScopeHook>,
     pub(super) before: Vec<(u64, PreHook)>,
     pub(super) after: Vec<(u64, Hook)>,
 }
@@ -135,7 +140,8 @@ impl BaseState {
     fn update_hooks(&self, update: impl FnOnce(&mut Hooks)) {
         let mut hooks = self.hooks.write();
         update(&mut hooks);
-        self.has_hooks.store(!(hooks.before.is_empty() && hooks.after.is_empty()), Ordering::Release);
+        let none = hooks.scope.is_none() && hooks.before.is_empty() && hooks.after.is_empty();
+        self.has_hooks.store(!none, Ordering::Release);
     }
 }
 
@@ -165,6 +171,16 @@ impl Base {
         let handle = HookHandle::new(self);
         self.state.update_hooks(|hooks| hooks.after.push((handle.id, Arc::new(hook))));
         handle
+    }
+
+    /// Sets the scope in which every later `forward` runs. A module has at most one.
+    pub(crate) fn set_scope(&self, scope: ScopeHook) {
+        self.state.update_hooks(|hooks| hooks.scope = Some(scope));
+    }
+
+    /// Returns true if `forward` runs in a scope.
+    pub(crate) fn has_scope(&self) -> bool {
+        self.state.hooks.read().scope.is_some()
     }
 
     /// Returns true in training mode.
@@ -204,6 +220,16 @@ impl Base {
     /// Returns true if both are the base of one module.
     pub fn is(&self, other: &Base) -> bool {
         Arc::ptr_eq(&self.state, &other.state)
+    }
+
+    /// Returns a handle that does not keep the module's state alive.
+    pub(crate) fn downgrade(&self) -> Weak<BaseState> {
+        Arc::downgrade(&self.state)
+    }
+
+    /// Returns true if the handle is of this base.
+    pub(crate) fn is_state(&self, state: &Weak<BaseState>) -> bool {
+        std::ptr::eq(Arc::as_ptr(&self.state), state.as_ptr())
     }
 
     pub(crate) fn address(&self) -> usize {

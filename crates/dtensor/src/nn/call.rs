@@ -1,6 +1,8 @@
 //! The code around a module's `forward`: hooks and listeners. `#[forward]` generates the calls.
 #![allow(missing_docs)]
 
+use std::any::Any;
+use std::cell::OnceCell;
 use std::marker::PhantomData;
 use std::panic::Location;
 
@@ -16,6 +18,8 @@ pub struct HookedCall<'m> {
     module: &'m dyn Module,
     hooks: Hooks,
     at: &'static Location<'static>,
+    /// The module's scope, once it is open.
+    scope: OnceCell<Box<dyn Any>>,
     _running: Option<RunningGuard>,
 }
 
@@ -29,13 +33,18 @@ pub fn begin_call<M: Module>(module: &M) -> Option<HookedCall<'_>> {
         module,
         hooks: module.base().and_then(Base::hooks).unwrap_or_default(),
         at: caller_line(Location::caller()),
+        scope: OnceCell::new(),
         _running: RunningGuard::enter(module),
     })
 }
 
 impl HookedCall<'_> {
-    /// Runs the pre-hooks on the inputs.
+    /// Opens the module's scope and runs the pre-hooks on the inputs.
     pub fn before(&self, mut inputs: Inputs) -> Result<Inputs> {
+        if let Some(open) = &self.hooks.scope {
+            let scope = self.locate(with_caller_line(self.at, || open(self.module)))?;
+            self.scope.get_or_init(|| scope);
+        }
         let expected = inputs.len();
         for (_, hook) in &self.hooks.before {
             inputs = self.locate(with_caller_line(self.at, || hook(self.module, inputs)))?;

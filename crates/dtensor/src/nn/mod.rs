@@ -52,6 +52,7 @@ mod module;
 mod norm;
 mod parameter;
 mod sequential;
+mod stand_in;
 mod state;
 mod track;
 mod undo;
@@ -60,6 +61,7 @@ mod walk;
 pub use activations::{Gelu, Identity, Relu, Silu};
 pub use argument::{Argument, Inputs, Outputs, Passed, Returned, Which};
 pub use attention::MultiHeadAttention;
+pub(crate) use base::BaseState;
 pub use base::{Base, Hook, HookHandle, PreHook};
 pub use buffer::Buffer;
 pub(crate) use containers::LIST;
@@ -158,10 +160,12 @@ pub use module::{Module, downcast};
 pub use norm::{LayerNorm, RmsNorm};
 pub use parameter::Parameter;
 pub use sequential::Sequential;
+pub(crate) use stand_in::{StandInGuard, StandIns, enter_stand_ins};
 pub use state::{IncompatibleKeys, StateDict};
 pub(crate) use state::{fit_to, mismatch};
 pub(crate) use track::{ModuleEntered, with_module_listener};
 pub(crate) use undo::all_or_nothing;
+pub(crate) use walk::Node;
 pub use walk::Walk;
 
 /// Items that the derive macros generate calls to.

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use dtensor_array::memory::Purpose;
 use parking_lot::RwLock;
 
+use super::stand_in::stand_in;
 use crate::comm::Site;
 use crate::owner::Owner;
 use crate::{DType, Result, Shape, Tensor, no_grad, on_device};
@@ -40,6 +42,7 @@ pub(super) struct Cell {
 
 impl Cell {
     fn new(tensor: Tensor, rule: Option<Rule>) -> Arc<Self> {
+        tensor.value().part.count_as(Purpose::Parameter);
         Arc::new(Cell { tensor: RwLock::new(tensor), rule, owner: Owner::default() })
     }
 }
@@ -84,7 +87,7 @@ impl Parameter {
     #[track_caller]
     pub(super) fn initial_value(&self) -> Result<Option<Tensor>> {
         let Some(rule) = &self.cell.rule else { return Ok(None) };
-        let before = self.get().detach();
+        let before = self.leaf().detach();
         let value = no_grad(|| on_device(before.device(), || rule(&before)))?;
         fit_value(&before, "an initial value has the shape of its parameter", &value).map(Some)
     }
@@ -99,8 +102,14 @@ impl Parameter {
         Parameter { cell: Cell::new(value.detach(), None) }
     }
 
-    /// Returns the current tensor: the leaf whose gradient is accumulated.
+    /// Returns the current tensor: the leaf whose gradient is accumulated. While a [fully sharded](crate::parallel::fully_shard)
+    /// module runs, this is the gathered tensor.
     pub fn get(&self) -> Tensor {
+        stand_in(self).unwrap_or_else(|| self.leaf())
+    }
+
+    /// Returns the leaf, even while a gathered tensor stands in for it.
+    pub(crate) fn leaf(&self) -> Tensor {
         self.cell.tensor.read().clone()
     }
 
@@ -121,6 +130,7 @@ impl Parameter {
         self.check_owner("set")?;
         let mut cell = self.cell.tensor.write();
         let value = fit_value(&cell, "a parameter keeps its shape", value)?;
+        value.value().part.count_as(Purpose::Parameter);
         *cell = cell.with_value(value.value().clone());
         Ok(())
     }
@@ -130,7 +140,7 @@ impl Parameter {
     #[track_caller]
     pub(super) fn set_initial(&self, like: &Tensor, value: &Tensor) -> Result<()> {
         let value = fit_value(like, "a parameter keeps its shape", value)?;
-        if self.get().device() == value.device() { self.set(&value) } else { self.replace(&value) }
+        if self.leaf().device() == value.device() { self.set(&value) } else { self.replace(&value) }
     }
 
     /// Replaces the tensor by one of any shape, dtype, device and layout, and clears the gradient. `requires_grad` is
@@ -138,6 +148,7 @@ impl Parameter {
     pub fn replace(&self, value: &Tensor) -> Result<()> {
         self.check_owner("replace")?;
         let mut cell = self.cell.tensor.write();
+        value.value().part.count_as(Purpose::Parameter);
         *cell = value.detach().requires_grad_(cell.requires_grad())?;
         Ok(())
     }
@@ -149,7 +160,7 @@ impl Parameter {
 
     /// Casts the value and the gradient.
     pub(super) fn cast(&self, dtype: DType) -> Result<()> {
-        let before = self.get();
+        let before = self.leaf();
         if before.dtype() == dtype {
             return Ok(());
         }
@@ -177,7 +188,7 @@ impl Parameter {
     /// Replaces the value by `rule(value, gradient)`, without recording. Does nothing if there is no gradient.
     pub fn update(&self, rule: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>) -> Result<()> {
         let Some(grad) = self.grad() else { return Ok(()) };
-        let value = no_grad(|| rule(&self.get().detach(), &grad))?;
+        let value = no_grad(|| rule(&self.leaf().detach(), &grad))?;
         self.set(&value)
     }
 
@@ -206,7 +217,7 @@ impl Parameter {
     }
 
     pub(super) fn copy_cell(&self) -> Cell {
-        let tensor = self.get();
+        let tensor = self.leaf();
         let copy = tensor.detach().requires_grad_(tensor.requires_grad());
         let copy = copy.expect("a parameter is of a floating-point dtype");
         if let Some(grad) = tensor.grad() {
@@ -236,7 +247,7 @@ pub(super) fn fit_value(old: &Tensor, why: &'static str, value: &Tensor) -> Resu
 
 impl fmt::Debug for Parameter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let tensor = self.get();
+        let tensor = self.leaf();
         write!(f, "Parameter({} {})", tensor.dtype(), tensor.shape())
     }
 }

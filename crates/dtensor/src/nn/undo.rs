@@ -24,7 +24,7 @@ impl ModuleBackup {
                 _ => {}
             }
             match found.node {
-                Node::Parameter(parameter) => backup.parameters.push((parameter.clone(), parameter.get())),
+                Node::Parameter(parameter) => backup.parameters.push((parameter.clone(), parameter.leaf())),
                 Node::Buffer(buffer) => backup.buffers.push((buffer.clone(), buffer.get())),
                 Node::Base(base) => {
                     backup.bases.push((

@@ -144,7 +144,7 @@ fn with_grads<'a>(op: &'static str, parameters: &'a [Parameter]) -> Result<Vec<&
 /// Changes this rank's shards of the gradients, in place if their memory is not shared.
 fn change_grads(parameters: &[&Parameter], f: impl Fn(&mut Array) -> Result<()>) -> Result<()> {
     for parameter in parameters {
-        parameter.change_grad(|grad| grad.local_array_mut().map_or(Ok(()), &f))?;
+        parameter.change_grad(|grad| grad.local_array_mut()?.map_or(Ok(()), &f))?;
     }
     Ok(())
 }

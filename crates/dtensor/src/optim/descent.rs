@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
+use dtensor_array::memory::Purpose;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
@@ -158,13 +159,16 @@ impl Member {
         parameter.change(|value, grad| {
             let fresh = state.slots.len() < options.slots();
             while state.slots.len() < options.slots() {
-                state.slots.push(value.zeros_like()?);
+                let slot = value.zeros_like()?;
+                slot.value().part.count_as(Purpose::OptimizerState);
+                state.slots.push(slot);
             }
             state.count += 1;
             // A value without memory (on the meta device) has only its state created and its steps counted.
-            let Some(value) = value.local_array_mut() else { return Ok(()) };
+            let Some(value) = value.local_array_mut()? else { return Ok(()) };
+            let slots = state.slots[..options.slots()].iter_mut();
             let mut slots: SmallVec<[_; 3]> =
-                state.slots[..options.slots()].iter_mut().filter_map(Tensor::local_array_mut).collect();
+                slots.filter_map(|slot| slot.local_array_mut().transpose()).collect::<Result<_>>()?;
             let grad = grad.local_array(O::NAME)?;
             options.update(UpdateArgs { lr, count: state.count, fresh, value, grad, state: &mut slots })
         })

@@ -289,7 +289,7 @@ fn local_shard(x: &Tensor) -> Result<Tensor> {
 /// Returns a tensor with the layout of `like` and another local tensor.
 fn with_layout_of(like: &Tensor, shard: &Tensor) -> Result<Tensor> {
     let mut tensor = like.detach();
-    if let Some(own) = tensor.local_array_mut() {
+    if let Some(own) = tensor.local_array_mut()? {
         *own = shard.local(OP)?.clone();
     }
     Ok(tensor)

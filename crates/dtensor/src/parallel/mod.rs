@@ -70,6 +70,7 @@
 mod colwise;
 mod data_parallel;
 mod distribute;
+mod fully_shard;
 mod functions;
 mod hooks;
 mod layouts;
@@ -85,11 +86,13 @@ mod rowwise;
 mod sequence;
 mod style;
 
+pub use crate::distributed::no_sync;
 pub use crate::ops::loss_parallel;
 pub use crate::plan;
 pub use colwise::ColwiseParallel;
 pub use data_parallel::{DataParallel, DataParallelOptions};
 pub use distribute::distribute_module;
+pub use fully_shard::{FullyShardOptions, MixedPrecision, ShardDim, fully_shard};
 pub use functions::{DistributeModule, NewInputs};
 pub use layouts::{Layouts, NamedLayouts};
 pub use local_map::{

@@ -369,13 +369,19 @@ impl Tensor {
     }
 
     /// Creates a tensor of this tensor's shape, dtype and layout on `device`, to be overwritten. Until then it is
-    /// filled with zeros.
+    /// filled with zeros, which take no memory.
     pub fn empty_like(&self, device: Device) -> Result<Tensor> {
         let meta = Meta { device, ..self.meta() };
-        match self.layout() {
-            None => Tensor::full_of(&meta, 0),
-            Some(layout) => Tensor::full_on(layout, &meta, 0),
-        }
+        let shape = self.layout().map_or(&meta.shape, |layout| layout.local_shape());
+        let zero = Tensor::full_of(&Meta { shape: Shape::from([]), ..meta.clone() }, 0)?;
+        let part = match zero.value().part.array()? {
+            Some(zero) => {
+                check_allocation("empty_like", shape, meta.dtype)?;
+                LocalTensor::Array(zero.expand(shape)?)
+            }
+            None => LocalTensor::of_meta(shape.clone(), meta.dtype),
+        };
+        Ok(Tensor::new(Value { part, layout: self.layout().cloned() }, Link::None))
     }
 }
 

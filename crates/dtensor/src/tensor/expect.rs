@@ -16,7 +16,7 @@ impl Tensor {
     pub(crate) fn local_array(&self, op: &'static str) -> Result<&Array> {
         match &self.value.part {
             LocalTensor::Array(local) => Ok(local),
-            LocalTensor::Meta(_) => Err(Error::NoValue { op }),
+            other => other.array()?.ok_or(Error::NoValue { op }),
         }
     }
 

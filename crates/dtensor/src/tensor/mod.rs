@@ -1,6 +1,7 @@
 //! [`Tensor`]: an array with a shape and a dtype, and, if it requires a gradient, a node of the autograd graph.
 
 mod construct;
+mod deferred;
 mod display;
 mod expect;
 mod operand;
@@ -10,8 +11,10 @@ use std::sync::Arc;
 
 pub(crate) use construct::default_device;
 pub use construct::on_device;
+pub(crate) use deferred::Deferred;
 pub use operand::Operand;
 
+use dtensor_array::memory::Purpose;
 use dtensor_array::shape::Dim;
 use dtensor_array::{Array, DType, Device, Meta, Shape};
 
@@ -55,11 +58,12 @@ pub(crate) struct Value {
     pub(crate) layout: Option<Layout>,
 }
 
-/// The local tensor of this rank: elements, or only shape and dtype on [`Device::Meta`].
+/// The local tensor of this rank: elements, now or at the first use, or only shape and dtype on [`Device::Meta`].
 #[derive(Clone)]
 pub(crate) enum LocalTensor {
     Array(Array),
     Meta(Arc<Meta>),
+    Deferred(Arc<Deferred>),
 }
 
 impl LocalTensor {
@@ -67,6 +71,24 @@ impl LocalTensor {
         match self {
             LocalTensor::Array(local) => local.dims(),
             LocalTensor::Meta(meta) => &meta.shape,
+            LocalTensor::Deferred(deferred) => &deferred.meta().shape,
+        }
+    }
+
+    /// Returns the elements, or `None` on the meta device. Computes them if they are deferred.
+    #[inline]
+    pub(crate) fn array(&self) -> Result<Option<&Array>> {
+        match self {
+            LocalTensor::Array(local) => Ok(Some(local)),
+            LocalTensor::Meta(_) => Ok(None),
+            LocalTensor::Deferred(deferred) => deferred.array().map(Some),
+        }
+    }
+
+    /// Sets what the memory is [counted](crate::debug::record_memory) as.
+    pub(crate) fn count_as(&self, purpose: Purpose) {
+        if let LocalTensor::Array(local) = self {
+            local.count_as(purpose);
         }
     }
 
@@ -74,6 +96,7 @@ impl LocalTensor {
         match self {
             LocalTensor::Array(local) => local.meta(),
             LocalTensor::Meta(meta) => Meta::clone(meta),
+            LocalTensor::Deferred(deferred) => deferred.meta().clone(),
         }
     }
 
@@ -131,17 +154,21 @@ impl Tensor {
         match (&self.value.part, &other.value.part) {
             (LocalTensor::Array(a), LocalTensor::Array(b)) => a.is_same(b),
             (LocalTensor::Meta(a), LocalTensor::Meta(b)) => Arc::ptr_eq(a, b),
+            (LocalTensor::Deferred(a), LocalTensor::Deferred(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
 
     /// Returns the local array for in-place changes, or `None` for a meta tensor. Other holders of the tensor do
     /// not see the changes.
-    pub(crate) fn local_array_mut(&mut self) -> Option<&mut Array> {
-        match &mut self.value.part {
-            LocalTensor::Array(local) => Some(local),
-            LocalTensor::Meta(_) => None,
+    pub(crate) fn local_array_mut(&mut self) -> Result<Option<&mut Array>> {
+        if let LocalTensor::Deferred(deferred) = &self.value.part {
+            self.value.part = LocalTensor::Array(deferred.array()?.clone());
         }
+        Ok(match &mut self.value.part {
+            LocalTensor::Array(local) => Some(local),
+            _ => None,
+        })
     }
 
     /// Returns the layout (mesh, placements and global shape), or `None` if the tensor is not distributed.
@@ -220,6 +247,7 @@ impl Tensor {
         match &self.value.part {
             LocalTensor::Array(local) => local.dtype(),
             LocalTensor::Meta(meta) => meta.dtype,
+            LocalTensor::Deferred(deferred) => deferred.meta().dtype,
         }
     }
 
@@ -228,6 +256,7 @@ impl Tensor {
         match &self.value.part {
             LocalTensor::Array(_) => Device::Cpu,
             LocalTensor::Meta(meta) => meta.device,
+            LocalTensor::Deferred(deferred) => deferred.meta().device,
         }
     }
 
@@ -244,9 +273,9 @@ impl Tensor {
     /// Returns true if the elements (of a distributed tensor: those of this rank) are contiguous in row-major
     /// order. Always true for meta tensors.
     pub fn is_contiguous(&self) -> bool {
-        match &self.value.part {
-            LocalTensor::Array(local) => local.is_contiguous(),
-            LocalTensor::Meta(_) => true,
+        match self.value.part.array() {
+            Ok(Some(local)) => local.is_contiguous(),
+            _ => true,
         }
     }
 
