@@ -15,6 +15,7 @@ mod ranks;
 mod redistribute;
 mod row;
 mod scaling;
+mod shards;
 mod startup;
 mod timing;
 mod train;
@@ -82,6 +83,10 @@ pub(crate) enum Workload {
     Memory(memory::Options),
     /// Strong scaling of training over threads; dispatch and planning on simulated meshes of up to thousands of ranks.
     Scaling(scaling::Options),
+    /// The memory of a rank when a transformer is fully sharded: peak bytes by purpose, counted by the library.
+    ///
+    /// A row is the largest of the ranks. Ranks are threads, which share one copy of what is gathered.
+    Shards(shards::Options),
     /// Planning of redistributions, on one rank of a simulated mesh.
     Plan(plan::Options),
 }
@@ -121,13 +126,13 @@ impl Workload {
             Workload::Startup(options) => (!options.serve).then_some(&options.common.only),
             Workload::Memory(options) => Some(&options.common.only),
             Workload::Scaling(options) => Some(&options.only),
-            Workload::Plan(_) => None,
+            Workload::Plan(_) | Workload::Shards(_) => None,
         }
         .map(String::as_str)
     }
 }
 
-/// Measures a workload, passes its rows to `sink`, and returns their number. `plan` prints its own kind of rows instead.
+/// Measures a workload, passes its rows to `sink`, and returns their number. `plan` and `shards` print their own kinds of rows instead.
 fn measure(workload: &Workload, sink: row::Sink<'_>) -> Result<usize, Box<dyn Error>> {
     let mut rows = 0;
     let sink: row::Sink<'_> = &mut |row| {
@@ -144,6 +149,7 @@ fn measure(workload: &Workload, sink: row::Sink<'_>) -> Result<usize, Box<dyn Er
         Workload::Startup(options) => startup::run(options, sink),
         Workload::Memory(options) => memory::run(options, sink),
         Workload::Scaling(options) => scaling::run(options, sink),
+        Workload::Shards(options) => shards::run(options),
         Workload::Plan(options) => plan::run(options),
     }?;
     Ok(rows)

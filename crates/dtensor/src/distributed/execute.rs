@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::comm::{Arrays, Collective, Group, Pending, Site};
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
-use crate::tensor::{Deferred, LocalTensor};
+use crate::tensor::LocalTensor;
 use crate::{Error, Result};
 
 impl LocalTensor {
@@ -60,7 +60,7 @@ pub(crate) fn begin_redistribution(
         match route {
             Some(route) => {
                 let begun = begun.clone();
-                Deferred::new(meta, move || begun.result(route))
+                LocalTensor::deferred(meta, move || begun.result(route))
             }
             None => LocalTensor::of_meta(meta.shape, meta.dtype),
         }

@@ -19,7 +19,7 @@ use crate::autograd::{Backward, Grads, Recorded, Restore, grad_enabled};
 use crate::comm::Site;
 use crate::dispatch::record_all;
 use crate::layout::Layout;
-use crate::tensor::{Deferred, LocalTensor, Value};
+use crate::tensor::{LocalTensor, Value};
 use crate::{Error, Result, Tensor};
 
 const OP: &str = "fully_shard";
@@ -199,7 +199,7 @@ impl Gathered {
         }
         let gathered = self.clone();
         let meta = Meta { shape, dtype, device: self.tensors[i].device() };
-        Deferred::new(meta, move || gathered.array(i))
+        LocalTensor::deferred(meta, move || gathered.array(i))
     }
 
     /// Returns a gathered array. Gathers again if they are freed, and begins the gather that backward needs next.
@@ -254,7 +254,7 @@ impl Restore for Gathered {
         drop(parts);
         let (shape, strides, offset) = (view.shape().clone(), view.strides().to_vec(), view.offset());
         let meta = view.meta();
-        Some(Deferred::new(meta, move || self.array(i)?.as_strided(&shape, &strides, offset)))
+        Some(LocalTensor::deferred(meta, move || self.array(i)?.as_strided(&shape, &strides, offset)))
     }
 }
 
@@ -337,7 +337,7 @@ fn cast_part_later(part: LocalTensor, dtype: DType) -> LocalTensor {
     match part {
         part if meta.dtype == dtype => part,
         LocalTensor::Meta(_) => LocalTensor::of_meta(meta.shape, dtype),
-        part => Deferred::new(Meta { dtype, ..meta }, move || match part.array()? {
+        part => LocalTensor::deferred(Meta { dtype, ..meta }, move || match part.array()? {
             Some(array) => cast::cast(array, dtype),
             None => Err(Error::NoValue { op: OP }),
         }),

@@ -20,16 +20,21 @@ pub(crate) struct Deferred {
     result: OnceLock<Result<Array>>,
 }
 
-impl Deferred {
+impl LocalTensor {
     /// Creates a local tensor of this shape and dtype. `compute` runs at most once, on the thread that first uses the tensor.
-    pub(crate) fn new(meta: Meta, compute: impl FnOnce() -> Result<Array> + Send + 'static) -> LocalTensor {
+    pub(crate) fn deferred(
+        meta: Meta,
+        compute: impl FnOnce() -> Result<Array> + Send + 'static,
+    ) -> LocalTensor {
         LocalTensor::Deferred(Arc::new(Deferred {
             meta,
             compute: Mutex::new(Some(Box::new(compute))),
             result: OnceLock::new(),
         }))
     }
+}
 
+impl Deferred {
     pub(crate) fn meta(&self) -> &Meta {
         &self.meta
     }

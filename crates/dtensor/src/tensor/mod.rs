@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 pub(crate) use construct::default_device;
 pub use construct::on_device;
-pub(crate) use deferred::Deferred;
+use deferred::Deferred;
 pub use operand::Operand;
 
 use dtensor_array::memory::Purpose;

@@ -472,7 +472,7 @@ fn ranks_that_use_different_modules_get_an_error() {
             model.layers[1].net1.weight.get().full_tensor()
         },
         |_, result| {
-            let error = result.err().expect("the ranks disagree").to_string();
+            let error = result.expect_err("the ranks disagree").to_string();
             assert!(error.contains("coalesced") && error.contains("laws_fully_sharded.rs"), "{error}");
         },
     );

@@ -4,4 +4,5 @@
 mod check;
 mod convert;
 mod distribute;
+mod together;
 mod triangle;
