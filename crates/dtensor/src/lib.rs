@@ -113,6 +113,7 @@ extern crate self as dtensor;
 mod autograd;
 #[cfg(feature = "candle")]
 mod candle;
+pub mod checkpoint;
 mod collectives;
 pub mod comm;
 pub mod debug;

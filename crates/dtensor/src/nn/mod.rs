@@ -162,7 +162,7 @@ pub use parameter::Parameter;
 pub use sequential::Sequential;
 pub(crate) use stand_in::{StandInGuard, StandIns, enter_stand_ins};
 pub use state::{IncompatibleKeys, StateDict};
-pub(crate) use state::{fit_to, mismatch};
+pub(crate) use state::{StateEntry, fit_to, mismatch, state_entries};
 pub(crate) use track::{ModuleEntered, with_module_listener};
 pub(crate) use undo::all_or_nothing;
 pub(crate) use walk::Node;

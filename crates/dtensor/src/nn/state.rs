@@ -46,16 +46,53 @@ pub struct IncompatibleKeys {
 }
 
 /// A parameter or buffer that is part of the state dict.
-enum StateEntry<'a> {
+pub(crate) enum StateEntry<'a> {
     Parameter(&'a Parameter),
     Buffer(&'a Buffer),
 }
 
 impl StateEntry<'_> {
-    fn get(&self) -> Tensor {
+    /// Returns the current tensor: of a parameter, the leaf.
+    pub(crate) fn get(&self) -> Tensor {
         match self {
-            StateEntry::Parameter(parameter) => parameter.get(),
+            StateEntry::Parameter(parameter) => parameter.leaf(),
             StateEntry::Buffer(buffer) => buffer.get(),
+        }
+    }
+
+    /// Returns the address of the cell, which tied weights share.
+    pub(crate) fn address(&self) -> usize {
+        match self {
+            StateEntry::Parameter(parameter) => parameter.address(),
+            StateEntry::Buffer(buffer) => buffer.address(),
+        }
+    }
+
+    /// Sets a value of the same shape, dtype and layout. A tensor on the meta device is replaced by it.
+    pub(crate) fn load(&self, value: &Tensor) -> Result<()> {
+        match self {
+            StateEntry::Parameter(parameter) if self.get().is_meta() => parameter.replace(value),
+            StateEntry::Buffer(buffer) if self.get().is_meta() => {
+                buffer.replace(value);
+                Ok(())
+            }
+            _ => self.set(value),
+        }
+    }
+
+    /// Restores an earlier tensor, with its gradient.
+    pub(crate) fn restore(&self, tensor: Tensor) {
+        match self {
+            StateEntry::Parameter(parameter) => parameter.restore(tensor),
+            StateEntry::Buffer(buffer) => buffer.replace(&tensor),
+        }
+    }
+
+    /// Returns an error if this rank may not change the tensor, because another one created it.
+    pub(crate) fn check_owner(&self, op: &'static str) -> Result<()> {
+        match self {
+            StateEntry::Parameter(parameter) => parameter.check_owner(op),
+            StateEntry::Buffer(_) => Ok(()),
         }
     }
 
@@ -67,7 +104,8 @@ impl StateEntry<'_> {
     }
 }
 
-fn state_entries<M: Module + ?Sized>(module: &M) -> Vec<(String, StateEntry<'_>)> {
+/// Lists the parameters and persistent buffers of a module by path. A shared tensor is listed under all its paths.
+pub(crate) fn state_entries<M: Module + ?Sized>(module: &M) -> Vec<(String, StateEntry<'_>)> {
     let entry = |node| match node {
         Node::Parameter(parameter) => Some(StateEntry::Parameter(parameter)),
         Node::Buffer(buffer) if buffer.is_persistent() => Some(StateEntry::Buffer(buffer)),
@@ -77,7 +115,7 @@ fn state_entries<M: Module + ?Sized>(module: &M) -> Vec<(String, StateEntry<'_>)
     found.filter_map(|found| Some((found.path, entry(found.node)?))).collect()
 }
 
-/// Returns the values of all parameters and persistent buffers. A shared tensor is listed under all its paths.
+/// Returns the values of all parameters and persistent buffers.
 pub(super) fn read<M: Module + ?Sized>(module: &M) -> StateDict {
     state_entries(module).into_iter().map(|(path, place)| (path, place.get().detach())).collect()
 }

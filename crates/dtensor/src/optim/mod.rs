@@ -40,6 +40,7 @@ pub use clip::{ClipOptions, clip_grad_norm, clip_grad_value, grad_norm};
 pub use descent::Descent;
 pub use schedule::Schedule;
 pub use sgd::{Sgd, SgdOptions};
+pub(crate) use state::parameter_of_key;
 
 use crate::nn::{Parameter, StateDict};
 use crate::{Error, Result, Tensor};

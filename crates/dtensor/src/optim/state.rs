@@ -25,6 +25,12 @@ fn state_key(number: usize, name: &str) -> String {
     format!("state.{number}.{name}")
 }
 
+/// Returns the number of the parameter that a key's tensor is state of, if it has the parameter's shape.
+pub(crate) fn parameter_of_key(key: &str) -> Option<usize> {
+    let (number, name) = key.strip_prefix("state.")?.split_once('.')?;
+    if name == STEP { None } else { number.parse().ok() }
+}
+
 pub(super) fn read<O: Update>(groups: &Groups<O>) -> StateDict {
     let mut state = StateDict::new();
     let mut put = |key: String, value: Result<Tensor>| {
