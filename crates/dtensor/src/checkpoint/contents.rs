@@ -74,6 +74,7 @@ struct Announcement {
     id: String,
     values: BTreeMap<String, Value>,
     generator: Option<GeneratorState>,
+    parts: Vec<String>,
     tied: BTreeMap<String, BTreeMap<String, String>>,
     tensors: Vec<Announced>,
 }
@@ -197,13 +198,9 @@ impl<'a> Checkpoint<'a> {
         let generators = states.map(|states| SavedGenerators { mesh: ranks.mesh.clone(), states });
         let extras = Extras { values: first.values.clone(), generators };
         let staging = Staging::new(path, first.id.clone());
-        let job = Job::new(
-            staging,
-            &plan,
-            &held,
-            (ranks.rank(), all.len()),
-            self.file_bytes.unwrap_or(FILE_BYTES),
-        )?;
+        let parts = all.iter().flat_map(|rank| &rank.parts).map(String::as_str);
+        let most = self.file_bytes.unwrap_or(FILE_BYTES);
+        let job = Job::new(staging, &plan, parts, &held, (ranks.rank(), all.len()), most)?;
         Ok(job.with(extras, first.tied.clone(), then).start(ranks.group))
     }
 
@@ -233,6 +230,7 @@ impl<'a> Checkpoint<'a> {
             id: new_id(),
             values,
             generator: self.has_generator.then(rng_state),
+            parts: self.parts.keys().cloned().collect(),
             tied,
             tensors: held.iter().map(Held::announce).collect(),
         };

@@ -168,6 +168,7 @@ impl Ranks {
 }
 
 /// Exchanges the results of all ranks. If one has failed, all of them return an error.
+#[track_caller]
 pub(super) fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
     op: &'static str,
     group: Option<&Group>,

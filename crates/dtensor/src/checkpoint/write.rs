@@ -88,14 +88,16 @@ fn tell(staging: &Path, rank: usize, sums: &std::result::Result<Sums, String>) -
 }
 
 impl Job {
-    pub(super) fn new(
+    pub(super) fn new<'a>(
         staging: Staging,
         plan: &Plan,
+        parts: impl Iterator<Item = &'a str>,
         held: &[Held],
         place: (usize, usize),
         most: u64,
     ) -> Result<Job> {
-        let mut by_part: BTreeMap<&str, Vec<(String, TensorInfo)>> = BTreeMap::new();
+        let mut by_part: BTreeMap<&str, Vec<(String, TensorInfo)>> =
+            parts.map(|part| (part, Vec::new())).collect();
         for ((part, name), tensor) in &plan.tensors {
             by_part.entry(part).or_default().push((name.clone(), tensor.info.clone()));
         }

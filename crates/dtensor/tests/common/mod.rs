@@ -12,5 +12,6 @@ pub(crate) mod operators;
 pub(crate) mod peek;
 pub(crate) mod ranks;
 pub(crate) mod refused;
+pub(crate) mod scratch;
 pub(crate) mod table;
 pub(crate) mod warnings;

@@ -6,6 +6,7 @@ mod common;
 
 mod laws_bad_input;
 mod laws_bad_layouts;
+mod laws_checkpoint;
 mod laws_fully_sharded;
 mod laws_gradients;
 mod laws_layout_gradients;
