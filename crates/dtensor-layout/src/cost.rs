@@ -114,9 +114,13 @@ impl Rate {
         Rate { latency: (link.latency * 1e6) as u64, per_byte: (1024.0 * 1e3 / link.bandwidth) as u64 }
     }
 
-    /// Returns the rate of a collective along two mesh dims: the slower of both.
-    pub(crate) fn slower(self, other: Rate) -> Rate {
-        Rate { latency: self.latency.max(other.latency), per_byte: self.per_byte.max(other.per_byte) }
+    /// Returns the rate of a collective along two mesh dims: the slower of both. A picosecond more, so that of two paths that cost the
+    /// same, the one along fewer dims is chosen.
+    pub(crate) fn across(self, other: Rate) -> Rate {
+        Rate {
+            latency: self.latency.max(other.latency).saturating_add(1),
+            per_byte: self.per_byte.max(other.per_byte),
+        }
     }
 
     /// The slowest possible rate.

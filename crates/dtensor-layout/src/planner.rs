@@ -87,11 +87,37 @@ impl Planner {
 
     /// Returns the cheapest plan from one spec of this planner to another. Both must have the same shape.
     pub fn plan(&self, from: &Arc<Spec>, to: &Arc<Spec>, dtype: DType) -> Arc<Plan> {
-        let key = (from.id, to.id, dtype.size());
+        self.plan_for(from, to, dtype.size())
+    }
+
+    /// Returns the cheapest plan for a tensor that is redistributed together with others, of `bytes` bytes in total. They share
+    /// collectives, so the tensors of a batch take the same path, which is the cheapest for a tensor of that size.
+    ///
+    /// ```
+    /// use dtensor_array::{DType, ReduceOp};
+    /// use dtensor_layout::{Mesh, Partial, Planner, Replicate, Shard};
+    /// # fn main() -> dtensor_layout::Result<()> {
+    /// let planner = Planner::new(Mesh::new([2, 2], ["replicate", "shard"])?);
+    /// let sum = Partial(ReduceOp::Sum);
+    /// let (from, to) = (planner.spec("example", [sum, sum], [64])?, planner.spec("example", [Replicate, Shard(0)], [64])?);
+    /// assert_eq!(planner.plan(&from, &to, DType::F32).collectives(), ["all_reduce"]);
+    /// let together = planner.plan_in_batch(&from, &to, DType::F32, 1 << 20);
+    /// assert_eq!(together.collectives(), ["reduce_scatter", "all_reduce"]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn plan_in_batch(&self, from: &Arc<Spec>, to: &Arc<Spec>, dtype: DType, bytes: usize) -> Arc<Plan> {
+        // Elements of another size give the tensor the size of the batch. Few sizes, so that plans are found in the cache.
+        let item = (bytes / from.key.shape.numel().max(1)).next_power_of_two();
+        self.plan_for(from, to, item.max(dtype.size()))
+    }
+
+    fn plan_for(&self, from: &Arc<Spec>, to: &Arc<Spec>, item: usize) -> Arc<Plan> {
+        let key = (from.id, to.id, item);
         if let Some(plan) = self.plans.lock().get(&key) {
             return plan.clone();
         }
-        let plan = Arc::new(Plan::new(&self.mesh, from, to, dtype.size()));
+        let plan = Arc::new(Plan::new(&self.mesh, from, to, item));
         let mut plans = self.plans.lock();
         if plans.len() >= LIMIT {
             plans.clear();

@@ -455,7 +455,7 @@ impl SearchSpace {
 
     /// Returns the number of ranks along some mesh dims, and the rate of a collective over them.
     fn ranks_and_rate(&self, over: &MeshDimList) -> (usize, Rate) {
-        let rate = over.iter().map(|m| self.rates[m]).reduce(Rate::slower).unwrap_or_default();
+        let rate = over.iter().map(|m| self.rates[m]).reduce(Rate::across).unwrap_or_default();
         (over.iter().map(|m| self.sizes[m]).product(), rate)
     }
 

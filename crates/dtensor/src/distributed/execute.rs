@@ -35,18 +35,24 @@ impl LocalTensor {
     }
 }
 
-/// Begins to redistribute the shards of several tensors, each by its plan to a layout. The results are deferred: their first use
-/// waits for the collectives. Collectives of one kind along the same mesh dims are one. What they return is counted as `purpose`.
+/// A shard, its layout, and the layout on the same mesh to which it is redistributed.
+pub(crate) type Moving = (LocalTensor, Layout, Layout);
+
+/// Begins to redistribute the shards of several tensors. The results are deferred: their first use waits for the collectives.
+/// Collectives of one kind along the same mesh dims are one. What they return is counted as `purpose`.
 pub(crate) fn begin_redistribution(
-    shards: &[(LocalTensor, Arc<Plan>, Layout)],
+    shards: &[Moving],
     purpose: Purpose,
     grad: bool,
     at: &Site,
 ) -> Result<Vec<LocalTensor>> {
     let (mut routes, mut results) = (Routes::new(), Vec::with_capacity(shards.len()));
-    for (shard, plan, to) in shards {
+    let bytes_of = |(shard, from, _): &Moving| from.shape().numel() * shard.meta().dtype.size();
+    let bytes = shards.iter().map(bytes_of).sum();
+    for (shard, from, to) in shards {
         results.push(shard.array()?.map(|array| {
-            routes.push(Route::new(array.clone(), plan.clone(), to.mesh().clone()));
+            let plan = from.mesh().planner().plan_in_batch(from.spec(), to.spec(), array.dtype(), bytes);
+            routes.push(Route::new(array.clone(), plan, to.mesh().clone()));
             routes.len() - 1
         }));
     }
@@ -55,7 +61,7 @@ pub(crate) fn begin_redistribution(
         results: OnceLock::new(),
         purpose,
     });
-    let result = |((shard, _, to), route): (&(LocalTensor, Arc<Plan>, Layout), Option<usize>)| {
+    let result = |((shard, _, to), route): (&Moving, Option<usize>)| {
         let meta = dtensor_array::Meta { shape: to.local_shape().clone(), ..shard.meta() };
         match route {
             Some(route) => {

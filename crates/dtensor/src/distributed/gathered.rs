@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use dtensor_array::kernels::cast;
 use dtensor_array::memory::Purpose;
 use dtensor_array::{Array, DType, Meta, ReduceOp, mode};
-use dtensor_layout::{Partial, Plan, Replicate};
+use dtensor_layout::{Partial, Replicate};
 use parking_lot::Mutex;
 
 use super::execute::begin_redistribution;
@@ -174,8 +174,7 @@ impl Gathered {
         let shard = |(tensor, layouts): (&Tensor, &GatherLayouts)| {
             let (from, to) = (&layouts.sharded, &layouts.gathered);
             let part = cast_part(&tensor.value().part, self.dtype_of(tensor))?;
-            let plan: Arc<Plan> = from.plan_to(to, part.meta().dtype)?;
-            Ok((part, plan, to.clone()))
+            Ok((part, from.clone(), to.clone()))
         };
         let shards = self.tensors.iter().zip(&self.spec.layouts).map(shard).collect::<Result<Vec<_>>>()?;
         *parts = Some(begin_redistribution(&shards, Purpose::Gathered, false, &self.at)?);
@@ -306,8 +305,7 @@ impl Recorded for GatherNode {
             let layouts = &spec.layouts[i];
             let from = layouts.of_gradient(grad);
             let part = cast_part(&grad.value().part, spec.reduce_dtype.unwrap_or(grad.dtype()))?;
-            let plan = from.plan_to(&layouts.sharded, part.meta().dtype)?;
-            shards.push((part, plan, layouts.sharded.clone()));
+            shards.push((part, from, layouts.sharded.clone()));
         }
         let mut reduced = begin_redistribution(&shards, Purpose::Gradient, false, &self.gathered.at)?
             .into_iter()

@@ -299,10 +299,9 @@ pub(crate) fn begin_redistributions(tensors: &[(&Tensor, &Layout)], at: &Site) -
         }
         let to = to.on(from.mesh());
         if !Arc::ptr_eq(from.spec(), to.spec()) {
-            let plan = from.mesh().planner().plan(from.spec(), to.spec(), x.dtype());
             grad |= x.requires_grad() && grad_enabled();
             moved.push(i);
-            shards.push((x.value().part.clone(), plan, to));
+            shards.push((x.value().part.clone(), from.clone(), to));
         }
     }
     let parts = begin_redistribution(&shards, Purpose::Other, grad, at)?;

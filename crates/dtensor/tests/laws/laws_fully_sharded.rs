@@ -196,45 +196,58 @@ fn accumulated_frozen_tied_and_kept_parameters_equal_one_device() {
     spmd(2, |world| cases.iter().try_for_each(|case| case.expect_single_device(&world, &[2], &["dp"])));
 }
 
+/// A line of `golden/fully_shard.json`, which `tools/golden_fsdp.py` writes: the collectives that PyTorch's FSDP2 issues.
+#[derive(serde::Deserialize)]
+struct Golden {
+    case: String,
+    forward: [usize; 3],
+    backward: [usize; 3],
+}
+
 #[test]
-fn each_block_is_gathered_twice_and_reduced_once_per_step() {
-    spmd(2, |world| {
-        let mesh = DeviceMesh::new(&world, [2], "dp")?;
-        let case = Case { args: ModelArgs { n_layers: 3, ..Case::default().args }, ..Case::default() };
-        let tokens = [Tensor::randint(0, 8, [2, 6])?, Tensor::randint(0, 8, [2, 6])?];
-        let step = |case: &Case, model: &Transformer| -> Result<[[usize; 3]; 2]> {
-            let (loss, forward) = record(|| case.loss(model, &tokens, 12));
-            let loss = loss?;
-            let (done, backward) = record(|| loss.backward());
-            done?;
-            Ok([counts(&forward), counts(&backward)])
-        };
-        let model = sharded(&case.options, Transformer::new(&case.args)?, &mesh)?;
-        // The first step learns in which order modules run, so the second one prefetches: the counts are the same.
-        for _ in 0..2 {
-            // Three blocks and the model, whose parameters stay gathered until backward has used them.
-            assert_eq!(step(&case, &model)?, [[4, 0, 0], [3, 4, 0]]);
-        }
-        let loss = case.loss(&model, &tokens, 12)?;
-        let (done, calls) = record(|| no_sync(|| loss.backward()));
-        done?;
-        assert_eq!(counts(&calls), [3, 0, 0]);
-
-        let kept = FullyShardOptions { reshard_after_forward: Some(false), ..Default::default() };
-        let model = sharded(&kept, Transformer::new(&case.args)?, &mesh)?;
-        assert_eq!(step(&case, &model)?, [[4, 0, 0], [0, 4, 0]]);
-
-        // Recomputed blocks are gathered for the recomputation.
-        let args = ModelArgs { checkpoint_activations: true, ..case.args.clone() };
-        let model = sharded(&case.options, Transformer::new(&args)?, &mesh)?;
-        assert_eq!(step(&case, &model)?, [[4, 0, 0], [3, 4, 0]]);
-
-        // Without gradients nothing is gathered twice.
-        let (logits, calls) = record(|| no_grad(|| model.forward(&tokens[0])));
-        logits?;
-        assert_eq!(counts(&calls), [4, 0, 0]);
-        Ok(())
-    });
+fn the_collectives_are_those_of_pytorch() {
+    let golden: Vec<Golden> = serde_json::from_str(include_str!("../golden/fully_shard.json")).unwrap();
+    for Golden { case: name, forward, backward } in golden {
+        let shape = if name == "hybrid" { vec![2, 2] } else { vec![2] };
+        spmd(shape.iter().product(), |world| {
+            let mesh = DeviceMesh::new(&world, shape.clone(), ())?;
+            let checkpoint_activations = name == "recomputed";
+            // Large enough that bandwidth counts: for less than that, one all-reduce over all ranks is cheaper on a hybrid mesh.
+            let sizes = ModelArgs { n_layers: 3, dim: 128, vocab_size: 512, ..Case::default().args };
+            let args = ModelArgs { checkpoint_activations, ..sizes };
+            let reshard_after_forward = match &name[..] {
+                "kept" => Some(false),
+                "freed" => Some(true),
+                _ => None,
+            };
+            let options = FullyShardOptions { reshard_after_forward, ..Default::default() };
+            let case = Case { args, options, ..Case::default() };
+            let model = Transformer::new(&case.args)?;
+            if name == "frozen_block" {
+                model.layers[0].parameters().iter().try_for_each(|p| p.set_requires_grad(false))?;
+            }
+            let model = sharded(&case.options, model, &mesh)?;
+            let tokens = [Tensor::randint(0, 8, [2, 6])?, Tensor::randint(0, 8, [2, 6])?];
+            // The first step learns in which order modules run, so the second one prefetches: the counts are the same.
+            for _ in 0..2 {
+                let (loss, calls) = record(|| case.loss(&model, &tokens, 12));
+                let loss = loss?;
+                assert_eq!(counts(&calls), forward, "{name}: forward");
+                let backward_pass = || loss.backward();
+                let (done, calls) = match &name[..] {
+                    "no_sync" => record(|| no_sync(backward_pass)),
+                    _ => record(backward_pass),
+                };
+                done?;
+                assert_eq!(counts(&calls), backward, "{name}: backward");
+            }
+            // Without gradients nothing is gathered twice.
+            let (logits, calls) = record(|| no_grad(|| model.forward(&tokens[0])));
+            logits?;
+            assert_eq!(counts(&calls), [4, 0, 0], "{name}: no_grad");
+            Ok(())
+        });
+    }
 }
 
 #[derive(Clone, Debug, Module)]
