@@ -1,7 +1,8 @@
-//! The program `dtensor`: trains a small language model, and runs the benchmarks.
+//! The program `dtensor`: trains a small language model, shows checkpoints, and runs the benchmarks.
 
 mod allocator;
 mod bench;
+mod checkpoint;
 mod failure;
 mod say;
 mod train;
@@ -15,7 +16,7 @@ use clap::{Parser, Subcommand};
 #[command(
     name = "dtensor",
     version,
-    about = "Distributed tensors with automatic gradients: train a model on a mesh of ranks, or run benchmarks",
+    about = "Distributed tensors with automatic gradients: train a model on a mesh of ranks, look at checkpoints, run benchmarks",
     arg_required_else_help = true
 )]
 struct Arguments {
@@ -27,6 +28,9 @@ struct Arguments {
 enum Command {
     /// Train a small language model on a mesh of ranks.
     Train(Box<train::Options>),
+    /// Show, verify or merge checkpoints and other safetensors files.
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
     /// Run benchmarks, alone or side by side with PyTorch.
     Bench(Box<bench::Options>),
 }
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
     };
     let result = match arguments.command {
         Command::Train(options) => train::run(&options),
+        Command::Checkpoint(command) => checkpoint::run(&command),
         Command::Bench(options) => bench::run(&options),
     };
     match result {

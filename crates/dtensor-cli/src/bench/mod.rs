@@ -1,6 +1,7 @@
 //! `dtensor bench`: benchmarks, optionally side by side with PyTorch in the same run.
 
 mod all;
+mod checkpoint;
 mod collective;
 mod comparison;
 mod copy_rate;
@@ -72,6 +73,12 @@ pub(crate) enum Workload {
     ///
     /// Each rank has its slice of the batch. Rows are like those of `transformer`.
     Fsdp(train::Options),
+    /// Saving and loading of a model that is sharded over the ranks.
+    ///
+    /// A row is the median time from the first rank that starts to the last rank that finishes. What is saved is on the disk when the
+    /// time ends. `load` reads files that are not in the system's cache, `load_cached` files that are. Files are in the folder for
+    /// temporary files, TMPDIR. `bound_fraction` is the time that `dd` takes for as many bytes there, divided by the measured time.
+    Checkpoint(checkpoint::Options),
     /// The time until ranks are ready: from the start of the last one until all have a mesh and have passed a barrier.
     ///
     /// Each measurement starts new processes.
@@ -123,6 +130,7 @@ impl Workload {
             Workload::Mlp(options) | Workload::Transformer(options) | Workload::Fsdp(options) => {
                 (!options.serve).then_some(&options.common.only)
             }
+            Workload::Checkpoint(options) => (!options.serve).then_some(&options.common.only),
             Workload::Startup(options) => (!options.serve).then_some(&options.common.only),
             Workload::Memory(options) => Some(&options.common.only),
             Workload::Scaling(options) => Some(&options.only),
@@ -146,6 +154,7 @@ fn measure(workload: &Workload, sink: row::Sink<'_>) -> Result<usize, Box<dyn Er
         Workload::Mlp(options) => train::run("mlp", options, sink),
         Workload::Transformer(options) => train::run("transformer", options, sink),
         Workload::Fsdp(options) => train::run("fsdp", options, sink),
+        Workload::Checkpoint(options) => checkpoint::run(options, sink),
         Workload::Startup(options) => startup::run(options, sink),
         Workload::Memory(options) => memory::run(options, sink),
         Workload::Scaling(options) => scaling::run(options, sink),

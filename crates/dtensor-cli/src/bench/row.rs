@@ -31,7 +31,7 @@ pub(crate) struct Row {
     /// Our value divided by the peer's. Below 1 we are faster, or need less memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) ratio: Option<f64>,
-    /// The time bound by memory bandwidth, divided by the measured time: see `redistribute.rs`.
+    /// The time bound by memory bandwidth or by the disk, divided by the measured time: see `redistribute.rs` and `checkpoint.rs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bound_fraction: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,5 +1,6 @@
 //! `dtensor train`: trains a small language model on the bytes of a book, on a mesh of ranks.
 
+pub(crate) mod checkpoints;
 mod mesh;
 mod options;
 mod output;
@@ -21,6 +22,7 @@ pub(crate) use options::Options;
 
 use crate::failure::{is_first_process, usage_error};
 use crate::say::say;
+use checkpoints::{Resume, Saver};
 use output::Outputs;
 use replica::{End, Replica, Training};
 use report::Summary;
@@ -32,6 +34,8 @@ const VERIFIED: u64 = 50;
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     options.check().map_err(usage_error)?;
     let text = Text::read(options.text.as_deref(), options.seq).map_err(usage_error)?;
+    let resume = Resume::find(options).map_err(usage_error)?;
+    checkpoints::check_folder(options, resume.as_ref()).map_err(usage_error)?;
     // Open the files before the ranks start, because an error on one rank would interrupt the others.
     let outputs =
         if is_first_process() { Outputs::create(options).map_err(usage_error)? } else { Outputs::default() };
@@ -49,8 +53,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     }
     if is_first {
         report::introduce(options, &text, worlds[0].kind());
+        if let Some(Resume { path, step }) = &resume {
+            say!("Continuing from step {step}, {}.", path.display());
+        }
     }
-    let results = run_ranks(worlds, |world| train(&world, options, &text))?;
+    let results = run_ranks(worlds, |world| train(&world, options, &text, resume.as_ref()))?;
     let Some(summary) = results.into_iter().next().filter(|_| is_first) else { return Ok(()) };
     if let End::Diverged { loss, step } = summary.training.end {
         let place = step.map_or("on the held-out text".to_owned(), |step| format!("at step {step}"));
@@ -63,14 +70,16 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
 }
 
 /// Trains on one rank.
-fn train(world: &World, options: &Options, text: &Text) -> dtensor::Result<Summary> {
+fn train(world: &World, options: &Options, text: &Text, resume: Option<&Resume>) -> dtensor::Result<Summary> {
     if world.kind() != WorldKind::Threads && world.size() > 1 {
         set_num_threads(1);
     }
     let mesh = DeviceMesh::new(world, options.mesh.sizes(), &options.mesh.names()[..])?;
-    let replica = Replica::new(options, Some(&mesh))?;
+    let replica = Replica::new(options, Some((&mesh, world.group())))?;
+    let progress = resume.map(|resume| replica.resume(resume)).transpose()?;
     let title = (world.rank() == 0).then_some("training");
-    let mut training = Training::run(&replica, options, text, options.steps, title)?;
+    let saver = Saver::new(options);
+    let mut training = Training::run(&replica, text, options.steps, title, progress, saver)?;
     let (mut validation, mut sample) = (f32::NAN, Vec::new());
     if matches!(training.end, End::Finished) {
         validation = replica.validate(text)?;
@@ -87,7 +96,7 @@ fn train(world: &World, options: &Options, text: &Text) -> dtensor::Result<Summa
 fn verify(options: &Options, text: &Text, losses: &[f32]) -> Result<(), Box<dyn Error>> {
     let single = Replica::new(options, None)?;
     let steps = options.steps.min(VERIFIED);
-    let expected = Training::run(&single, options, text, steps, Some("on one rank"))?.losses;
+    let expected = Training::run(&single, text, steps, Some("on one rank"), None, None)?.losses;
     let differences = losses.iter().zip(&expected).map(|(a, b)| (a - b).abs());
     let (mut largest, mut at) = (0f32, 0);
     for (step, difference) in differences.enumerate() {

@@ -103,6 +103,18 @@ pub(crate) struct Options {
     /// Write the results as JSON into this file: the loss of each step, validation loss, throughput, collectives, sample
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Save checkpoints into this folder, one folder for each saved step: model, optimizer, generators
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save: Option<PathBuf>,
+    /// Steps between two checkpoints. The last step is always saved
+    #[arg(long, default_value_t = 100, value_name = "STEPS", requires = "save")]
+    pub(crate) every: u64,
+    /// Number of newest checkpoints that stay
+    #[arg(long, default_value_t = 3, value_name = "COUNT", requires = "save")]
+    pub(crate) keep: usize,
+    /// Continue from a checkpoint: the newest one in this folder, or the folder of a step. The mesh may be another one
+    #[arg(long, value_name = "DIR")]
+    pub(crate) resume: Option<PathBuf>,
     /// Repeat the first 50 steps on one rank, and fail if a loss differs by more than 1e-4 (with bf16: 0.01)
     #[arg(long)]
     pub(crate) verify: bool,
@@ -149,6 +161,8 @@ impl Options {
             ("layers", self.layers),
             ("dim", *dim),
             ("heads", *heads),
+            ("every", self.every as usize),
+            ("keep", self.keep),
         ];
         for (name, count) in counts {
             fail_if(count == 0, || format!("--{name} must be at least 1"))?;

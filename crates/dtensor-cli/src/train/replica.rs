@@ -2,14 +2,16 @@
 
 use std::time::Instant;
 
+use dtensor::checkpoint::Checkpoint;
 use dtensor::models::{Transformer, TransformerParallel};
 use dtensor::optim::{AdamW, AdamWOptions, ClipOptions, Schedule, clip_grad_norm};
 use dtensor::parallel::{DataParallel, DataParallelOptions, FullyShardOptions, fully_shard, no_sync};
 use dtensor::prelude::*;
 use dtensor::{Generator, on_device, set_rng_state, with_generator};
 
+use super::checkpoints::{Progress, Resume, Saver};
 use super::options::{Options, Precision};
-use super::progress::Progress;
+use super::progress::ProgressBar;
 use super::text::{Batch, Text};
 use super::traffic::Traffic;
 
@@ -43,12 +45,15 @@ pub(crate) struct Replica<'a> {
     schedule: Schedule,
     /// Data parallelism and its group, if there are several replicas.
     data_parallel: Option<(Replication, Group)>,
+    /// All ranks, if the model is on a mesh.
+    ranks: Option<Group>,
     weights: usize,
 }
 
 impl<'a> Replica<'a> {
-    /// Creates the model on a mesh with the dims of `--mesh`, or on this rank only if `mesh` is `None`.
-    pub(crate) fn new(options: &'a Options, mesh: Option<&DeviceMesh>) -> Result<Self> {
+    /// Creates the model on a mesh with the dims of `--mesh`, of these ranks, or on this rank only if `on` is `None`.
+    pub(crate) fn new(options: &'a Options, on: Option<(&DeviceMesh, &Group)>) -> Result<Self> {
+        let (mesh, ranks) = on.unzip();
         // Without memory at first, so that no rank ever has more than its shards.
         let mut model = on_device(Device::Meta, || Transformer::new(&options.model()))?;
         let weights = model.parameters().iter().map(|p| p.get().numel()).sum();
@@ -81,9 +86,6 @@ impl<'a> Replica<'a> {
             }
             None => None,
         };
-        let index = data_parallel.as_ref().map_or(0, |(_, group): &(_, Group)| group.rank());
-        set_rng_state(generator(options, Purpose::Dropout).fork(index as u64).state());
-
         // Norms and biases have no weight decay.
         let (matrices, rest): (Vec<_>, Vec<_>) =
             model.parameters().into_iter().partition(|parameter| parameter.get().ndim() > 1);
@@ -95,7 +97,34 @@ impl<'a> Replica<'a> {
         };
         let optimizer = AdamW::new(matrices, adam)?;
         optimizer.add_group(rest, AdamWOptions { weight_decay: 0.0, ..adam })?;
-        Ok(Replica { model, options, optimizer, schedule: options.schedule(), data_parallel, weights })
+        let (schedule, ranks) = (options.schedule(), ranks.cloned());
+        let replica = Replica { model, options, optimizer, schedule, data_parallel, ranks, weights };
+        set_rng_state(replica.dropout_generator().state());
+        Ok(replica)
+    }
+
+    /// Returns the generator for dropout. Each replica drops other elements.
+    fn dropout_generator(&self) -> Generator {
+        generator(self.options, Purpose::Dropout).fork(self.index().0 as u64)
+    }
+
+    /// Lists what a checkpoint of the training has besides its progress.
+    fn contents(&self) -> Checkpoint<'_> {
+        let contents = Checkpoint::new().model(&self.model).optimizer(&self.optimizer).generator();
+        match &self.ranks {
+            Some(ranks) => contents.group(ranks),
+            None => contents,
+        }
+    }
+
+    /// Loads a checkpoint. Returns the progress of the training that was saved.
+    pub(crate) fn resume(&self, resume: &Resume) -> Result<Progress> {
+        let loaded = self.contents().load(&resume.path)?;
+        if !loaded.generator {
+            // The mesh is another one. Dropout must not repeat the numbers of the steps so far.
+            set_rng_state(self.dropout_generator().fork(resume.step).state());
+        }
+        Progress::of(&loaded)
     }
 
     /// Returns the number of parameters of the full model.
@@ -171,7 +200,8 @@ impl<'a> Replica<'a> {
         self.model.eval();
         let (all, (index, replicas)) = (text.validation(), self.index());
         let own = all.slice(index, replicas);
-        let passes = own.rows().div_ceil((self.options.batch / replicas).max(1));
+        // All replicas take as many passes as the one with the most rows, because a pass may gather parameters from all of them.
+        let passes = all.rows().div_ceil(replicas).div_ceil((self.options.batch / replicas).max(1));
         let mut total = 0.0;
         for pass in 0..passes {
             total += no_grad(|| self.loss(&own.slice(pass, passes)))?.item::<f32>()?;
@@ -193,8 +223,10 @@ pub(crate) enum End {
 
 /// The result of a training.
 pub(crate) struct Training {
-    /// The loss of each step.
+    /// The loss of each step, those before `--resume` too.
     pub(crate) losses: Vec<f32>,
+    /// The number of steps taken before `--resume`.
+    resumed: usize,
     pub(crate) end: End,
     pub(crate) seconds: f64,
     /// The collectives of this rank in the first step.
@@ -202,22 +234,26 @@ pub(crate) struct Training {
 }
 
 impl Training {
-    /// Trains for a number of steps. With a title, shows progress.
+    /// Trains up to step `steps`, from the start or from saved progress. With a title, shows progress.
     pub(crate) fn run(
         replica: &Replica<'_>,
-        options: &Options,
         text: &Text,
         steps: u64,
         title: Option<&str>,
+        progress: Option<Progress>,
+        mut saver: Option<Saver<'_>>,
     ) -> Result<Training> {
-        let mut batches = generator(options, Purpose::Batches);
-        let (mut losses, mut traffic) = (Vec::new(), Traffic::default());
-        let mut progress = Progress::new(title, steps, options.batch * options.seq);
+        let options = replica.options;
+        let new = || Progress { losses: Vec::new(), batches: generator(options, Purpose::Batches) };
+        let mut progress = progress.unwrap_or_else(new);
+        let resumed = progress.losses.len();
+        let mut traffic = Traffic::default();
+        let mut bar = ProgressBar::new(title, resumed as u64, steps, options.batch * options.seq);
         let start = Instant::now();
         let mut end = End::Finished;
-        for step in 0..steps {
-            let batch = text.draw(options.batch, &mut batches)?;
-            let loss = if step == 0 {
+        for step in resumed as u64..steps {
+            let batch = text.draw(options.batch, &mut progress.batches)?;
+            let loss = if step == resumed as u64 {
                 let mode = CommDebugMode::new();
                 let loss = mode.run(|| replica.step(step, &batch))?;
                 traffic = Traffic::of(&mode.collectives());
@@ -225,14 +261,26 @@ impl Training {
             } else {
                 replica.step(step, &batch)?
             };
-            losses.push(loss);
+            progress.losses.push(loss);
             if !loss.is_finite() {
                 end = End::Diverged { loss, step: Some(step + 1) };
                 break;
             }
-            progress.step(loss, traffic.bytes());
+            bar.step(loss, traffic.bytes());
+            if let Some(saver) = &mut saver {
+                saver.after_step(replica.contents(), &progress)?;
+            }
         }
-        progress.finish();
-        Ok(Training { losses, end, seconds: start.elapsed().as_secs_f64(), traffic })
+        if let Some(saver) = &mut saver {
+            saver.finish()?;
+        }
+        bar.finish();
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Training { losses: progress.losses, resumed, end, seconds, traffic })
+    }
+
+    /// Returns the number of steps taken since `--resume`.
+    pub(crate) fn steps(&self) -> usize {
+        self.losses.len() - self.resumed
     }
 }

@@ -29,7 +29,7 @@ impl Summary {
     }
 
     pub(crate) fn tokens_per_second(&self, options: &Options) -> f64 {
-        let tokens = self.training.losses.len() * options.batch * options.seq;
+        let tokens = self.training.steps() * options.batch * options.seq;
         tokens as f64 / self.training.seconds
     }
 }
@@ -75,7 +75,7 @@ pub(crate) fn print(options: &Options, summary: &Summary) {
         say!("\nA sample:");
         readable(sample).lines().for_each(|line| say!("  {line}"));
     }
-    let steps = training.losses.len();
+    let steps = training.steps();
     say!(
         "\n{} parameters, {steps} steps in {:.1} s, {} tokens/s. Loss {:.3} -> {:.3}, validation loss {validation:.3}.",
         count(*weights as f64),

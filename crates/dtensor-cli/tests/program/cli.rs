@@ -502,3 +502,18 @@ fn invalid_benchmark_flags_give_one_line() {
         assert!(message.lines().next().unwrap().starts_with(&format!("error: {expected}")), "{message}");
     }
 }
+
+#[test]
+fn checkpoint_saves_and_loads_beside_the_peer() {
+    let common =
+        ["bench", "checkpoint", "--rounds", "1", "--ranks", "2", "--weights", "1", "--world", "threads"];
+    let rows = rows(&[&common[..], &["--peer", FAKE_PEER]].concat());
+    let cases: Vec<&str> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["save_1x16MiB", "load_1x16MiB", "load_cached_1x16MiB"]);
+    for row in rows {
+        assert_eq!((row["workload"].as_str(), row["bytes"].as_u64()), (Some("checkpoint"), Some(16 << 20)));
+        let seconds = row["seconds"].as_f64().unwrap();
+        assert!(seconds > 0.0 && row["bound_fraction"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(is_close(row["ratio"].as_f64().unwrap(), seconds / 2.0), "{row}");
+    }
+}

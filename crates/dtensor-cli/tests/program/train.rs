@@ -32,7 +32,7 @@ fn succeeded(run: &Output) -> String {
     text(&run.stdout)
 }
 
-/// A temporary file, removed at the end of the test.
+/// A temporary file or folder, removed at the end of the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -51,7 +51,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_file(&self.0).or_else(|_| std::fs::remove_dir_all(&self.0));
     }
 }
 
@@ -133,6 +133,124 @@ fn a_run_is_reproducible_and_depends_on_the_seed() {
     assert_eq!(first["losses"], again["losses"]);
     assert_eq!(first["sample"], again["sample"]);
     assert_ne!(first["losses"], other["losses"]);
+}
+
+#[test]
+fn a_resumed_training_has_the_losses_of_one_that_went_on() {
+    let (folder, flags) = (Scratch::new("steps"), ["--mesh", "dp=2,tp=2", "--dropout", "0.1"]);
+    let all =
+        results("went-on", &[&flags[..], &["--save", folder.path(), "--every", "2", "--keep", "2"]].concat());
+    let names = || {
+        let mut names: Vec<String> = std::fs::read_dir(&folder.0)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(), ["step-00000004", "step-00000006"]);
+    let step = folder.0.join("step-00000004");
+    let resume = ["--resume", step.to_str().unwrap()];
+    // The same mesh has the same bits.
+    let same = results("resumed", &[&flags[..], &resume].concat());
+    for key in ["losses", "validation_loss", "sample"] {
+        assert_eq!(same[key], all[key], "{key}");
+    }
+    // Other meshes have the same losses, without dropout, which differs from mesh to mesh.
+    let plain = Scratch::new("plain");
+    let constant = ["--schedule", "constant", "--warmup", "0"];
+    let save = ["--mesh", "dp=2,tp=2", "--save", plain.path(), "--every", "4"];
+    let all = results("plain-all", &[&constant[..], &save].concat());
+    let step = plain.0.join("step-00000004");
+    for flags in [
+        &["--mesh", "dp=1"][..],
+        &["--mesh", "tp=4", "--sequence-parallel"],
+        &["--mesh", "dp=3", "--fsdp"],
+        &["--mesh", "dp=2,tp=2", "--fsdp"],
+    ] {
+        let other =
+            results("resumed-elsewhere", &[flags, &constant, &["--resume", step.to_str().unwrap()]].concat());
+        assert_near(&losses(&other), &losses(&all), 1e-4);
+        assert_eq!(losses(&other)[..4], losses(&all)[..4]);
+    }
+    // A folder of steps is continued from its last one, and saved into.
+    let more =
+        ["--mesh", "dp=2", "--steps", "7", "--resume", plain.path(), "--save", plain.path(), "--verify"];
+    let more = results("more", &[&constant[..], &more].concat());
+    assert_eq!(losses(&more)[..6], losses(&all));
+    let out = succeeded(&train(&["--mesh", "dp=2", "--steps", "8", "--resume", plain.path()]));
+    assert!(out.contains("Continuing from step 7"), "{out}");
+    assert!(out.contains("parameters, 1 steps in"), "{out}");
+}
+
+#[test]
+fn invalid_checkpoints_give_one_line_before_training() {
+    let folder = Scratch::new("one-line");
+    succeeded(&train(&["--mesh", "dp=2", "--save", folder.path()]));
+    let damaged = Scratch::new("damaged");
+    std::fs::create_dir(&damaged.0).unwrap();
+    std::fs::write(damaged.0.join("checkpoint.json"), "{").unwrap();
+    let path = folder.path();
+    let cases: [(&[&str], &str); 8] = [
+        (&["--resume", "/nonexistent"], "--resume /nonexistent"),
+        (&["--resume", path], "--steps 6 asks for no more"),
+        (&["--resume", path, "--steps", "9", "--dim", "32"], "the model was saved with --dim 16, not 32"),
+        (&["--resume", damaged.path()], "checkpoint.json` is truncated"),
+        (&["--save", path], "the folder has a checkpoint of step 6 of another training"),
+        (&["--save", path, "--every", "0"], "--every must be at least 1"),
+        (&["--keep", "2"], "--save"),
+        (&["--save", path, "--keep", "0"], "--keep must be at least 1"),
+    ];
+    for (bad, words) in cases {
+        let run = train(bad);
+        let message = text(&run.stderr);
+        assert!(matches!(run.status.code(), Some(1 | 2)), "{bad:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{bad:?}: {message}");
+        assert!(message.starts_with("error: ") && message.contains(words), "{bad:?}: {message}");
+        assert!(run.stdout.is_empty(), "{bad:?}: {}", text(&run.stdout));
+    }
+}
+
+#[test]
+fn checkpoints_are_shown_verified_and_merged() {
+    let folder = Scratch::new("shown");
+    succeeded(&train(&["--mesh", "dp=2,tp=2", "--save", folder.path()]));
+    let checkpoint = |arguments: &[&str]| program().arg("checkpoint").args(arguments).output().unwrap();
+    let out = succeeded(&checkpoint(&["show", folder.path()]));
+    for words in
+        ["step-00000006", "model: 29 tensors", "output.weight  ", "[256, 16]", "optimizer: ", "step: 6"]
+    {
+        assert!(out.contains(words), "{words:?} is not in\n{out}");
+    }
+    let out = succeeded(&checkpoint(&["show", folder.path(), "--part", "model"]));
+    assert!(out.contains("model: ") && !out.contains("optimizer: ") && !out.contains("step: 6"), "{out}");
+    let out = succeeded(&checkpoint(&["verify", folder.path()]));
+    assert!(out.contains("tensors have the checksums that were saved"), "{out}");
+    let merged = Scratch::new("merged.safetensors");
+    let out = succeeded(&checkpoint(&["merge", folder.path(), merged.path()]));
+    assert!(out.starts_with("29 tensors, ") && out.contains(merged.path()), "{out}");
+    let out = succeeded(&checkpoint(&["verify", merged.path()]));
+    assert!(out.contains("29 have no checksum"), "{out}");
+    // A flipped bit is found, and named.
+    let file = folder.0.join("step-00000006/model-00001-of-00001.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let other = Scratch::new("other.safetensors");
+    for (arguments, words) in [
+        (&["verify", folder.path()][..], "tensor `tok_embeddings.weight`"),
+        (&["merge", folder.path(), other.path()], "tensor `tok_embeddings.weight`"),
+        (&["merge", folder.path(), other.path(), "--part", "modle"], "there is no part `modle`"),
+        (&["show", folder.path(), "--part", "modle"], "--part modle"),
+        (&["show", "/nonexistent"], "there is no `/nonexistent`"),
+    ] {
+        let run = checkpoint(arguments);
+        let message = text(&run.stderr);
+        assert_eq!(run.status.code(), Some(1), "{arguments:?}");
+        assert!(message.starts_with("error: ") && message.contains(words), "{arguments:?}: {message}");
+        assert_eq!(message.lines().count(), 1, "{message}");
+    }
+    assert!(!other.0.exists());
 }
 
 #[test]
@@ -300,6 +418,24 @@ mod processes {
         for key in ["losses", "validation_loss", "sample", "collectives"] {
             assert_eq!(processes[key], threads[key], "{key}");
         }
+    }
+
+    #[test]
+    fn processes_save_and_threads_resume() {
+        let folder = Scratch::new("saved-by-processes");
+        let flags = ["--mesh", "dp=2,tp=2", "--dropout", "0.1"];
+        let all = results("threads-all", &flags);
+        succeeded(&mpirun(4, &[&flags[..], &["--save", folder.path(), "--every", "3"]].concat()));
+        let step = folder.0.join("step-00000003");
+        let resumed =
+            results("threads-resumed", &[&flags[..], &["--resume", step.to_str().unwrap()]].concat());
+        assert_eq!(resumed["losses"], all["losses"]);
+        let file = Scratch::new("processes-resumed");
+        let resume = ["--resume", step.to_str().unwrap(), "--json", file.path()];
+        let out = succeeded(&mpirun(4, &[&flags[..], &resume].concat()));
+        assert_eq!(out.matches("Continuing from step 3").count(), 1, "{out}");
+        let processes: Value = serde_json::from_str(&file.read()).unwrap();
+        assert_eq!(processes["losses"], all["losses"]);
     }
 
     #[test]
