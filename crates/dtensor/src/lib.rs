@@ -87,10 +87,11 @@
 //! | create a distributed tensor | [`distribute_tensor`], [`Tensor::from_local`], [`sharded`] |
 //! | change its placements | [`Tensor::redistribute`]; [`Tensor::explain_redistribute`] shows the collectives |
 //! | get a local tensor | [`Tensor::to_local`], [`Tensor::full_tensor`] |
-//! | compute gradients | [`Tensor::backward`], [`grad`], [`no_grad`], [`checkpoint`] |
+//! | compute gradients | [`Tensor::backward`], [`grad`], [`no_grad`], [`checkpoint()`] |
 //! | write a model | [`nn`], [`nn::Module`]; [`models`] has small examples |
 //! | shard a model | [`parallel`], [`plan!`], [`parallel::parallelize_module`] |
-//! | train | [`optim`], [`autocast`], [`parallel::DataParallel`] |
+//! | train | [`optim`], [`autocast`], [`parallel::DataParallel`], [`parallel::fully_shard`] |
+//! | save and load files | [`mod@checkpoint`] |
 //! | find out what communicates | [`debug::CommDebugMode`], [`explicit_communication`] |
 //! | see which rank owns what | [`debug::visualize_sharding`] |
 //! | write an operator | [`op::Op`], [`op::apply`]; [`testing::validate`] checks its sharding rule |

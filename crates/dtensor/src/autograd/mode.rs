@@ -31,7 +31,7 @@ pub enum Phase {
     Forward,
     /// Backward: the thread computes gradients.
     Backward,
-    /// The thread runs the body of a [`checkpoint`](crate::checkpoint) again during backward.
+    /// The thread runs the body of a [`checkpoint`](crate::checkpoint()) again during backward.
     Recomputation,
 }
 

@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn the_sums_of_pieces_add_up_to_that_of_the_tensor() {
-        let bytes: Vec<u8> = (0..8 * 77u32).map(|i| (i * i * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..8 * 77u32).map(|i| ((i * i * 31) >> 3) as u8).collect();
         for size in [1, 2, 4, 8] {
             let full = Checksum::of(&bytes, size, 0);
             assert_eq!(full, naive(&bytes, size, 0));

@@ -11,7 +11,7 @@ use super::block::LocalBlock;
 use super::checksum::Checksum;
 use super::contents::{Checkpoint, Part, name_in};
 use super::manifest::SavedGenerators;
-use super::plan::{Announced, Name, Plan, Ranks, exchange};
+use super::plan::{Announced, Name, Plan, Ranks, Sums, exchange};
 use super::reader::{OP, Reader, Stored, Target};
 use crate::nn::{IncompatibleKeys, Module, StateDict, StateEntry, state_entries};
 use crate::optim::{Optimizer, parameter_of_key};
@@ -266,11 +266,7 @@ impl<'a> Request<'a> {
     }
 
     /// Reads this rank's blocks. Returns the tensors, and the checksums of the blocks that this rank checks.
-    fn read(
-        &self,
-        plan: &Plan,
-        rank: usize,
-    ) -> std::result::Result<(Vec<Tensor>, Vec<(Name, Checksum)>), String> {
+    fn read(&self, plan: &Plan, rank: usize) -> std::result::Result<(Vec<Tensor>, Sums), String> {
         let (mut tensors, mut sums) = (Vec::new(), Vec::new());
         for Wanted { name, stored, target, blocks } in &self.wanted {
             let (tensor, sum) =

@@ -5,12 +5,17 @@ use std::collections::{BTreeMap, HashMap};
 use serde::{Deserialize, Serialize};
 
 use super::block::{Block, LocalBlock};
+use super::checksum::Checksum;
 use super::header::TensorInfo;
 use crate::comm::{Group, Site};
 use crate::{Error, Result, Tensor};
 
 /// A part of a checkpoint and a tensor in it.
 pub(super) type Name = (String, String);
+/// Checksums of blocks of tensors.
+pub(super) type Sums = Vec<(Name, Checksum)>;
+/// The different blocks of a tensor, each with the ranks that hold it.
+type Holders<'a> = Vec<(&'a Block, Vec<usize>)>;
 
 /// A tensor of which this rank has blocks.
 #[derive(Clone, Debug)]
@@ -69,7 +74,7 @@ impl Plan {
     /// Distributes the blocks over the ranks that hold them: of the copies of a block, the one on the rank with the fewest bytes so
     /// far counts. All ranks compute the same plan. The error says which tensor does not fit together.
     pub(super) fn new(ranks: &[&[Announced]]) -> std::result::Result<Plan, String> {
-        let mut holders: BTreeMap<&Name, (&TensorInfo, Vec<(&Block, Vec<usize>)>)> = BTreeMap::new();
+        let mut holders: BTreeMap<&Name, (&TensorInfo, Holders<'_>)> = BTreeMap::new();
         for (rank, announced) in ranks.iter().enumerate() {
             for Announced { name, info, blocks } in *announced {
                 let (known, all) = holders.entry(name).or_insert_with(|| (info, Vec::new()));

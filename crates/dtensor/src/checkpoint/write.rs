@@ -16,7 +16,7 @@ use super::header::TensorInfo;
 use super::manifest::{
     Extras, FileManifest, FilePlan, MANIFEST, Manifest, PartManifest, encode_index, index_name,
 };
-use super::plan::{Held, Name, Plan, exchange};
+use super::plan::{Held, Name, Plan, Sums, exchange};
 use super::staging::Staging;
 use crate::comm::Group;
 use crate::{Error, Result, Tensor};
@@ -69,9 +69,6 @@ pub(super) struct Job {
 
 /// What the first rank does when the checkpoint is complete.
 pub(super) type Then = Option<Box<dyn FnOnce() -> io::Result<()> + Send>>;
-
-/// The checksums of one rank's blocks.
-type Sums = Vec<(Name, Checksum)>;
 
 /// Returns the path of the file by which a rank tells the first rank that it has written its blocks, or that it has failed.
 fn marker(staging: &Path, rank: usize) -> PathBuf {

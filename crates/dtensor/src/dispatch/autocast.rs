@@ -1,7 +1,7 @@
 //! Mixed precision: a scoped mode of the calling thread that casts the inputs of operators.
 //!
 //! [`Op::precision`] chooses the dtype that an operator runs in. A recorded operator casts the inputs, so that a gradient has the
-//! dtype of its tensor. Casts are not cached: the body of a [`checkpoint`](crate::checkpoint) would otherwise depend on the casts
+//! dtype of its tensor. Casts are not cached: the body of a [`checkpoint`](crate::checkpoint()) would otherwise depend on the casts
 //! made before it.
 
 use std::panic::Location;

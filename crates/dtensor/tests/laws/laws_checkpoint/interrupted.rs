@@ -76,6 +76,7 @@ fn a_killed_save_harms_nothing() -> Result<()> {
     // The time between two lines, in the process before.
     let mut both = Duration::ZERO;
     for kill in 0..KILLS {
+        let moment = Tensor::rand_with([1], DType::F32, &mut moments)?.item::<f32>()?;
         let program = std::env::current_exe().expect("this program");
         let mut child = Command::new(program)
             .args(["laws_checkpoint::interrupted::a_killed_save_harms_nothing", "--exact", "--nocapture"])
@@ -90,7 +91,6 @@ fn a_killed_save_harms_nothing() -> Result<()> {
         let mut next = || saved.next().map(|_| Instant::now()).expect("it saves until it is killed");
         let first = next();
         both = if kill % 10 == 0 { next() - first } else { both };
-        let moment = Tensor::rand_with([1], DType::F32, &mut moments)?.item::<f32>()?;
         std::thread::sleep(both.mul_f32(moment));
         child.kill().expect("it runs until it is killed");
         let status = child.wait().expect("it was started");

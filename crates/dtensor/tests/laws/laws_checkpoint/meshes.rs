@@ -79,12 +79,12 @@ fn any_mesh_loads_what_any_other_saved() {
             on_mesh(&world, case, |mesh| {
                 let sharded = Odd::new(1)?;
                 distribute(&sharded, mesh, case.1)?;
-                for i in 0..CASES.len() {
+                for (i, (shape, ..)) in CASES.iter().enumerate() {
                     let model = Odd::new(2)?;
                     distribute(&model, mesh, case.1)?;
                     checkpoint::load(&model, scratch.join(i.to_string()))?;
                     expect_shards(&model, &sharded)?;
-                    assert_eq!(model.bits()?, expected.bits()?, "from {:?} to {mesh}", CASES[i].0);
+                    assert_eq!(model.bits()?, expected.bits()?, "from {shape:?} to {mesh}");
                     assert!(model.tied.is(&model.also_tied));
                 }
                 Ok(())

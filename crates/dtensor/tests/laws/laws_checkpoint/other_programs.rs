@@ -153,6 +153,7 @@ fn the_safetensors_package_reads_what_is_written_here() -> Result<()> {
     Reader::open(scratch.join("saved"))?.merge("model", scratch.join("merged.safetensors"))?;
     let program = r#"
 import json, sys
+import numpy
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 folder, merged, back = sys.argv[1:]
@@ -169,7 +170,8 @@ with safe_open(merged, framework="np") as f:
     assert f.metadata() == {"format": "pt"}
     for name, value in tensors.items():
         assert (f.get_tensor(name) == value).all() and f.get_tensor(name).shape == value.shape
-save_file({name: value * 2 for name, value in tensors.items()}, back, metadata={"by": "numpy"})
+# Twice a scalar is a number, not an array.
+save_file({name: numpy.asarray(value * 2) for name, value in tensors.items()}, back, metadata={"by": "numpy"})
 "#;
     let back = scratch.join("back.safetensors");
     if !python(program, &[&scratch.join("saved"), &scratch.join("merged.safetensors"), &back]) {
