@@ -92,7 +92,7 @@ pub(crate) enum Workload {
     Scaling(scaling::Options),
     /// The memory of a rank when a transformer is fully sharded: peak bytes by purpose, counted by the library.
     ///
-    /// A row is the largest of the ranks. Ranks are threads, which share one copy of what is gathered.
+    /// A row is the largest of the ranks, but for what is gathered: that is their mean, because ranks are threads and share a copy.
     Shards(shards::Options),
     /// Planning of redistributions, on one rank of a simulated mesh.
     Plan(plan::Options),

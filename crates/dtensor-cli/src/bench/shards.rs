@@ -49,7 +49,7 @@ struct Row {
     parameter_bytes: usize,
     gradient_bytes: usize,
     optimizer_bytes: usize,
-    /// What is gathered at the same time. Threads share one copy.
+    /// What a rank has gathered at the same time: the mean, because threads share a copy, which counts for one of them.
     gathered_bytes: usize,
 }
 
@@ -105,7 +105,7 @@ fn measure(options: &Options, world: &World) -> Result<Row> {
         parameter_bytes: largest(|[creation, _]| creation.parameters),
         gradient_bytes: largest(|[_, training]| training.gradients),
         optimizer_bytes: largest(|[_, training]| training.optimizer),
-        gathered_bytes: all.iter().map(|[_, training]| training.gathered).sum(),
+        gathered_bytes: all.iter().map(|[_, training]| training.gathered).sum::<usize>() / world.size(),
     })
 }
 
