@@ -2,7 +2,11 @@
 
 use std::sync::Arc;
 
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaStorage;
 use crate::elem::Elem;
+#[cfg(feature = "cuda")]
+use crate::memory::Charge;
 use crate::memory::Purpose;
 use crate::shape::{Strides, is_contiguous};
 use crate::storage::Storage;
@@ -47,6 +51,81 @@ impl Array {
         let strides = shape.strides();
         let storage = Arc::new(Storage::new(data));
         Ok(Array(Arc::new(View { shape, strides, offset: 0, dtype: <T as Element>::DTYPE, storage })))
+    }
+
+    /// Creates a contiguous array of the elements of a storage on a GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn from_cuda(storage: CudaStorage, shape: Shape) -> Self {
+        let strides = shape.strides();
+        let dtype = storage.dtype;
+        let charge = Charge::new(storage.len * dtype.size());
+        let storage = Arc::new(Storage::Cuda(storage, charge));
+        Array(Arc::new(View { shape, strides, offset: 0, dtype, storage }))
+    }
+
+    /// Returns the storage, or an error if it is not on a GPU.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub(crate) fn cuda_storage(&self) -> Result<&CudaStorage> {
+        match &*self.0.storage {
+            Storage::Cuda(storage, _) => Ok(storage),
+            Storage::Host(..) => {
+                Err(Error::argument("cuda", "expected an array on a GPU, but got one on cpu"))
+            }
+        }
+    }
+
+    /// Gives access to the storage of an array on a GPU for writing, in row-major order.
+    ///
+    /// If another array uses the storage, or the elements are not contiguous, they are copied first and this array becomes the
+    /// copy.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn cuda_storage_mut(&mut self) -> Result<&mut CudaStorage> {
+        if !(self.is_unique() && self.is_contiguous()) {
+            *self = crate::cuda::copy::copy(self)?;
+        }
+        match self.unique_storage() {
+            Some(Storage::Cuda(storage, _)) => Ok(storage),
+            _ => Err(Error::argument("cuda", "expected an array on a GPU, but got one on cpu")),
+        }
+    }
+
+    /// Returns the array on a device: itself if it is there, else a copy.
+    ///
+    /// Copying to main memory waits for the GPU; copying to a GPU waits for nothing. Returns an error if there is no such device.
+    ///
+    /// ```
+    /// use dtensor_array::{Array, Device};
+    /// # fn main() -> dtensor_array::Result<()> {
+    /// let x = Array::from_vec(vec![1f32, 2.], &[2])?;
+    /// assert!(x.to_device(Device::Cpu)?.is_same(&x));
+    /// assert!(x.to_device(Device::Cuda(99)).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn to_device(&self, device: Device) -> Result<Array> {
+        match (self.device(), device) {
+            (from, to) if from == to => Ok(self.clone()),
+            (_, Device::Meta) => Err(Error::argument("to_device", "an array without a value does not exist")),
+            #[cfg(feature = "cuda")]
+            _ => crate::cuda::copy::to_device(self, device),
+            #[cfg(not(feature = "cuda"))]
+            _ => {
+                let message = format!("{device} is not available: build with the feature `cuda` to use GPUs");
+                Err(Error::argument("device", message))
+            }
+        }
+    }
+
+    /// Returns an error if a kernel on the array's GPU, queued by this thread, has found an invalid value such as an index out of
+    /// bounds. Does not wait: it may not have found it yet. Does nothing for arrays in main memory.
+    #[inline]
+    pub fn check_faults(&self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Storage::Cuda(..) = &*self.0.storage {
+            return crate::cuda::stream_of(self)?.check_faults();
+        }
+        Ok(())
     }
 
     /// Returns the sizes of the dims.
@@ -295,12 +374,21 @@ impl Array {
         if self.is_contiguous() { Ok(self.clone()) } else { crate::kernels::copy::contiguous(self) }
     }
 
+    /// Returns the elements in contiguous main memory: this array, if it is that.
+    #[inline]
+    pub(crate) fn dense_on_host(&self) -> Result<Self> {
+        match self.device() {
+            Device::Cpu => self.contiguous(),
+            _ => self.contiguous()?.to_device(Device::Cpu),
+        }
+    }
+
     /// Copies the elements to a vector in row-major order. If they are on a device, this waits for the device.
     ///
     /// Returns an error if `T` is not the type of the dtype.
     #[inline]
     pub fn copy_to_host<T: Element>(&self) -> Result<Vec<T>> {
-        let dense = self.contiguous()?;
+        let dense = self.dense_on_host()?;
         let read = dense.read::<T>()?;
         Ok(read.data()[..dense.numel()].to_vec())
     }
@@ -321,7 +409,7 @@ impl Array {
     /// ```
     #[inline]
     pub fn with_host_slice<T: Element, R>(&self, f: impl FnOnce(&[T]) -> R) -> Result<R> {
-        let dense = self.contiguous()?;
+        let dense = self.dense_on_host()?;
         let read = dense.read::<T>()?;
         Ok(f(&read.data()[..dense.numel()]))
     }
@@ -354,6 +442,12 @@ impl Array {
 
     #[cold]
     fn wrong_element_type(&self) -> Error {
+        if self.device() != Device::Cpu {
+            return Error::argument(
+                "read",
+                format!("the elements are on {}, not in main memory", self.device()),
+            );
+        }
         Error::argument("read", format!("the elements are of dtype {}; read them as that type", self.0.dtype))
     }
 

@@ -76,6 +76,7 @@ pub trait Num:
     + Sub<Output = Self>
     + Mul<Output = Self>
     + Div<Output = Self>
+    + Neg<Output = Self>
     + std::fmt::Debug
     + Send
     + Sync
@@ -127,7 +128,7 @@ pub trait Num:
 macro_rules! real_functions {
     ($($(#[$doc:meta])* $name:ident => $f32:path, $f64:path;)*) => {
         /// A floating-point type that kernels compute in. The `f32` functions are branch-free, so loops over them vectorise.
-        pub trait Real: Num + Neg<Output = Self> {
+        pub trait Real: Num {
             /// The value with all bits set except the sign bit: [`Num::bit_and`] with it gives the absolute value.
             const MAGNITUDE: Self;
             /// Computes `self × b + c` with one rounding.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::{DType, Device, Shape};
 
 /// The result of every fallible function of these crates.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error, with the operator it happened in.
 ///
@@ -101,6 +101,15 @@ pub enum Error {
     OutOfMemory {
         /// The number of elements.
         elements: usize,
+    },
+
+    /// The memory of a GPU cannot hold an array.
+    #[error("{device}: out of memory: {report}")]
+    OutOfDeviceMemory {
+        /// The GPU.
+        device: Device,
+        /// What was asked for, and what holds the memory.
+        report: String,
     },
 
     /// An error of a crate above, such as a failed collective.

@@ -4,6 +4,8 @@
 //! that it does not support, and for invalid values such as an index out of bounds. Floating-point kernels follow IEEE 754: NaN
 //! inputs give NaN, and infinities are ordinary values.
 
+#[cfg(feature = "cuda")]
+use crate::cuda;
 use crate::host;
 use crate::{Array, Device, Error, Result};
 
@@ -11,6 +13,22 @@ use crate::{Array, Device, Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Backend {
     Host,
+    /// The GPU with this number.
+    #[cfg(feature = "cuda")]
+    Cuda(usize),
+}
+
+impl Backend {
+    /// Returns the backend for new arrays on a device.
+    #[inline(always)]
+    fn of(device: Device) -> Result<Backend> {
+        match device {
+            Device::Cpu => Ok(Backend::Host),
+            #[cfg(feature = "cuda")]
+            Device::Cuda(ordinal) => Ok(Backend::Cuda(ordinal)),
+            _ => Err(Error::argument("device", format!("an array cannot be created on {device}"))),
+        }
+    }
 }
 
 /// A kernel argument that is stored on a device.
@@ -24,7 +42,9 @@ impl OnDevice for Array {
     fn backend(&self) -> Option<Backend> {
         match self.device() {
             Device::Cpu => Some(Backend::Host),
-            Device::Meta => None,
+            #[cfg(feature = "cuda")]
+            Device::Cuda(ordinal) => Some(Backend::Cuda(ordinal)),
+            _ => None,
         }
     }
 }
@@ -86,20 +106,26 @@ fn different_devices(op: &'static str) -> Error {
     Error::argument(op, "expected all arrays to be on the same device")
 }
 
-/// Declares families of kernels. The brackets list the arguments that are stored on a device; their backend runs the kernel.
+/// Declares families of kernels. The brackets list the arguments that are stored on a device; their backend runs the kernel. Kernels
+/// in `creates` create arrays on the device that is their first argument.
 macro_rules! families {
     ($(
         $(#[$doc:meta])*
         mod $family:ident use {$($item:ident),*} {
             $($(#[$about:meta])* fn $name:ident[$($placed:ident),*]($($arg:ident: $type:ty),* $(,)?) -> $out:ty;)*
+            $(creates {
+                $($(#[$creates:meta])* fn $create:ident($($part:ident: $of:ty),* $(,)?) -> $created:ty;)*
+            })?
         }
     )*) => {$(
         $(#[$doc])*
         pub mod $family {
             #[allow(unused_imports)]
             use super::{Backend, OnDevice, common_backend, host};
+            #[cfg(feature = "cuda")]
+            use super::cuda;
             #[allow(unused_imports)]
-            use crate::{Array, DType, Result, Window};
+            use crate::{Array, DType, Device, Result, Window};
             #[allow(unused_imports)]
             pub use host::$family::{$($item),*};
             $(
@@ -109,9 +135,22 @@ macro_rules! families {
                 pub fn $name($($arg: $type),*) -> $out {
                     match common_backend(stringify!($name), [$(OnDevice::backend(&$placed)),*])? {
                         Backend::Host => host::$family::$name($($arg),*),
+                        #[cfg(feature = "cuda")]
+                        Backend::Cuda(_) => cuda::$family::$name($($arg),*),
                     }
                 }
             )*
+            $($(
+                $(#[$creates])*
+                #[inline]
+                pub fn $create(device: Device, $($part: $of),*) -> $created {
+                    match Backend::of(device)? {
+                        Backend::Host => host::$family::$create($($part),*),
+                        #[cfg(feature = "cuda")]
+                        Backend::Cuda(_) => cuda::$family::$create(device, $($part),*),
+                    }
+                }
+            )*)?
         }
     )*};
 }
@@ -178,20 +217,22 @@ families! {
     mod copy use {NOTHING} {
         /// Copies `x` to a contiguous array.
         fn contiguous[x](x: &Array) -> Result<Array>;
-        /// Creates an array filled with one value.
-        fn full[](dtype: DType, shape: &[usize], value: f64) -> Result<Array>;
-        /// As [`full`], for an integer value, which integer dtypes hold exactly.
-        fn full_i64[](dtype: DType, shape: &[usize], value: i64) -> Result<Array>;
-        /// Creates the window's elements of the array `start + i × step`, where `i` is the index in the full array. Integers are
-        /// exact in the integer dtypes.
-        fn arange[](dtype: DType, start: f64, step: f64, window: &Window) -> Result<Array>;
-        /// As [`arange`] for dtype `i64`, with integer bounds, because `f64` cannot hold all `i64` values.
-        fn arange_i64[](start: i64, step: i64, window: &Window) -> Result<Array>;
-        /// Creates the window's elements of an array of numbers evenly spaced from `start` to `end`, both included. With a `base`,
-        /// the elements are its powers with these exponents.
-        fn linspace[](start: f64, end: f64, base: Option<f64>, window: &Window) -> Result<Array>;
-        /// Creates the window's elements of a matrix with ones on the diagonal and zeros elsewhere.
-        fn eye[](dtype: DType, window: &Window) -> Result<Array>;
+        creates {
+            /// Creates an array filled with one value.
+            fn full(dtype: DType, shape: &[usize], value: f64) -> Result<Array>;
+            /// As [`full`], for an integer value, which integer dtypes hold exactly.
+            fn full_i64(dtype: DType, shape: &[usize], value: i64) -> Result<Array>;
+            /// Creates the window's elements of the array `start + i × step`, where `i` is the index in the full array. Integers are
+            /// exact in the integer dtypes.
+            fn arange(dtype: DType, start: f64, step: f64, window: &Window) -> Result<Array>;
+            /// As [`arange`] for dtype `i64`, with integer bounds, because `f64` cannot hold all `i64` values.
+            fn arange_i64(start: i64, step: i64, window: &Window) -> Result<Array>;
+            /// Creates the window's elements of an array of numbers evenly spaced from `start` to `end`, both included. With a `base`,
+            /// the elements are its powers with these exponents.
+            fn linspace(start: f64, end: f64, base: Option<f64>, window: &Window) -> Result<Array>;
+            /// Creates the window's elements of a matrix with ones on the diagonal and zeros elsewhere.
+            fn eye(dtype: DType, window: &Window) -> Result<Array>;
+        }
     }
 
     /// Maxima and minima along a dim, with their indices.
@@ -396,9 +437,6 @@ families! {
 
     /// Random numbers as functions of the element index.
     mod random use {Distribution, Draw} {
-        /// Draws the window's elements of a random array. The caller must have checked the arguments with
-        /// [`Distribution::check`].
-        fn draw[](distribution: Distribution, dtype: DType, window: &Window, draw: Draw) -> Result<Array>;
         /// Applies dropout: multiplies each element by 0 with probability `p`, and divides it by `1 − p` otherwise.
         ///
         /// `x` holds the window's elements of a full array. The choice depends on the element's index in the full array, and not
@@ -409,6 +447,11 @@ families! {
         ///
         /// `p` holds the window's elements of a full array. The choice depends on the element's index in the full array.
         fn bernoulli_each[p](p: &Array, window: &Window, draw: Draw) -> Result<Array>;
+        creates {
+            /// Draws the window's elements of a random array. The caller must have checked the arguments with
+            /// [`Distribution::check`].
+            fn draw(distribution: Distribution, dtype: DType, window: &Window, draw: Draw) -> Result<Array>;
+        }
     }
 
     /// Sums and other reductions along dims.
@@ -559,6 +602,8 @@ families! {
 
 /// Kernels whose work several threads share, block by block. Collectives between ranks on threads use them.
 pub mod parallel {
+    #[cfg(feature = "cuda")]
+    use super::cuda;
     use super::{Backend, OnDevice, common_backend, host};
     use crate::{Array, ReduceOp, Result};
 
@@ -573,6 +618,8 @@ pub mod parallel {
     ) -> Result<Box<dyn Work>> {
         match common_backend("reduce", [inputs.backend()])? {
             Backend::Host => host::parallel::reduce(op, inputs, split),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => cuda::parallel::reduce(op, inputs, split),
         }
     }
 
@@ -588,6 +635,8 @@ pub mod parallel {
     pub fn concatenate(outputs: Vec<(usize, Vec<Array>)>) -> Result<Box<dyn Work>> {
         match common_backend("concatenate", [outputs.first().and_then(|(_, arrays)| arrays[..].backend())])? {
             Backend::Host => host::parallel::concatenate(outputs),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => cuda::parallel::concatenate(outputs),
         }
     }
 }

@@ -7,6 +7,7 @@
 //! - [`kernels`]: the computations on arrays, by family. Each kernel selects its implementation by the arrays' device.
 //! - [`Shape`], [`DType`], [`Device`], [`Meta`], [`Scalar`]: the description of an array without its value.
 //! - [`Window`]: the elements of a full array that one shard holds. A shard made from it has the same random bits as the full array.
+//! - `cuda`: NVIDIA GPUs (feature `cuda`).
 //! - [`mod@mode`]: scoped modes of the calling thread, and listeners, for all crates above.
 //!
 //! ```
@@ -26,6 +27,9 @@
 #![warn(missing_docs)]
 
 mod array;
+#[cfg(feature = "cuda")]
+#[allow(unsafe_code)]
+pub mod cuda;
 mod device;
 mod dtype;
 mod elem;

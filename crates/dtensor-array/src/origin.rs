@@ -20,3 +20,9 @@ pub fn with_caller_line<R>(
 pub fn caller_line(caller: &'static Location<'static>) -> &'static Location<'static> {
     ORIGIN.get().unwrap_or(caller)
 }
+
+/// Returns the line set by [`with_caller_line`], if any.
+#[inline]
+pub fn current_line() -> Option<&'static Location<'static>> {
+    ORIGIN.get()
+}

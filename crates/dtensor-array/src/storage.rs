@@ -6,6 +6,8 @@
 use half::{bf16, f16};
 
 use crate::Device;
+#[cfg(feature = "cuda")]
+use crate::cuda::CudaStorage;
 use crate::elem::Elem;
 use crate::memory::{Charge, Purpose};
 
@@ -14,6 +16,9 @@ use crate::memory::{Charge, Purpose};
 pub(crate) enum Storage {
     /// Main memory.
     Host(HostStorage, Charge),
+    /// The memory of a GPU.
+    #[cfg(feature = "cuda")]
+    Cuda(CudaStorage, Charge),
 }
 
 /// A vector in main memory, of one of the element types.
@@ -37,8 +42,14 @@ impl Storage {
 
     /// Sets what the memory is counted as.
     pub(crate) fn count_as(&self, purpose: Purpose) {
-        let Storage::Host(_, charge) = self;
-        charge.count_as(purpose);
+        match self {
+            Storage::Host(_, charge) => charge.count_as(purpose),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(cuda, charge) => {
+                cuda.count_as(purpose);
+                charge.count_as(purpose);
+            }
+        }
     }
 
     /// Returns the number of elements.
@@ -52,6 +63,8 @@ impl Storage {
                 HostStorage::F32(data) => data.len(),
                 HostStorage::F64(data) => data.len(),
             },
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(cuda, _) => cuda.len,
         }
     }
 
@@ -59,21 +72,29 @@ impl Storage {
     pub(crate) fn device(&self) -> Device {
         match self {
             Storage::Host(..) => Device::Cpu,
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(cuda, _) => cuda.gpu().device(),
         }
     }
 
-    /// Returns the elements, or `None` if they are of another type.
+    /// Returns the elements, or `None` if they are of another type or not in main memory.
     #[inline]
     pub(crate) fn host<T: Elem>(&self) -> Option<&[T]> {
-        let Storage::Host(host, _) = self;
-        T::slice(host)
+        match self {
+            Storage::Host(host, _) => T::slice(host),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(..) => None,
+        }
     }
 
-    /// Returns the elements for writing, or `None` if they are of another type.
+    /// Returns the elements for writing, or `None` if they are of another type or not in main memory.
     #[inline]
     pub(crate) fn host_mut<T: Elem>(&mut self) -> Option<&mut [T]> {
-        let Storage::Host(host, _) = self;
-        T::slice_mut(host)
+        match self {
+            Storage::Host(host, _) => T::slice_mut(host),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(..) => None,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ pub struct HostCopy(Array);
 impl Array {
     /// Returns the elements in contiguous main memory. Copies them only if needed, and waits for the device if they are on one.
     pub fn copy_to_host_memory(&self) -> Result<HostCopy> {
-        Ok(HostCopy(self.contiguous()?))
+        Ok(HostCopy(self.dense_on_host()?))
     }
 }
 

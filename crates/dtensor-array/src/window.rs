@@ -15,12 +15,12 @@ type Ranges = SmallVec<[Range<usize>; 1]>;
 /// bit-identical to the same elements of the full array.
 ///
 /// ```
-/// use dtensor_array::Window;
+/// use dtensor_array::{Device, Window};
 /// use dtensor_array::kernels::copy::arange_i64;
 /// # fn main() -> dtensor_array::Result<()> {
 /// // Indices 0, 1 and 4 of an array with six elements.
 /// let window = Window::new(&[6], [[0..2, 4..5]])?;
-/// assert_eq!(arange_i64(10, 1, &window)?.copy_to_host::<i64>()?, [10, 11, 14]);
+/// assert_eq!(arange_i64(Device::Cpu, 10, 1, &window)?.copy_to_host::<i64>()?, [10, 11, 14]);
 /// # Ok(())
 /// # }
 /// ```
@@ -82,6 +82,12 @@ impl Window {
     /// Returns the shape of the full array.
     pub fn whole_shape(&self) -> &Shape {
         &self.full
+    }
+
+    /// Returns the ranges along a dim, unless the window covers the full array.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn ranges_of(&self, dim: usize) -> &[Range<usize>] {
+        self.ranges.get(dim).map_or(&[], |ranges| ranges)
     }
 
     /// Calls `run(at, first, n)` for each contiguous run of the shard, in row-major order: elements `at..at + n` of the shard

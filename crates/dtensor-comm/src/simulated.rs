@@ -57,7 +57,7 @@ impl Channel for SimulatedChannel {
                     Collective::Coalesced { parts } => parts,
                     alone => std::slice::from_ref(alone),
                 };
-                let zero = copy::full(call.meta.dtype, &[], 0.0)?;
+                let zero = copy::full(call.meta.device, call.meta.dtype, &[], 0.0)?;
                 let result = |(part, x): (&Collective, &Array)| zero.expand(&part.shape(x.shape(), self.me));
                 parts.iter().zip(&values).map(result).collect::<Result<_>>()?
             }

@@ -1,100 +1,47 @@
 //! The formulas of the element-wise functions of one array, and of their derivatives.
 //!
-//! They are functions instead of closures, so that they are always inlined into the loop.
+//! [`formulas!`] makes a Rust function of each, which is always inlined into its loop, and the same function in CUDA C++. So they are
+//! written in what both languages have: operators, and calls of the functions at the end of this file. A number is the second
+//! operand, because Rust infers its type from the first.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
 use crate::{Num, Real};
 
-#[inline(always)]
-fn c<A: Num>(x: f64) -> A {
-    A::from_f64(x)
-}
+/// Declares formulas of type `A`, for all numbers (`Num`) or for floating-point numbers only (`Real`).
+macro_rules! formulas {
+    ($($(#[$doc:meta])* fn $name:ident<A: $bound:ident>($($arg:ident),*) { $body:expr })*) => {
+        $(
+            $(#[$doc])*
+            #[allow(unused_variables)]
+            #[inline(always)]
+            pub(crate) fn $name<A: $bound>($($arg: A),*) -> A {
+                $body
+            }
+        )*
 
-/// −x.
-#[inline(always)]
-pub(crate) fn neg<A: Real>(x: A) -> A {
-    -x
-}
-
-/// −x for integers.
-#[inline(always)]
-pub(crate) fn neg_int<A: Num>(x: A) -> A {
-    A::ZERO - x
-}
-
-/// |x| for integers.
-#[inline(always)]
-pub(crate) fn abs_int<A: Num>(x: A) -> A {
-    if x < A::ZERO { A::ZERO - x } else { x }
-}
-
-/// The sign: −1, 0 or 1.
-#[inline(always)]
-pub(crate) fn sign<A: Num>(x: A) -> A {
-    // ±0 and NaN are returned unchanged.
-    let below = if x < A::ZERO { A::ZERO - A::ONE } else { x };
-    if x > A::ZERO { A::ONE } else { below }
-}
-
-/// x if positive, else 0.
-#[inline(always)]
-pub(crate) fn relu<A: Num>(x: A) -> A {
-    if x <= A::ZERO { A::ZERO } else { x }
-}
-
-/// x².
-#[inline(always)]
-pub(crate) fn square<A: Num>(x: A) -> A {
-    x * x
-}
-
-/// x³.
-#[inline(always)]
-pub(crate) fn cube<A: Num>(x: A) -> A {
-    x * x * x
-}
-
-/// 1.
-#[inline(always)]
-pub(crate) fn one<A: Num>(_: A) -> A {
-    A::ONE
-}
-
-/// 1 / x.
-#[inline(always)]
-pub(crate) fn recip<A: Real>(x: A) -> A {
-    A::ONE / x
-}
-
-/// 1 / x².
-#[inline(always)]
-pub(crate) fn recip_square<A: Real>(x: A) -> A {
-    A::ONE / (x * x)
-}
-
-/// 1 / √x.
-#[inline(always)]
-pub(crate) fn rsqrt<A: Real>(x: A) -> A {
-    A::ONE / x.sqrt()
-}
-
-/// 1 / (1 + e⁻ˣ).
-#[inline(always)]
-pub(crate) fn sigmoid<A: Real>(x: A) -> A {
-    A::ONE / (A::ONE + (-x).exp())
-}
-
-/// x · sigmoid(x).
-#[inline(always)]
-pub(crate) fn silu<A: Real>(x: A) -> A {
-    x / (A::ONE + (-x).exp())
-}
-
-/// x times the standard normal cumulative distribution function of x.
-#[inline(always)]
-pub(crate) fn gelu<A: Real>(x: A) -> A {
-    x * x.normal_cdf()
+        /// Returns the formulas in CUDA C++, for the types `T` and `A` of a unit.
+        #[cfg(feature = "cuda")]
+        pub(crate) fn cuda_source() -> String {
+            let mut source = format!(
+                "namespace formula {{\n\
+                 constexpr double FRAC_1_SQRT_2 = {FRAC_1_SQRT_2:e}, FRAC_2_SQRT_PI = {FRAC_2_SQRT_PI:e};\n\
+                 constexpr double TANH_SCALE = {TANH_SCALE:e}, TANH_CUBE = {TANH_CUBE:e};\n\
+                 DEVICE A zero() {{ return A(0); }}\nDEVICE A one() {{ return A(1); }}\nDEVICE A minus_one() {{ return A(-1); }}\nDEVICE A c(double x) {{ return A(x); }}\n"
+            );
+            $(
+                let is_real = stringify!($bound) == "Real";
+                let arguments: &[&str] = &[$(concat!("A ", stringify!($arg))),*];
+                source += if is_real { "#if DTYPE >= 2\n" } else { "" };
+                source += &format!(
+                    "DEVICE A {}({}) {{ return {}; }}\n",
+                    stringify!($name), arguments.join(", "), stringify!($body)
+                );
+                source += if is_real { "#endif\n" } else { "" };
+            )*
+            source + "}\n"
+        }
+    };
 }
 
 /// √(2/π), the scale in the tanh approximation of GELU.
@@ -102,108 +49,181 @@ pub const TANH_SCALE: f64 = FRAC_2_SQRT_PI / SQRT_2;
 /// The weight of x³ in the tanh approximation of GELU.
 pub const TANH_CUBE: f64 = 0.044715;
 
-#[inline(always)]
-fn tanh_of<A: Real>(x: A) -> A {
-    (c::<A>(TANH_SCALE) * (x + c::<A>(TANH_CUBE) * x * x * x)).tanh()
+formulas! {
+    /// −x.
+    fn negative<A: Num>(x) { -x }
+
+    /// |x|.
+    fn magnitude<A: Real>(x) { abs(x) }
+
+    /// |x| for integers.
+    fn magnitude_int<A: Num>(x) { select(x < zero(), -x, x) }
+
+    /// The sign: −1, 0 or 1. ±0 and NaN are returned unchanged.
+    fn sign<A: Num>(x) { select(x > zero(), one(), select(x < zero(), minus_one(), x)) }
+
+    /// √x.
+    fn root<A: Real>(x) { sqrt(x) }
+
+    /// 1 / √x.
+    fn inverse_root<A: Real>(x) { recip(sqrt(x)) }
+
+    /// 1 / x.
+    fn inverse<A: Real>(x) { recip(x) }
+
+    /// eˣ.
+    fn exponential<A: Real>(x) { exp(x) }
+
+    /// The natural logarithm.
+    fn logarithm<A: Real>(x) { ln(x) }
+
+    /// The sine.
+    fn sine<A: Real>(x) { sin(x) }
+
+    /// The cosine.
+    fn cosine<A: Real>(x) { cos(x) }
+
+    /// The hyperbolic tangent.
+    fn hyperbolic_tangent<A: Real>(x) { tanh(x) }
+
+    /// The error function.
+    fn error_function<A: Real>(x) { erf(x) }
+
+    /// x if positive, else 0.
+    fn relu<A: Num>(x) { select(x <= zero(), zero(), x) }
+
+    /// x².
+    fn square<A: Num>(x) { x * x }
+
+    /// x³.
+    fn cube<A: Num>(x) { x * x * x }
+
+    /// 1.
+    fn unit<A: Num>(x) { one() }
+
+    /// 1 / x².
+    fn inverse_square<A: Real>(x) { recip(x * x) }
+
+    /// 1 / (1 + e⁻ˣ).
+    fn sigmoid<A: Real>(x) { recip(exp(-x) + one()) }
+
+    /// x · sigmoid(x).
+    fn silu<A: Real>(x) { x / (exp(-x) + one()) }
+
+    /// x times the standard normal cumulative distribution function of x.
+    fn gelu<A: Real>(x) { x * normal_cdf(x) }
+
+    /// The hyperbolic tangent in the tanh approximation of GELU.
+    fn tanh_of<A: Real>(x) { tanh((x + x * c(TANH_CUBE) * x * x) * c(TANH_SCALE)) }
+
+    /// The tanh approximation of [`gelu`].
+    fn gelu_tanh<A: Real>(x) { x * c(0.5) * (tanh_of(x) + one()) }
+
+    // Derivatives times `dy`. `x` is the argument of the function, `y` its result.
+
+    /// The gradient of −x.
+    fn negative_grad<A: Real>(x, dy) { -dy }
+
+    /// The gradient of |x|.
+    fn magnitude_grad<A: Real>(x, dy) { sign(x) * dy }
+
+    /// The gradient of a function that is constant almost everywhere.
+    fn no_grad<A: Real>(x, dy) { zero() }
+
+    /// The gradient of √x.
+    fn root_grad<A: Real>(y, dy) { dy / (y + y) }
+
+    /// The gradient of 1 / √x.
+    fn inverse_root_grad<A: Real>(y, dy) { dy * c(-0.5) * (y * y * y) }
+
+    /// The gradient of 1 / x.
+    fn inverse_grad<A: Real>(y, dy) { -dy * (y * y) }
+
+    /// The gradient of eˣ.
+    fn exponential_grad<A: Real>(y, dy) { dy * y }
+
+    /// The gradient of the logarithm.
+    fn logarithm_grad<A: Real>(x, dy) { dy / x }
+
+    /// The gradient of the sine.
+    fn sine_grad<A: Real>(x, dy) { dy * cos(x) }
+
+    /// The gradient of the cosine.
+    fn cosine_grad<A: Real>(x, dy) { -dy * sin(x) }
+
+    /// The gradient of the hyperbolic tangent.
+    fn hyperbolic_tangent_grad<A: Real>(y, dy) { dy * (-(y * y) + one()) }
+
+    /// The gradient of the sigmoid.
+    fn sigmoid_grad<A: Real>(y, dy) { dy * (-y + one()) * y }
+
+    /// The gradient of ReLU.
+    fn relu_grad<A: Real>(y, dy) { select(y <= zero(), zero(), dy) }
+
+    /// The gradient of [`gelu`].
+    fn gelu_grad<A: Real>(x, dy) {
+        dy * (normal_cdf(x) + x * (exp(x * c(-0.5) * x) * c(FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * 0.5)))
+    }
+
+    /// The derivative of the argument of the hyperbolic tangent in [`gelu_tanh`].
+    fn tanh_slope<A: Real>(x) { (x * c(3.0 * TANH_CUBE) * x + one()) * c(TANH_SCALE) }
+
+    /// The gradient of [`gelu_tanh`], from x and its [`tanh_of`].
+    fn gelu_tanh_grad_with<A: Real>(x, t, dy) {
+        dy * c(0.5) * ((t + one()) + x * (-(t * t) + one()) * tanh_slope(x))
+    }
+
+    /// The gradient of [`gelu_tanh`].
+    fn gelu_tanh_grad<A: Real>(x, dy) { gelu_tanh_grad_with(x, tanh_of(x), dy) }
+
+    /// The gradient of [`silu`], from x and its [`sigmoid`].
+    fn silu_grad_with<A: Real>(x, s, dy) { dy * s * (x * (-s + one()) + one()) }
+
+    /// The gradient of [`silu`].
+    fn silu_grad<A: Real>(x, dy) { silu_grad_with(x, sigmoid(x), dy) }
+
+    /// The gradient of the error function.
+    fn error_function_grad<A: Real>(x, dy) { dy * c(FRAC_2_SQRT_PI) * exp(-(x * x)) }
 }
 
-/// The tanh approximation of [`gelu`].
 #[inline(always)]
-pub(crate) fn gelu_tanh<A: Real>(x: A) -> A {
-    c::<A>(0.5) * x * (A::ONE + tanh_of(x))
+fn zero<A: Num>() -> A {
+    A::ZERO
 }
 
-// Derivatives times `dy`. `x` is the argument of the function, `y` its result.
-/// The gradient of [`Unary::Abs`](super::unary::Unary).
 #[inline(always)]
-pub(crate) fn abs_grad<A: Real>(x: A, dy: A) -> A {
-    sign(x) * dy
+fn one<A: Num>() -> A {
+    A::ONE
 }
 
-/// The gradient of [`Unary::Sqrt`](super::unary::Unary).
 #[inline(always)]
-pub(crate) fn sqrt_grad<A: Real>(y: A, dy: A) -> A {
-    dy / (y + y)
+fn minus_one<A: Num>() -> A {
+    -A::ONE
 }
 
-/// The gradient of [`Unary::Rsqrt`](super::unary::Unary).
 #[inline(always)]
-pub(crate) fn rsqrt_grad<A: Real>(y: A, dy: A) -> A {
-    c::<A>(-0.5) * dy * (y * y * y)
+fn c<A: Num>(x: f64) -> A {
+    A::from_f64(x)
 }
 
-/// The gradient of [`Unary::Recip`](super::unary::Unary).
 #[inline(always)]
-pub(crate) fn recip_grad<A: Real>(y: A, dy: A) -> A {
-    -dy * (y * y)
+fn select<A>(condition: bool, x: A, y: A) -> A {
+    if condition { x } else { y }
 }
 
-/// The gradient of [`Unary::Exp`](super::unary::Unary).
+/// Returns 1 / x.
 #[inline(always)]
-pub(crate) fn exp_grad<A: Real>(y: A, dy: A) -> A {
-    dy * y
+fn recip<A: Real>(x: A) -> A {
+    A::ONE / x
 }
 
-/// The gradient of [`Unary::Ln`](super::unary::Unary).
-#[inline(always)]
-pub(crate) fn ln_grad<A: Real>(x: A, dy: A) -> A {
-    dy / x
+/// Declares methods of [`Real`] as functions, as they are in C++.
+macro_rules! functions {
+    ($($name:ident)*) => {$(
+        #[inline(always)]
+        fn $name<A: Real>(x: A) -> A {
+            x.$name()
+        }
+    )*};
 }
-
-/// The gradient of [`Unary::Sin`](super::unary::Unary).
-#[inline(always)]
-pub(crate) fn sin_grad<A: Real>(x: A, dy: A) -> A {
-    dy * x.cos()
-}
-
-/// The gradient of [`Unary::Cos`](super::unary::Unary).
-#[inline(always)]
-pub(crate) fn cos_grad<A: Real>(x: A, dy: A) -> A {
-    -dy * x.sin()
-}
-
-/// The gradient of [`Unary::Tanh`](super::unary::Unary).
-#[inline(always)]
-pub(crate) fn tanh_grad<A: Real>(y: A, dy: A) -> A {
-    dy * (A::ONE - y * y)
-}
-
-/// The gradient of [`Unary::Sigmoid`](super::unary::Unary).
-#[inline(always)]
-pub(crate) fn sigmoid_grad<A: Real>(y: A, dy: A) -> A {
-    dy * (A::ONE - y) * y
-}
-
-/// The gradient of [`Unary::Relu`](super::unary::Unary).
-#[inline(always)]
-pub(crate) fn relu_grad<A: Real>(y: A, dy: A) -> A {
-    if y <= A::ZERO { A::ZERO } else { dy }
-}
-
-/// The gradient of [`Unary::Gelu`](super::unary::Unary).
-#[inline(always)]
-pub(crate) fn gelu_grad<A: Real>(x: A, dy: A) -> A {
-    let density = (c::<A>(-0.5) * x * x).exp() * c(FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * 0.5);
-    dy * (x.normal_cdf() + x * density)
-}
-
-/// The gradient of [`Unary::GeluTanh`](super::unary::Unary).
-#[inline(always)]
-pub(crate) fn gelu_tanh_grad<A: Real>(x: A, dy: A) -> A {
-    let t = tanh_of(x);
-    let inner = c::<A>(TANH_SCALE) * (A::ONE + c::<A>(3.0 * TANH_CUBE) * x * x);
-    dy * c(0.5) * ((A::ONE + t) + x * (A::ONE - t * t) * inner)
-}
-
-/// The gradient of [`Unary::Silu`](super::unary::Unary).
-#[inline(always)]
-pub(crate) fn silu_grad<A: Real>(x: A, dy: A) -> A {
-    let s = sigmoid(x);
-    dy * s * (A::ONE + x * (A::ONE - s))
-}
-
-/// The gradient of [`Unary::Erf`](super::unary::Unary).
-#[inline(always)]
-pub(crate) fn erf_grad<A: Real>(x: A, dy: A) -> A {
-    dy * c(FRAC_2_SQRT_PI) * (-(x * x)).exp()
-}
+functions!(abs sqrt exp ln sin cos tanh erf normal_cdf);

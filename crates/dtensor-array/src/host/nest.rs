@@ -109,7 +109,7 @@ impl<'a, T: Copy> RowView<'a, T> {
 }
 
 /// Returns the shape that two operands broadcast to. They must be broadcastable.
-pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Shape {
+pub(crate) fn broadcast(a: &[usize], b: &[usize]) -> Shape {
     if a == b {
         return Shape::from(a);
     }

@@ -39,11 +39,11 @@ pub(crate) fn pow_scalar(x: &Array, e: f64) -> Result<Array> {
     } else if e == -1.0 {
         return unary(Unary::Recip, x);
     } else if e == -2.0 {
-        return with_float!("pow", x.dtype(), T => map::<T>(x, formula::recip_square));
+        return with_float!("pow", x.dtype(), T => map::<T>(x, formula::inverse_square));
     }
     with_elem!(x.dtype(), T => {
         if e == 0.0 {
-            map::<T>(x, formula::one)
+            map::<T>(x, formula::unit)
         } else if e == 2.0 {
             map::<T>(x, formula::square)
         } else if e == 3.0 {

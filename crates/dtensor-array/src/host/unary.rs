@@ -2,79 +2,105 @@
 
 use super::formula;
 use super::nest::{map, zip};
-use crate::{Array, Elem, Num, Real, with_elem, with_float};
-use crate::{DType, Error, Result};
+use crate::{Array, DType, Element, Error, Float, Result, with_elem, with_float};
 
 pub use super::formula::{TANH_CUBE, TANH_SCALE};
 
-/// An element-wise function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Unary {
-    /// −x.
-    Neg,
-    /// The absolute value.
-    Abs,
-    /// The sign: −1, 0 or 1.
-    Sign,
-    /// The square root.
-    Sqrt,
-    /// One over the square root.
-    Rsqrt,
-    /// One over x.
-    Recip,
-    /// e to the power x.
-    Exp,
-    /// The natural logarithm.
-    Ln,
-    /// The sine.
-    Sin,
-    /// The cosine.
-    Cos,
-    /// The hyperbolic tangent.
-    Tanh,
-    /// 1 / (1 + e⁻ˣ).
-    Sigmoid,
-    /// x if positive, else 0.
-    Relu,
-    /// x times the standard normal cumulative distribution function of x.
-    Gelu,
-    /// The tanh approximation of [`Gelu`](Self::Gelu).
-    GeluTanh,
-    /// x · sigmoid(x).
-    Silu,
-    /// The error function.
-    Erf,
+/// Declares the functions: the name in error messages, the formulas of the function and its derivative, and whether the derivative is
+/// computed from the result instead of the argument.
+macro_rules! functions {
+    ($($(#[$doc:meta])* $variant:ident $name:literal = $forward:ident, $backward:ident, $saves_output:literal;)*) => {
+        /// An element-wise function.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Unary {
+            $($(#[$doc])* $variant,)*
+        }
+
+        impl Unary {
+            /// All functions.
+            #[cfg(any(test, feature = "cuda"))]
+            pub(crate) const ALL: &[Unary] = &[$(Unary::$variant),*];
+
+            /// Returns the name used in error messages.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Unary::$variant => $name,)*
+                }
+            }
+
+            /// Returns the names of the formulas of the function and of its derivative.
+            #[cfg(feature = "cuda")]
+            pub(crate) fn formulas(self) -> [&'static str; 2] {
+                match self {
+                    $(Unary::$variant => [stringify!($forward), stringify!($backward)],)*
+                }
+            }
+
+            /// Returns the names of the kernels of the function and of its derivative.
+            #[cfg(feature = "cuda")]
+            pub(crate) fn kernels(self) -> [&'static str; 2] {
+                match self {
+                    $(Unary::$variant => [$name, concat!($name, "_grad")],)*
+                }
+            }
+
+            /// Returns true if the gradient is computed from the function's result instead of its argument.
+            pub fn saves_output(self) -> bool {
+                match self {
+                    $(Unary::$variant => $saves_output,)*
+                }
+            }
+        }
+
+        fn real<T: Float + Element>(f: Unary, x: &Array) -> Result<Array> {
+            match f {
+                $(Unary::$variant => map::<T>(x, formula::$forward),)*
+            }
+        }
+
+        fn real_grad<T: Float + Element>(f: Unary, saved: &Array, dy: &Array) -> Result<Array> {
+            match f {
+                $(Unary::$variant => zip::<T, T, _>(saved, dy, formula::$backward),)*
+            }
+        }
+    };
 }
 
-impl Unary {
-    /// Returns the name used in error messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Unary::Neg => "neg",
-            Unary::Abs => "abs",
-            Unary::Sign => "sign",
-            Unary::Sqrt => "sqrt",
-            Unary::Rsqrt => "rsqrt",
-            Unary::Recip => "recip",
-            Unary::Exp => "exp",
-            Unary::Ln => "log",
-            Unary::Sin => "sin",
-            Unary::Cos => "cos",
-            Unary::Tanh => "tanh",
-            Unary::Sigmoid => "sigmoid",
-            Unary::Relu => "relu",
-            Unary::Gelu => "gelu",
-            Unary::GeluTanh => "gelu_tanh",
-            Unary::Silu => "silu",
-            Unary::Erf => "erf",
-        }
-    }
-
-    /// Returns true if the gradient is computed from the function's result instead of its argument.
-    pub fn saves_output(self) -> bool {
-        use Unary::*;
-        matches!(self, Tanh | Sigmoid | Relu | Exp | Sqrt | Rsqrt | Recip)
-    }
+functions! {
+    /// −x.
+    Neg "neg" = negative, negative_grad, false;
+    /// The absolute value.
+    Abs "abs" = magnitude, magnitude_grad, false;
+    /// The sign: −1, 0 or 1.
+    Sign "sign" = sign, no_grad, false;
+    /// The square root.
+    Sqrt "sqrt" = root, root_grad, true;
+    /// One over the square root.
+    Rsqrt "rsqrt" = inverse_root, inverse_root_grad, true;
+    /// One over x.
+    Recip "recip" = inverse, inverse_grad, true;
+    /// e to the power x.
+    Exp "exp" = exponential, exponential_grad, true;
+    /// The natural logarithm.
+    Ln "log" = logarithm, logarithm_grad, false;
+    /// The sine.
+    Sin "sin" = sine, sine_grad, false;
+    /// The cosine.
+    Cos "cos" = cosine, cosine_grad, false;
+    /// The hyperbolic tangent.
+    Tanh "tanh" = hyperbolic_tangent, hyperbolic_tangent_grad, true;
+    /// 1 / (1 + e⁻ˣ).
+    Sigmoid "sigmoid" = sigmoid, sigmoid_grad, true;
+    /// x if positive, else 0.
+    Relu "relu" = relu, relu_grad, true;
+    /// x times the standard normal cumulative distribution function of x.
+    Gelu "gelu" = gelu, gelu_grad, false;
+    /// The tanh approximation of [`Gelu`](Self::Gelu).
+    GeluTanh "gelu_tanh" = gelu_tanh, gelu_tanh_grad, false;
+    /// x · sigmoid(x).
+    Silu "silu" = silu, silu_grad, false;
+    /// The error function.
+    Erf "erf" = error_function, error_function_grad, false;
 }
 
 /// Computes `f` of each element. Integer dtypes support only `Neg`, `Abs`, `Sign` and `Relu`.
@@ -82,8 +108,8 @@ pub(crate) fn unary(f: Unary, x: &Array) -> Result<Array> {
     use Unary::*;
     if let (dtype @ (DType::I64 | DType::U8), Neg | Abs | Sign | Relu) = (x.dtype(), f) {
         return with_elem!(dtype, T => match f {
-            Neg => map::<T>(x, formula::neg_int),
-            Abs => map::<T>(x, formula::abs_int),
+            Neg => map::<T>(x, formula::negative),
+            Abs => map::<T>(x, formula::magnitude_int),
             Sign => map::<T>(x, formula::sign),
             _ => map::<T>(x, formula::relu),
         });
@@ -92,53 +118,16 @@ pub(crate) fn unary(f: Unary, x: &Array) -> Result<Array> {
     if let (DType::F32, Exp, Some(v4)) = (x.dtype(), f, pulp::x86::V4::try_new()) {
         return super::exp::exp(v4, x);
     }
-    with_float!(f.name(), x.dtype(), T => match f {
-        Neg => map::<T>(x, formula::neg),
-        Abs => map::<T>(x, Real::abs),
-        Sign => map::<T>(x, formula::sign),
-        Sqrt => map::<T>(x, Real::sqrt),
-        Rsqrt => map::<T>(x, formula::rsqrt),
-        Recip => map::<T>(x, formula::recip),
-        Exp => map::<T>(x, Real::exp),
-        Ln => map::<T>(x, Real::ln),
-        Sin => map::<T>(x, Real::sin),
-        Cos => map::<T>(x, Real::cos),
-        Tanh => map::<T>(x, Real::tanh),
-        Sigmoid => map::<T>(x, formula::sigmoid),
-        Relu => map::<T>(x, formula::relu),
-        Gelu => map::<T>(x, formula::gelu),
-        GeluTanh => map::<T>(x, formula::gelu_tanh),
-        Silu => map::<T>(x, formula::silu),
-        Erf => map::<T>(x, Real::erf),
-    })
+    with_float!(f.name(), x.dtype(), T => real::<T>(f, x))
 }
 
 /// Computes `dy` times the derivative of `f`. `saved` is the result of `f` if [`Unary::saves_output`], else its argument.
 pub(crate) fn unary_grad(f: Unary, saved: &Array, dy: &Array) -> Result<Array> {
-    use Unary::*;
     let (left, right) = (saved.dtype(), dy.dtype());
     if left != right {
         return Err(Error::DTypeMismatch { op: f.name(), left, right });
     }
-    with_float!(f.name(), left, T => match f {
-        Neg => map::<T>(dy, formula::neg),
-        Abs => zip::<T, T, _>(saved, dy, formula::abs_grad),
-        Sign => map::<T>(dy, |_| <T as Elem>::Acc::ZERO),
-        Sqrt => zip::<T, T, _>(saved, dy, formula::sqrt_grad),
-        Rsqrt => zip::<T, T, _>(saved, dy, formula::rsqrt_grad),
-        Recip => zip::<T, T, _>(saved, dy, formula::recip_grad),
-        Exp => zip::<T, T, _>(saved, dy, formula::exp_grad),
-        Ln => zip::<T, T, _>(saved, dy, formula::ln_grad),
-        Sin => zip::<T, T, _>(saved, dy, formula::sin_grad),
-        Cos => zip::<T, T, _>(saved, dy, formula::cos_grad),
-        Tanh => zip::<T, T, _>(saved, dy, formula::tanh_grad),
-        Sigmoid => zip::<T, T, _>(saved, dy, formula::sigmoid_grad),
-        Relu => zip::<T, T, _>(saved, dy, formula::relu_grad),
-        Gelu => zip::<T, T, _>(saved, dy, formula::gelu_grad),
-        GeluTanh => zip::<T, T, _>(saved, dy, formula::gelu_tanh_grad),
-        Silu => zip::<T, T, _>(saved, dy, formula::silu_grad),
-        Erf => zip::<T, T, _>(saved, dy, formula::erf_grad),
-    })
+    with_float!(f.name(), left, T => real_grad::<T>(f, saved, dy))
 }
 
 #[cfg(test)]
@@ -147,25 +136,7 @@ mod tests {
     use super::*;
     use crate::host::testing::values;
 
-    const ALL: [Unary; 17] = [
-        Unary::Neg,
-        Unary::Abs,
-        Unary::Sign,
-        Unary::Sqrt,
-        Unary::Rsqrt,
-        Unary::Recip,
-        Unary::Exp,
-        Unary::Ln,
-        Unary::Sin,
-        Unary::Cos,
-        Unary::Tanh,
-        Unary::Sigmoid,
-        Unary::Relu,
-        Unary::Gelu,
-        Unary::GeluTanh,
-        Unary::Silu,
-        Unary::Erf,
-    ];
+    const ALL: &[Unary] = Unary::ALL;
 
     fn exact(f: Unary, x: f64) -> f64 {
         match f {
@@ -218,7 +189,7 @@ mod tests {
 
     #[test]
     fn every_function_is_accurate_for_every_dtype() {
-        for f in ALL {
+        for &f in ALL {
             for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
                 for n in [0, 1, 16, 101] {
                     let x = local(&domain(f, n), dtype);
@@ -239,7 +210,7 @@ mod tests {
 
     #[test]
     fn derivatives_match_finite_differences() {
-        for f in ALL {
+        for &f in ALL {
             for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
                 // Zero is left out, because some functions have no derivative there.
                 let x: Vec<f64> = domain(f, 101).into_iter().filter(|&x| x != 0.0).collect();
@@ -264,7 +235,7 @@ mod tests {
         let (nan, inf) = (f64::NAN, f64::INFINITY);
         for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
             let of = |f, x: f64| values(&unary(f, &local(&[x], dtype)).unwrap())[0];
-            for f in ALL {
+            for &f in ALL {
                 assert!(of(f, nan).is_nan(), "{f:?} {dtype}");
             }
             assert_eq!([of(Unary::Exp, -inf), of(Unary::Exp, inf), of(Unary::Ln, 0.0)], [0.0, inf, -inf]);
@@ -305,7 +276,7 @@ mod tests {
             [of(Unary::Neg), of(Unary::Abs), of(Unary::Sign), of(Unary::Relu)],
             [[0, 56], [0, 200], [0, 1], [0, 200]]
         );
-        for f in ALL {
+        for &f in ALL {
             if !matches!(f, Unary::Neg | Unary::Abs | Unary::Sign | Unary::Relu) {
                 assert!(matches!(unary(f, &x), Err(Error::DType { op, .. }) if op == f.name()));
             }

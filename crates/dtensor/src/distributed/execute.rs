@@ -224,8 +224,8 @@ fn run_local(action: &Action, x: &Array) -> Result<Array> {
         Action::Keep { dim, ranges } => copy_ranges(x, *dim, ranges),
         Action::Embed { dim, start, len } => Ok(cat::pad_slice(x, *dim, *start, *len, NOTHING)?),
         Action::Divide { op, all } => match op {
-            ReduceOp::Sum if !all => Ok(copy::full(x.dtype(), x.dims(), NOTHING)?),
-            ReduceOp::Product if !all => Ok(copy::full(x.dtype(), x.dims(), 1.0)?),
+            ReduceOp::Sum if !all => Ok(copy::full(x.device(), x.dtype(), x.dims(), NOTHING)?),
+            ReduceOp::Product if !all => Ok(copy::full(x.device(), x.dtype(), x.dims(), 1.0)?),
             _ => Ok(x.clone()),
         },
         Action::Scale { by } => scale(x, *by),
@@ -237,7 +237,7 @@ pub(super) fn copy_ranges(x: &Array, dim: usize, ranges: &[std::ops::Range<usize
     let narrow = |range: &std::ops::Range<usize>| x.narrow(dim, range.start, range.len());
     Ok(match ranges {
         [all] if all.len() == x.dims()[dim] => x.clone(),
-        [] => copy::full(x.dtype(), &x.shape().with_dim(dim, 0), 0.0)?,
+        [] => copy::full(x.device(), x.dtype(), &x.shape().with_dim(dim, 0), 0.0)?,
         [one] => copy::contiguous(&narrow(one)?)?,
         several => {
             let parts = several.iter().map(narrow).collect::<Result<Vec<_>>>()?;

@@ -88,8 +88,8 @@ impl Tensor {
         distribution.check(op, dtype)?;
         window.whole_shape().checked_numel(op)?;
         let draw = next_draw(mesh);
-        Tensor::new_on_default_device(op, window.shape(), dtype, || {
-            kernel::draw(distribution, dtype, window, draw)
+        Tensor::new_on_default_device(op, window.shape(), dtype, |device| {
+            kernel::draw(device, distribution, dtype, window, draw)
         })
     }
 

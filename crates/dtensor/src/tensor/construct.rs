@@ -106,28 +106,20 @@ impl Tensor {
         Tensor::full_of(&Meta { shape: shape.into(), dtype, device: default_device() }, value)
     }
 
-    /// Creates a tensor on the default device: calls `make` for the elements, or not at all on the meta device.
+    /// Creates a tensor on the default device: calls `make` with the device for the elements, or not at all on the meta device.
     pub(crate) fn new_on_default_device(
         op: &'static str,
         shape: &[usize],
         dtype: DType,
-        make: impl FnOnce() -> Result<Array>,
+        make: impl FnOnce(Device) -> Result<Array>,
     ) -> Result<Tensor> {
         let shape = Shape::from(shape);
-        if default_device() == Device::Meta {
+        let device = default_device();
+        if device == Device::Meta {
             return Tensor::meta_of(shape, dtype);
         }
-        check_allocation(op, &shape, dtype)?;
-        Ok(Tensor::of(make()?))
-    }
-
-    fn full_on_cpu(shape: &Shape, value: Scalar, dtype: DType) -> Result<Tensor> {
-        check_allocation("full", shape, dtype)?;
-        let number = value.for_dtype("full", dtype)?;
-        Ok(Tensor::of(match value {
-            Scalar::Int(integer) => copy::full_i64(dtype, shape, integer)?,
-            Scalar::Float(_) => copy::full(dtype, shape, number)?,
-        }))
+        check_allocation(op, &shape, dtype, device)?;
+        Ok(Tensor::of(make(device)?))
     }
 
     /// Creates a tensor with a shape and a dtype but no elements, on [`Device::Meta`].
@@ -192,7 +184,9 @@ impl Tensor {
         let n = ((end - start) / step).ceil() as usize;
         Shape::from(n).checked_numel(OP)?;
         let window = window(n)?;
-        Tensor::new_on_default_device(OP, window.shape(), dtype, || copy::arange(dtype, start, step, &window))
+        Tensor::new_on_default_device(OP, window.shape(), dtype, |device| {
+            copy::arange(device, dtype, start, step, &window)
+        })
     }
 
     /// [`arange_window`](Tensor::arange_window) for `i64`, computed in integers because `f64` cannot represent all
@@ -213,8 +207,8 @@ impl Tensor {
         Shape::from(n).checked_numel(OP)?;
         let window = window(n)?;
         let (start, step) = (start as i64, step as i64);
-        Tensor::new_on_default_device(OP, window.shape(), DType::I64, || {
-            copy::arange_i64(start, step, &window)
+        Tensor::new_on_default_device(OP, window.shape(), DType::I64, |device| {
+            copy::arange_i64(device, start, step, &window)
         })
     }
 
@@ -273,7 +267,7 @@ impl Tensor {
         window: &Window,
     ) -> Result<Tensor> {
         window.whole_shape().checked_numel(op)?;
-        let make = || copy::linspace(start, end, base, window);
+        let make = |device| copy::linspace(device, start, end, base, window);
         Tensor::new_on_default_device(op, window.shape(), DType::F64, make)?.to_dtype(dtype)
     }
 
@@ -293,7 +287,7 @@ impl Tensor {
     /// Creates the slice, selected by a window, of a matrix with ones on the diagonal and zeros elsewhere.
     pub(crate) fn eye_window(dtype: DType, window: &Window) -> Result<Tensor> {
         window.whole_shape().checked_numel("eye")?;
-        Tensor::new_on_default_device("eye", window.shape(), dtype, || copy::eye(dtype, window))
+        Tensor::new_on_default_device("eye", window.shape(), dtype, |device| copy::eye(device, dtype, window))
     }
 
     /// Creates a tensor of this tensor's shape and mesh on `device`: `make` creates the elements that a window
@@ -362,9 +356,16 @@ impl Tensor {
     /// Creates a tensor filled with `value`, of the given shape, dtype and device.
     pub(crate) fn full_of(meta: &Meta, value: impl Into<Scalar>) -> Result<Tensor> {
         match meta.device {
-            Device::Cpu => Tensor::full_on_cpu(&meta.shape, value.into(), meta.dtype),
             Device::Meta => Tensor::meta_of(&meta.shape, meta.dtype),
-            other => Err(Error::argument("full", format!("device {other} is not supported"))),
+            device => {
+                let (value, Meta { shape, dtype, .. }) = (value.into(), meta);
+                check_allocation("full", shape, *dtype, device)?;
+                let number = value.for_dtype("full", *dtype)?;
+                Ok(Tensor::of(match value {
+                    Scalar::Int(integer) => copy::full_i64(device, *dtype, shape, integer)?,
+                    Scalar::Float(_) => copy::full(device, *dtype, shape, number)?,
+                }))
+            }
         }
     }
 
@@ -376,7 +377,7 @@ impl Tensor {
         let zero = Tensor::full_of(&Meta { shape: Shape::from([]), ..meta.clone() }, 0)?;
         let part = match zero.value().part.array()? {
             Some(zero) => {
-                check_allocation("empty_like", shape, meta.dtype)?;
+                check_allocation("empty_like", shape, meta.dtype, device)?;
                 LocalTensor::Array(zero.expand(shape)?)
             }
             None => LocalTensor::of_meta(shape.clone(), meta.dtype),
@@ -385,12 +386,17 @@ impl Tensor {
     }
 }
 
-/// Checks that a new array fits into memory. Returns its number of elements.
-pub(crate) fn check_allocation(op: &'static str, shape: &Shape, dtype: DType) -> Result<usize> {
+/// Checks that a new array fits into memory; a GPU checks it itself. Returns its number of elements.
+pub(crate) fn check_allocation(
+    op: &'static str,
+    shape: &Shape,
+    dtype: DType,
+    device: Device,
+) -> Result<usize> {
     const LARGE: usize = 1 << 32;
     let n = shape.checked_numel(op)?;
     let bytes = n * dtype.size();
-    if bytes >= LARGE && Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
+    if bytes >= LARGE && device == Device::Cpu && Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
         let message = format!("not enough memory for the {bytes} bytes of shape {shape}");
         return Err(Error::argument(op, message));
     }

@@ -1,0 +1,207 @@
+//! [`Gpu`]: a GPU, found at first use, and the registry of all of them.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use super::driver::{Driver, Handle, Info};
+use super::pool::{MemoryStats, Usage};
+use super::stream::Stream;
+use super::{current_stream, nvidia};
+use crate::{Device, Error, Result};
+
+/// The number of GPUs that are used, if there are more.
+pub(crate) const MAX_DEVICES: usize = 16;
+
+/// A GPU.
+pub(crate) struct Gpu {
+    pub(crate) ordinal: usize,
+    pub(crate) driver: &'static dyn Driver,
+    pub(crate) info: Info,
+    /// The memory in use, of all streams together.
+    pub(crate) usage: Usage,
+    /// All streams, in the order of their indices.
+    streams: Mutex<Vec<&'static Stream>>,
+    /// Streams of threads that have ended.
+    pub(super) idle: Mutex<Vec<&'static Stream>>,
+    /// Events that are not in use.
+    events: Mutex<Vec<Handle>>,
+}
+
+impl Gpu {
+    /// Makes this the current GPU of the thread.
+    #[inline]
+    pub(crate) fn enter(&self) -> Result<()> {
+        if ENTERED.get() != self.ordinal {
+            self.driver.enter(self.ordinal)?;
+            ENTERED.set(self.ordinal);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        Device::Cuda(self.ordinal)
+    }
+
+    /// Returns a stream that no thread uses, or a new one.
+    pub(super) fn take_stream(&'static self) -> Result<&'static Stream> {
+        if let Some(stream) = self.idle.lock().pop() {
+            return Ok(stream);
+        }
+        self.enter()?;
+        let mut streams = self.streams.lock();
+        let stream: &'static Stream = Box::leak(Box::new(Stream::new(self, streams.len())?));
+        streams.push(stream);
+        Ok(stream)
+    }
+
+    /// Calls `f` with every stream.
+    pub(crate) fn each_stream(&self, mut f: impl FnMut(&'static Stream)) {
+        let streams = self.streams.lock().clone();
+        streams.into_iter().for_each(&mut f);
+    }
+
+    /// Calls `f` with an event that is not in use.
+    pub(crate) fn with_event<R>(&self, f: impl FnOnce(Handle) -> Result<R>) -> Result<R> {
+        let event = self.take_event()?;
+        let result = f(event);
+        self.return_event(event);
+        result
+    }
+
+    pub(crate) fn take_event(&self) -> Result<Handle> {
+        if let Some(event) = self.events.lock().pop() {
+            return Ok(event);
+        }
+        self.enter()?;
+        self.driver.create_event()
+    }
+
+    pub(crate) fn return_event(&self, event: Handle) {
+        self.events.lock().push(event);
+    }
+}
+
+thread_local! {
+    /// The GPU that this thread's driver calls act on.
+    static ENTERED: Cell<usize> = const { Cell::new(usize::MAX) };
+    /// How often this thread has waited for a GPU.
+    static WAITS: Cell<usize> = const { Cell::new(0) };
+}
+
+struct Gpus {
+    gpus: Vec<Gpu>,
+    /// Why there are none.
+    why_none: Option<String>,
+}
+
+/// Finds the GPUs, once.
+fn gpus() -> &'static Gpus {
+    static GPUS: OnceLock<Gpus> = OnceLock::new();
+    GPUS.get_or_init(|| {
+        let found = nvidia::find();
+        #[cfg(feature = "cuda-emulator")]
+        let found = found.or_else(|_| super::emulator::find());
+        let gpus = found.and_then(|driver| {
+            let gpu = |ordinal| {
+                let info = driver.info(ordinal).map_err(|error| error.to_string())?;
+                Ok(Gpu {
+                    ordinal,
+                    driver,
+                    info,
+                    usage: Usage::default(),
+                    streams: Mutex::default(),
+                    idle: Mutex::default(),
+                    events: Mutex::default(),
+                })
+            };
+            (0..driver.count().min(MAX_DEVICES)).map(gpu).collect::<Result<Vec<Gpu>, String>>()
+        });
+        match gpus {
+            Ok(gpus) => Gpus { gpus, why_none: None },
+            Err(why) => Gpus { gpus: Vec::new(), why_none: Some(why) },
+        }
+    })
+}
+
+/// Returns a GPU, or an error that says why there is none.
+#[inline]
+pub(crate) fn gpu(ordinal: usize) -> Result<&'static Gpu> {
+    let all = gpus();
+    all.gpus.get(ordinal).ok_or_else(|| no_gpu(ordinal, all))
+}
+
+#[cold]
+fn no_gpu(ordinal: usize, all: &Gpus) -> Error {
+    let why = match (&all.why_none, all.gpus.len()) {
+        (Some(why), _) => why.clone(),
+        (None, 0) => "the driver finds no GPU".into(),
+        (None, 1) => "there is one GPU, cuda:0".into(),
+        (None, n) => format!("there are {n} GPUs, cuda:0 to cuda:{}", n - 1),
+    };
+    Error::argument("device", format!("cuda:{ordinal} is not available: {why}"))
+}
+
+/// Returns true if there is a GPU that can be used.
+pub fn is_available() -> bool {
+    device_count() > 0
+}
+
+/// Returns the number of GPUs that can be used.
+pub fn device_count() -> usize {
+    gpus().gpus.len()
+}
+
+/// Waits until the GPU has done all work that this thread has queued, and returns the error of that work, if any: an index out of
+/// bounds, for example.
+pub fn synchronize(device: Device) -> Result<()> {
+    match device {
+        Device::Cuda(ordinal) => {
+            let stream = current_stream(gpu(ordinal)?)?;
+            stream.synchronize()?;
+            stream.check_faults()
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns how the memory of a GPU is used. Returns an error if there is no such GPU.
+pub fn memory_stats(device: Device) -> Result<MemoryStats> {
+    match device {
+        Device::Cuda(ordinal) => Ok(gpu(ordinal)?.usage.stats()),
+        device => Err(Error::argument("memory_stats", format!("expected a GPU, but got {device}"))),
+    }
+}
+
+/// Returns how often the calling thread has waited for a GPU: for each copy to main memory, and each [`synchronize`].
+pub fn waits_of_this_thread() -> usize {
+    WAITS.get()
+}
+
+pub(super) fn count_wait() {
+    WAITS.set(WAITS.get() + 1);
+}
+
+/// A counter that threads share.
+#[derive(Debug, Default)]
+pub(super) struct Counter(AtomicUsize);
+
+impl Counter {
+    pub(super) fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn raise_to(&self, value: usize) {
+        self.0.fetch_max(value, Ordering::Relaxed);
+    }
+
+    pub(super) fn add(&self, n: usize) -> usize {
+        self.0.fetch_add(n, Ordering::Relaxed) + n
+    }
+
+    pub(super) fn subtract(&self, n: usize) {
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,54 @@
+//! The engine for NVIDIA GPUs: memory, streams and kernels.
+//!
+//! Work is asynchronous. Each thread has a stream per GPU; a kernel is queued on it and returns an array at once. Only copies to
+//! main memory wait. Storage remembers the streams that use it, so arrays may move between threads freely.
+//!
+//! Kernels are CUDA C++ in `kernels/`, one file per family, compiled for an element type and the GPU at hand when they are first
+//! used, and kept on disk. With the feature `cuda-emulator`, and without a GPU, they are compiled by the system's C++ compiler and
+//! run on the CPU.
+
+mod device;
+mod driver;
+#[cfg(feature = "cuda-emulator")]
+mod emulator;
+mod fault;
+mod kernel;
+mod map;
+mod nvidia;
+mod pool;
+mod storage;
+mod stream;
+#[cfg(test)]
+mod testing;
+mod window;
+
+pub(crate) use device::{MAX_DEVICES, gpu};
+pub use device::{device_count, is_available, memory_stats, synchronize, waits_of_this_thread};
+pub(crate) use kernel::{Unit, grid_for};
+pub use pool::MemoryStats;
+pub(crate) use storage::CudaStorage;
+pub(crate) use stream::{Stream, current_stream, stream_of, stream_on};
+
+pub(crate) mod attention;
+pub(crate) mod binary;
+pub(crate) mod cast;
+pub(crate) mod cat;
+pub(crate) mod copy;
+pub(crate) mod extremum;
+pub(crate) mod index;
+pub(crate) mod loss;
+pub(crate) mod matmul;
+pub(crate) mod moments;
+pub(crate) mod norm;
+pub(crate) mod optim;
+pub(crate) mod parallel;
+pub(crate) mod random;
+pub(crate) mod reduce;
+pub(crate) mod scalar;
+pub(crate) mod scan;
+pub(crate) mod select;
+pub(crate) mod softmax;
+pub(crate) mod sort;
+pub(crate) mod unary;
+pub(crate) mod unfold;
+pub(crate) mod write;

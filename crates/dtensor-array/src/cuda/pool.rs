@@ -1,0 +1,275 @@
+//! [`Pool`]: the memory of a stream. Freed blocks are used again by later work of the same stream, so nothing waits.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::device::{Counter, Gpu};
+use super::driver::Address;
+use crate::memory::Purpose;
+use crate::{Error, Result};
+
+/// Blocks start at multiples of this, and have sizes that are multiples of it.
+const GRANULE: usize = 512;
+/// Requests up to this size share segments of [`SMALL_SEGMENT`] bytes.
+const SMALL: usize = 1 << 20;
+const SMALL_SEGMENT: usize = 2 << 20;
+/// Larger requests up to this size share segments of [`MEDIUM_SEGMENT`] bytes. Others have a segment each.
+const MEDIUM: usize = 10 << 20;
+const MEDIUM_SEGMENT: usize = 20 << 20;
+/// The sizes of segments for large requests are multiples of this.
+const LARGE_STEP: usize = 2 << 20;
+
+/// A block of memory in a segment.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    bytes: usize,
+    /// The address of the segment, where the driver's allocation starts.
+    segment: Address,
+    is_free: bool,
+}
+
+/// The memory that a stream has allocated.
+#[derive(Debug, Default)]
+pub(super) struct Pool {
+    /// All blocks by address.
+    spans: BTreeMap<Address, Span>,
+    /// Free blocks of small and of other segments, by size.
+    free: [BTreeSet<(usize, Address)>; 2],
+    /// The sizes of the segments.
+    segments: BTreeMap<Address, usize>,
+}
+
+/// Returns which of [`Pool::free`] holds blocks of a segment.
+fn class(segment_bytes: usize) -> usize {
+    usize::from(segment_bytes != SMALL_SEGMENT)
+}
+
+impl Pool {
+    /// Returns a block of at least `bytes` and its size.
+    pub(super) fn allocate(&mut self, gpu: &Gpu, bytes: usize) -> Result<Option<(Address, usize)>> {
+        let bytes = bytes.div_ceil(GRANULE) * GRANULE;
+        let segment_bytes = match bytes {
+            ..=SMALL => SMALL_SEGMENT,
+            ..MEDIUM => MEDIUM_SEGMENT,
+            _ => bytes.div_ceil(LARGE_STEP) * LARGE_STEP,
+        };
+        let class = class(segment_bytes);
+        let fits = self.free[class].range((bytes, 0)..).next().copied();
+        let (size, address) = match fits {
+            Some(found) => found,
+            None => {
+                let Some(segment) = gpu.driver.allocate(segment_bytes)? else { return Ok(None) };
+                gpu.usage.reserved.add(segment_bytes);
+                self.segments.insert(segment, segment_bytes);
+                self.spans.insert(segment, Span { bytes: segment_bytes, segment, is_free: true });
+                self.free[class].insert((segment_bytes, segment));
+                (segment_bytes, segment)
+            }
+        };
+        self.free[class].remove(&(size, address));
+        let span = self.spans.get_mut(&address).expect("every free block is in the map");
+        span.is_free = false;
+        // A remainder that no request of this class could use stays with the block.
+        let rest = size - bytes;
+        let splits = if class == 0 { rest >= GRANULE } else { rest > SMALL };
+        if splits {
+            span.bytes = bytes;
+            let segment = span.segment;
+            let next = address + bytes as u64;
+            self.spans.insert(next, Span { bytes: rest, segment, is_free: true });
+            self.free[class].insert((rest, next));
+        }
+        let taken = if splits { bytes } else { size };
+        gpu.usage.allocated.add(taken);
+        gpu.usage.peak.raise_to(gpu.usage.allocated.get());
+        Ok(Some((address, taken)))
+    }
+
+    /// Takes back a block, and joins it with free neighbours.
+    pub(super) fn free(&mut self, gpu: &Gpu, address: Address) {
+        let Some(&Span { bytes, segment, .. }) = self.spans.get(&address) else { return };
+        gpu.usage.allocated.subtract(bytes);
+        let class = class(self.segments[&segment]);
+        let (mut start, mut size) = (address, bytes);
+        if let Some((&next, &span)) = self.spans.range(address + 1..).next()
+            && span.is_free
+            && span.segment == segment
+        {
+            self.free[class].remove(&(span.bytes, next));
+            self.spans.remove(&next);
+            size += span.bytes;
+        }
+        if let Some((&before, &span)) = self.spans.range(..address).next_back()
+            && span.is_free
+            && span.segment == segment
+        {
+            self.free[class].remove(&(span.bytes, before));
+            self.spans.remove(&address);
+            start = before;
+            size += span.bytes;
+        }
+        self.spans.insert(start, Span { bytes: size, segment, is_free: true });
+        self.free[class].insert((size, start));
+    }
+
+    /// Gives segments that are not in use back to the driver. The stream must have no work left. Returns whether there were any.
+    pub(super) fn release(&mut self, gpu: &Gpu) -> bool {
+        let unused: Vec<(Address, usize)> = (self.segments.iter())
+            .filter(|&(address, &bytes)| self.spans[address].is_free && self.spans[address].bytes == bytes)
+            .map(|(&address, &bytes)| (address, bytes))
+            .collect();
+        for &(address, bytes) in &unused {
+            self.segments.remove(&address);
+            self.spans.remove(&address);
+            self.free[class(bytes)].remove(&(bytes, address));
+            gpu.driver.free(address);
+            gpu.usage.reserved.subtract(bytes);
+        }
+        !unused.is_empty()
+    }
+}
+
+/// How much memory of a GPU is in use.
+#[derive(Debug, Default)]
+pub(crate) struct Usage {
+    allocated: Counter,
+    peak: Counter,
+    reserved: Counter,
+    by_purpose: [Counter; 5],
+}
+
+/// How the memory of a GPU is used by this process. All numbers are bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryStats {
+    /// In use by arrays now.
+    pub allocated: usize,
+    /// The most that was in use by arrays.
+    pub peak_allocated: usize,
+    /// Taken from the driver: in use, or kept for later arrays.
+    pub reserved: usize,
+    /// In use by values of parameters.
+    pub parameters: usize,
+    /// In use by gradients of parameters.
+    pub gradients: usize,
+    /// In use by the state of optimizers.
+    pub optimizer: usize,
+    /// In use by gathered values of sharded parameters.
+    pub gathered: usize,
+    /// In use by activations, and everything else.
+    pub other: usize,
+}
+
+impl Usage {
+    pub(super) fn add(&self, purpose: Purpose, bytes: usize) {
+        self.by_purpose[purpose as usize].add(bytes);
+    }
+
+    pub(super) fn subtract(&self, purpose: Purpose, bytes: usize) {
+        self.by_purpose[purpose as usize].subtract(bytes);
+    }
+
+    pub(super) fn stats(&self) -> MemoryStats {
+        let purpose = |purpose: Purpose| self.by_purpose[purpose as usize].get();
+        MemoryStats {
+            allocated: self.allocated.get(),
+            peak_allocated: self.peak.get(),
+            reserved: self.reserved.get(),
+            parameters: purpose(Purpose::Parameter),
+            gradients: purpose(Purpose::Gradient),
+            optimizer: purpose(Purpose::OptimizerState),
+            gathered: purpose(Purpose::Gathered),
+            other: purpose(Purpose::Other),
+        }
+    }
+}
+
+/// Prints bytes in the largest fitting unit.
+fn size(bytes: usize) -> String {
+    let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.into_iter().find(|&(unit, _)| bytes >= unit) {
+        Some((unit, name)) => format!("{:.1} {name}", bytes as f64 / unit as f64),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+/// Creates the error for a request that the GPU's memory cannot hold.
+#[cold]
+pub(super) fn out_of_memory(gpu: &Gpu, bytes: usize) -> Error {
+    let stats = gpu.usage.stats();
+    let (free, total) = gpu.driver.memory().unwrap_or_default();
+    let mut holders: Vec<(usize, &str)> = vec![
+        (stats.parameters, "parameters"),
+        (stats.gradients, "gradients"),
+        (stats.optimizer, "optimizer state"),
+        (stats.gathered, "gathered parameters"),
+        (stats.other, "activations and others"),
+    ];
+    holders.retain(|&(bytes, _)| bytes > 0);
+    holders.sort_by_key(|&(bytes, _)| std::cmp::Reverse(bytes));
+    let holders: Vec<String> =
+        holders.iter().map(|&(bytes, name)| format!("{} {name}", size(bytes))).collect();
+    let held = if holders.is_empty() { "no arrays".into() } else { holders.join(", ") };
+    let report = format!(
+        "asked for {}, free {} of {}; this process holds {held}, and {} for later arrays",
+        size(bytes),
+        size(free),
+        size(total),
+        size(stats.reserved.saturating_sub(stats.allocated)),
+    );
+    Error::OutOfDeviceMemory { device: gpu.device(), report }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{current_stream, gpu, memory_stats, synchronize};
+    use super::*;
+    use crate::{Array, DType, Device};
+
+    const GPU: Device = Device::Cuda(1);
+
+    #[test]
+    fn memory_is_used_again() {
+        let stream = current_stream(gpu(1).unwrap()).unwrap();
+        let address = |x: &Array| stream.read(x).unwrap();
+        let first = stream.empty(DType::F32, &[1000]).unwrap();
+        let second = stream.empty(DType::F32, &[1000]).unwrap();
+        assert_ne!(address(&first), address(&second));
+        assert_eq!(address(&second) - address(&first), 4096, "blocks follow each other");
+        let there = address(&first);
+        let reserved = memory_stats(GPU).unwrap().reserved;
+        drop(first);
+        let third = stream.empty(DType::U8, &[100]).unwrap();
+        assert_eq!(address(&third), there);
+        // What is left of the block of 4096 bytes is used too.
+        let fourth = stream.empty(DType::U8, &[3000]).unwrap();
+        assert_eq!(address(&fourth), there + 512);
+        drop((second, third, fourth));
+        let all = stream.empty(DType::U8, &[SMALL]).unwrap();
+        assert_eq!(address(&all), there, "free neighbours are joined");
+        let sizes = [0usize, 1, 511, 512, 513, 1 << 20, (1 << 20) + 1, 9 << 20, 30 << 20];
+        for _ in 0..3 {
+            let arrays: Vec<Array> = sizes.iter().map(|&n| stream.empty(DType::U8, &[n]).unwrap()).collect();
+            let mut ranges: Vec<(u64, u64)> = (arrays.iter().zip(sizes))
+                .filter(|&(_, n)| n > 0)
+                .map(|(x, n)| (address(x), address(x) + n as u64))
+                .collect();
+            ranges.sort_unstable();
+            assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranges:?} overlap");
+        }
+        drop(all);
+        let stats = memory_stats(GPU).unwrap();
+        assert!(stats.reserved > reserved && stats.peak_allocated >= 40 << 20, "{stats:?}");
+        synchronize(GPU).unwrap();
+    }
+
+    #[test]
+    fn an_array_that_does_not_fit_is_an_error_that_names_the_holders() {
+        let stream = current_stream(gpu(0).unwrap()).unwrap();
+        let held = stream.empty(DType::F32, &[1 << 20]).unwrap();
+        held.count_as(Purpose::Parameter);
+        let error = stream.empty(DType::F64, &[1 << 40]).unwrap_err().to_string();
+        assert!(error.starts_with("cuda:0: out of memory: asked for 8192.0 GiB, free "), "{error}");
+        assert!(error.contains("4.0 MiB parameters"), "{error}");
+        assert!(stream.empty(DType::F64, &[10]).is_ok());
+    }
+}

@@ -1,0 +1,218 @@
+//! [`Stream`]: a queue of work for a GPU. Each thread has one per GPU.
+
+use std::any::Any;
+use std::cell::Cell;
+
+use parking_lot::Mutex;
+
+use super::device::{Gpu, MAX_DEVICES, count_wait};
+use super::driver::{Address, Handle};
+use super::fault::Faults;
+use super::gpu;
+use super::pool::Pool;
+use crate::{Array, DType, Device, Error, Result, Shape};
+
+/// A queue of work for a GPU: kernels and copies run in the order in which they are queued.
+pub(crate) struct Stream {
+    pub(crate) gpu: &'static Gpu,
+    pub(crate) handle: Handle,
+    /// The number of streams of the GPU that are older.
+    pub(crate) index: usize,
+    pub(super) pool: Mutex<Pool>,
+    staging: Mutex<Vec<Staging>>,
+    faults: Faults,
+    /// What the driver keeps for matrix products on this stream.
+    pub(super) library: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// Pinned memory that a copy to the GPU reads until its event has happened.
+struct Staging {
+    memory: *mut u8,
+    bytes: usize,
+    event: Handle,
+}
+
+// SAFETY: the memory belongs to this value alone, and is written only under the stream's lock.
+unsafe impl Send for Staging {}
+
+impl Stream {
+    /// Creates a stream on the current GPU.
+    pub(super) fn new(gpu: &'static Gpu, index: usize) -> Result<Stream> {
+        Ok(Stream {
+            gpu,
+            handle: gpu.driver.create_stream()?,
+            index,
+            pool: Mutex::default(),
+            staging: Mutex::default(),
+            faults: Faults::new(gpu)?,
+            library: Mutex::default(),
+        })
+    }
+
+    /// Waits until all work queued so far is done.
+    pub(crate) fn synchronize(&self) -> Result<()> {
+        count_wait();
+        self.gpu.enter()?;
+        self.gpu.driver.synchronize(self.handle)
+    }
+
+    /// Makes the later work of this stream wait for what is queued on another stream so far.
+    pub(crate) fn wait_for(&self, other: &Stream) -> Result<()> {
+        if std::ptr::eq(self, other) {
+            return Ok(());
+        }
+        self.gpu.enter()?;
+        other.gpu.with_event(|event| {
+            other.gpu.driver.record(event, other.handle)?;
+            self.gpu.driver.wait(self.handle, event)
+        })
+    }
+
+    /// Returns the errors that kernels of this stream have found so far, if any: an index out of bounds, for example.
+    #[inline]
+    pub(crate) fn check_faults(&self) -> Result<()> {
+        self.faults.take()
+    }
+
+    /// Returns the address where a kernel reports invalid values, and the number that identifies it as an operator of the line
+    /// that is running.
+    pub(crate) fn fault_site(&self, op: &'static str) -> (Address, u32) {
+        self.faults.site(op)
+    }
+
+    /// Creates an array whose elements a kernel will write.
+    pub(crate) fn empty(&'static self, dtype: DType, shape: &[usize]) -> Result<Array> {
+        let shape = Shape::from(shape);
+        let storage = super::CudaStorage::new(self, dtype, shape.numel())?;
+        Ok(Array::from_cuda(storage, shape))
+    }
+
+    /// Returns the address of the first element of an array on this GPU, for reading by work of this stream.
+    #[inline]
+    pub(crate) fn read(&self, x: &Array) -> Result<Address> {
+        let storage = x.cuda_storage()?;
+        Ok(storage.address(self)? + (x.offset() * x.dtype().size()) as u64)
+    }
+
+    /// Copies bytes from main memory to the GPU. Waits for nothing.
+    pub(crate) fn upload(&self, target: Address, bytes: &[u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        self.gpu.enter()?;
+        let driver = self.gpu.driver;
+        let mut staging = self.staging.lock();
+        let free = |part: &Staging| part.bytes >= bytes.len() && part.bytes <= bytes.len().max(4096) * 4;
+        let mut found = None;
+        for (i, part) in staging.iter().enumerate() {
+            if free(part) && driver.has_happened(part.event)? {
+                found = Some(i);
+                break;
+            }
+        }
+        let part = match found {
+            Some(i) => staging.swap_remove(i),
+            None => {
+                let size = bytes.len().next_power_of_two().max(4096);
+                Staging { memory: driver.allocate_pinned(size)?, bytes: size, event: driver.create_event()? }
+            }
+        };
+        // SAFETY: the memory has at least as many bytes, and no copy reads it any more: its event has happened. It stays
+        // as it is until the event recorded here has happened.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), part.memory, bytes.len());
+            driver.copy_to_device(target, part.memory, bytes.len(), self.handle)?;
+        }
+        driver.record(part.event, self.handle)?;
+        // Large buffers are rare (weights that are loaded), and are not kept.
+        let is_large = part.bytes > 64 << 20;
+        if is_large {
+            driver.synchronize(self.handle)?;
+            // SAFETY: the copy is done.
+            unsafe { driver.free_pinned(part.memory) };
+            self.gpu.return_event(part.event);
+        } else {
+            staging.push(part);
+        }
+        Ok(())
+    }
+
+    /// Copies bytes from the GPU to main memory. Waits for this stream, and returns the errors that its kernels have found.
+    ///
+    /// # Safety
+    /// `target` must be writable and `source` readable for `bytes`.
+    pub(crate) unsafe fn download(&self, target: *mut u8, source: Address, bytes: usize) -> Result<()> {
+        if bytes > 0 {
+            count_wait();
+            self.gpu.enter()?;
+            // SAFETY: the caller guarantees both ranges.
+            unsafe { self.gpu.driver.copy_to_host(target, source, bytes, self.handle)? };
+        }
+        self.check_faults()
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Stream({} of {})", self.index, self.gpu.device())
+    }
+}
+
+/// The streams of a thread, which others may use after it has ended.
+struct Streams([Cell<Option<&'static Stream>>; MAX_DEVICES]);
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        for stream in self.0.iter().filter_map(Cell::get) {
+            stream.gpu.idle.lock().push(stream);
+        }
+    }
+}
+
+thread_local! {
+    static STREAMS: Streams = const { Streams([const { Cell::new(None) }; MAX_DEVICES]) };
+    /// The stream that was used last.
+    static CURRENT: Cell<Option<&'static Stream>> = const { Cell::new(None) };
+}
+
+/// Returns this thread's stream of a GPU.
+#[inline]
+pub(crate) fn current_stream(gpu: &'static Gpu) -> Result<&'static Stream> {
+    match CURRENT.get() {
+        Some(stream) if std::ptr::eq(stream.gpu, gpu) => Ok(stream),
+        _ => switch(gpu),
+    }
+}
+
+#[cold]
+fn switch(gpu: &'static Gpu) -> Result<&'static Stream> {
+    gpu.enter()?;
+    let known = STREAMS.try_with(|streams| streams.0[gpu.ordinal].get());
+    let stream = match known {
+        Ok(Some(stream)) => stream,
+        Ok(None) => {
+            let stream = gpu.take_stream()?;
+            STREAMS.with(|streams| streams.0[gpu.ordinal].set(Some(stream)));
+            stream
+        }
+        // The thread is ending: arrays in its thread-locals are dropped.
+        Err(_) => return gpu.take_stream(),
+    };
+    CURRENT.set(Some(stream));
+    Ok(stream)
+}
+
+/// Returns this thread's stream of the GPU that holds an array.
+#[inline]
+pub(crate) fn stream_of(x: &Array) -> Result<&'static Stream> {
+    let gpu = x.cuda_storage()?.gpu();
+    current_stream(gpu)
+}
+
+/// Returns this thread's stream of a device, which must be a GPU.
+pub(crate) fn stream_on(device: Device) -> Result<&'static Stream> {
+    match device {
+        Device::Cuda(ordinal) => current_stream(gpu(ordinal)?),
+        device => Err(Error::argument("cuda", format!("expected a GPU, but got {device}"))),
+    }
+}
