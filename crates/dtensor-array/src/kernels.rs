@@ -213,6 +213,12 @@ families! {
         fn pad_slice[x](x: &Array, dim: usize, start: usize, size: usize, around: f64) -> Result<Array>;
     }
 
+    /// Scaling of gradients by a factor that is known only on the device.
+    mod clip use {} {
+        /// Multiplies every element by the number in `by` (0-d `f64`), in place. Does nothing if that is 1.
+        fn scale_by[x, by](x: &mut Array, by: &Array) -> Result<()>;
+    }
+
     /// Copies, and arrays created from numbers.
     mod copy use {NOTHING} {
         /// Copies `x` to a contiguous array.
@@ -292,6 +298,13 @@ families! {
             step: usize,
             size: usize,
         ) -> Result<Array>;
+    }
+
+    /// Indices in a shard as indices in the full array.
+    mod locate use {} {
+        /// Converts row-major indices in a shard of these sizes. `strides` are those of the shard's dims in the full array, and
+        /// `first` is the index of the shard's first element there. Negative indices mark empty slots and stay as they are.
+        fn locate[indices](indices: &Array, sizes: &[usize], strides: &[usize], first: usize) -> Result<Array>;
     }
 
     /// Cross-entropy and negative log-likelihood.

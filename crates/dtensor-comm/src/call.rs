@@ -430,7 +430,7 @@ impl Call {
             let me = i + 1;
             for (they, other) in calls[..if pairwise { me } else { 1 }].iter().enumerate() {
                 let alike = other.grad == call.grad
-                    && other.meta.device == call.meta.device
+                    && (other.meta.device == Device::Meta) == (call.meta.device == Device::Meta)
                     && other.drawn == call.drawn
                     && other.bundle == call.bundle;
                 if !alike || !other.collective.agrees(they, &other.meta, me, (&call.collective, &call.meta)) {

@@ -16,7 +16,7 @@ use crate::transport::{Channel, InFlight, Joining, single};
 use crate::value::Value;
 use crate::world::{Membership, WorldKind};
 use crate::{Arrays, Error, Result};
-use dtensor_array::{Array, Meta, Shape};
+use dtensor_array::{Array, Device, Meta, Shape};
 
 /// A list of ranks of a world, in a fixed order. Cheap to clone: clones are the same group.
 ///
@@ -159,8 +159,14 @@ impl Group {
         at: Site,
     ) -> Result<Box<dyn InFlight>> {
         collective.check(&meta, self.size())?;
+        values.iter().try_for_each(Array::check_faults)?;
+        let device = meta.device;
         let call = Call { bundle, ..self.next_call(collective, meta, grad, at) };
-        self.inner.channel.clone().start(call, values, self.timeout)
+        let flight = self.inner.channel.clone().start(call, values, self.timeout)?;
+        Ok(match device {
+            Device::Cuda(_) => Box::new(OnDevice { flight, device }),
+            _ => flight,
+        })
     }
 
     /// Begins a collective on a [`Value`].
@@ -291,5 +297,21 @@ impl Group {
     #[inline]
     pub(crate) fn is_simulated(&self) -> bool {
         self.inner.membership.kind() == WorldKind::Simulated
+    }
+}
+/// A collective whose results belong on a GPU. Transports may return them elsewhere: in main memory, or on the GPU of another rank.
+#[derive(Debug)]
+struct OnDevice {
+    flight: Box<dyn InFlight>,
+    device: Device,
+}
+
+impl InFlight for OnDevice {
+    fn poll(&mut self) -> bool {
+        self.flight.poll()
+    }
+
+    fn wait(self: Box<Self>) -> Result<Arrays> {
+        self.flight.wait()?.iter().map(|x| x.to_device(self.device)).collect()
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::SmallVec;
 
-use dtensor_array::DType;
+use dtensor_array::{DType, Device};
 
 use crate::Decision;
 
@@ -82,8 +82,8 @@ pub struct InputKey {
     pub spec: u64,
     /// Its dtype.
     pub dtype: DType,
-    /// True if it is a meta tensor.
-    pub meta: bool,
+    /// Its device. A decision describes its outputs, and they are on the device of the inputs.
+    pub device: Device,
 }
 
 /// Returns a hash of an operator and its inputs.
@@ -91,8 +91,13 @@ pub struct InputKey {
 pub(crate) fn digest(op: &dyn Attributes, inputs: &[InputKey]) -> u64 {
     let mut hasher = FxHasher::default();
     op.digest(&mut hasher);
-    for &InputKey { spec, dtype, meta } in inputs {
-        hasher.write_u64(spec << 5 | (dtype as u64) << 1 | meta as u64);
+    for &InputKey { spec, dtype, device } in inputs {
+        let device = match device {
+            Device::Meta => 0,
+            Device::Cuda(ordinal) => ordinal as u64 + 2,
+            _ => 1,
+        };
+        hasher.write_u64(spec << 10 | (dtype as u64) << 6 | device);
     }
     hasher.finish()
 }

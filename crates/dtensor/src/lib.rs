@@ -117,6 +117,9 @@ mod candle;
 pub mod checkpoint;
 mod collectives;
 pub mod comm;
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub mod cuda;
 pub mod debug;
 mod declare;
 mod dispatch;

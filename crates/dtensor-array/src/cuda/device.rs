@@ -154,6 +154,14 @@ pub fn device_count() -> usize {
     gpus().gpus.len()
 }
 
+/// Returns the name of a GPU, such as `NVIDIA H200`. Returns an error if there is no such GPU.
+pub fn device_name(device: Device) -> Result<String> {
+    match device {
+        Device::Cuda(ordinal) => Ok(gpu(ordinal)?.info.name.clone()),
+        device => Err(Error::argument("device_name", format!("expected a GPU, but got {device}"))),
+    }
+}
+
 /// Waits until the GPU has done all work that this thread has queued, and returns the error of that work, if any: an index out of
 /// bounds, for example.
 pub fn synchronize(device: Device) -> Result<()> {

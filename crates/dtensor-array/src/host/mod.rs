@@ -10,6 +10,7 @@ pub(crate) mod attention;
 pub(crate) mod binary;
 pub(crate) mod cast;
 pub(crate) mod cat;
+pub(crate) mod clip;
 pub(crate) mod combine;
 pub(crate) mod copy;
 #[cfg(target_arch = "x86_64")]
@@ -20,6 +21,7 @@ pub(crate) mod formula;
 pub(crate) mod halves;
 pub(crate) mod index;
 pub(crate) mod layout;
+pub(crate) mod locate;
 pub(crate) mod loss;
 pub(crate) mod math;
 pub(crate) mod matmul;

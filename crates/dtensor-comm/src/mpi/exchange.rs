@@ -56,8 +56,11 @@ pub(super) fn run_collective(
             transfer(member, call, sends, Vec::new(), move |_, _| done(mine))
         }
         Collective::Scatter { src } => {
-            let receives = vec![(*src, metas[*src].clone())];
-            transfer(member, call, Vec::new(), receives, |_, values| Ok(Next::Done(values)))
+            let (receives, device) = (vec![(*src, metas[*src].clone())], metas[*src].device);
+            transfer(member, call, Vec::new(), receives, move |_, values| {
+                let values = values.iter().map(|x| x.to_device(device)).collect::<Result<_>>()?;
+                Ok(Next::Done(values))
+            })
         }
         Collective::Gather { dst } | Collective::Reduce { dst, .. } if *dst != me => {
             let sends = vec![(*dst, values[0].clone())];

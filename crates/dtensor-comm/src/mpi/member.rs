@@ -16,8 +16,7 @@ use crate::call::{Call, Collective, empty_meta};
 use crate::fault::Cause;
 use crate::transport::{Channel, InFlight, Key};
 use crate::{Error, Result};
-use dtensor_array::Array;
-use dtensor_array::Meta;
+use dtensor_array::{Array, Device, Meta};
 
 /// One rank as a member of a group.
 #[derive(Debug)]
@@ -86,6 +85,8 @@ impl Channel for Member {
         if let Some(cause) = self.control.failed(&self.key) {
             return Err(self.fault(&call, cause, true));
         }
+        // The library moves main memory.
+        let values: Arrays = values.iter().map(|x| x.to_device(Device::Cpu)).collect::<Result<_>>()?;
         let next = begin(&self, &call, values);
         Ok(OperationInFlight::start(self, call, next, timeout))
     }
@@ -99,11 +100,12 @@ impl Channel for Member {
         if let Some(cause) = self.control.left(self.key.members[dst]) {
             return Err(self.fault(&call, cause, false));
         }
+        let meta = value.meta();
         let value = value.copy_to_host_memory()?;
         // The tag of the value contains this rank's message number, which the header carries. So it differs from the tags of
         // other values that were sent with the same user tag.
         let value_tag = tag(call.sequence, MessageKind::Value);
-        let descriptor = Descriptor { value: Some(value.array().meta()), call };
+        let descriptor = Descriptor { value: Some(meta), call };
         let header = encode(&descriptor, max_descriptor_len(self.size()))?;
         let stage = Stage::post(
             (header, value),
@@ -147,7 +149,9 @@ impl Channel for Member {
             },
             move |member, header| {
                 let Descriptor { call, value } = decode(&header)?;
-                let buffer = ReceiveBuffer::new(&value.unwrap_or_else(empty_meta))?;
+                let meta = value.unwrap_or_else(empty_meta);
+                let device = meta.device;
+                let buffer = ReceiveBuffer::new(&meta)?;
                 let post = |buffer: &mut ReceiveBuffer, requests: &mut Vec<Request>| {
                     let tag = tag(call.sequence, MessageKind::Value);
                     for message in buffer.span.messages() {
@@ -156,9 +160,10 @@ impl Channel for Member {
                     }
                     Ok(())
                 };
-                Ok(Next::Stage(Stage::post(buffer, post, |_, buffer| {
+                Ok(Next::Stage(Stage::post(buffer, post, move |_, buffer| {
                     // SAFETY: the requests are done, so the library has written the whole buffer.
-                    Ok(Next::Done(Arrays::from_elem(unsafe { buffer.into_array()? }, 1)))
+                    let value = unsafe { buffer.into_array()? };
+                    Ok(Next::Done(Arrays::from_elem(value.to_device(device)?, 1)))
                 })?))
             },
         )?;
@@ -330,7 +335,9 @@ fn begin(member: &Arc<Member>, call: &Call, values: Arrays) -> StageResult {
         .others()
         .map(|other| {
             let value = match call.collective {
-                Collective::Scatter { src } if src == member.me => values.get(other).map(Array::meta),
+                Collective::Scatter { src } if src == member.me => {
+                    values.get(other).map(|x| Meta { device: call.meta.device, ..x.meta() })
+                }
                 _ => None,
             };
             Ok((other, encode(&Descriptor { call: call.clone(), value }, max_len)?))

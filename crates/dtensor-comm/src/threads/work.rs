@@ -76,7 +76,13 @@ impl Work {
 }
 
 /// Plans the work of a collective from the members' calls and values. The calls must match.
-pub(crate) fn plan(calls: &[Call], values: Vec<Arrays>) -> Result<Work> {
+pub(crate) fn plan(calls: &[Call], mut values: Vec<Arrays>) -> Result<Work> {
+    if let Device::Cuda(_) = calls[0].meta.device {
+        // Work runs on one GPU.
+        for x in values.iter_mut().flatten() {
+            *x = x.to_device(calls[0].meta.device)?;
+        }
+    }
     let n = calls.len();
     let one = |values: &[Arrays], member: usize| values[member].clone();
     let firsts = |values: &'_ [Arrays]| values.iter().map(|x| x[0].clone()).collect::<Vec<Array>>();

@@ -15,7 +15,8 @@ use super::plan::{Announced, Name, Plan, Ranks, Sums, exchange};
 use super::reader::{OP, Reader, Stored, Target};
 use crate::nn::{IncompatibleKeys, Module, StateDict, StateEntry, state_entries};
 use crate::optim::{Optimizer, parameter_of_key};
-use crate::{Error, GeneratorState, Result, Tensor, set_rng_state};
+use crate::tensor::default_device;
+use crate::{Device, Error, GeneratorState, Result, Tensor, set_rng_state};
 
 /// What [`Checkpoint::load`] returns.
 ///
@@ -288,9 +289,18 @@ impl Use<'_> {
             }
             Use::Module(entries) => entries
                 .iter()
-                .try_for_each(|(entry, index)| entry.load(&tensors[*index].to_dtype(entry.get().dtype())?)),
+                .try_for_each(|(entry, index)| entry.load(&fit(&tensors[*index], &entry.get())?)),
         }
     }
+}
+
+/// Casts a tensor that was read to the dtype of `target`, and copies it to its device or, if that is the meta device, to the default one.
+fn fit(tensor: &Tensor, target: &Tensor) -> Result<Tensor> {
+    let device = match (target.device(), default_device()?) {
+        (Device::Meta, Device::Meta) => Device::Cpu,
+        (Device::Meta, device) | (device, _) => device,
+    };
+    tensor.to_dtype(target.dtype())?.to_device(device)
 }
 
 /// The state before a change. Dropping it restores the state.

@@ -11,7 +11,7 @@ use super::listen::OPERATORS;
 use super::mode::{
     ImplicitCommunication, implicit_communication, is_first_warning, is_merging_allowed, is_replicating,
 };
-use super::{Evaluation, Outputs, check_all_meta, check_outputs, shapes};
+use super::{Evaluation, Outputs, check_all_meta, check_outputs, on_line, shapes};
 use crate::autograd::grad_enabled;
 use crate::comm::{Collective, Site};
 use crate::layout::Layout;
@@ -75,6 +75,10 @@ pub(crate) fn check_same_mesh(op: &'static str, inputs: &[&Tensor]) -> Result<()
 #[cold]
 fn on_one_mesh(mesh: &DeviceMesh, op: &'static str, inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 4]>> {
     check_same_mesh(op, inputs)?;
+    #[cfg(feature = "cuda")]
+    let moved = super::on_one_device(inputs)?;
+    #[cfg(feature = "cuda")]
+    let inputs = &moved.iter().collect::<SmallVec<[&Tensor; 4]>>()[..];
     let on_mesh = |x: &&Tensor| match x.layout() {
         Some(layout) => {
             let layout = Some(layout.on(mesh));
@@ -150,7 +154,7 @@ fn decide(mesh: &DeviceMesh, op: &dyn Op, inputs: &[&Tensor]) -> Result<Arc<Deci
     let key = |x: &&Tensor| InputKey {
         spec: x.layout().map_or(u64::MAX, |layout| layout.spec().id),
         dtype: x.dtype(),
-        meta: x.is_meta(),
+        device: x.device(),
     };
     let keys: SmallVec<[InputKey; 4]> = inputs.iter().map(key).collect();
     mesh.planner().decide(op, &keys, || {
@@ -251,7 +255,7 @@ fn run_kernel(
     }
     let here = Here::on_mesh(mesh, &decision.inputs, &decision.shards, &decision.specs, &decision.out_specs);
     let values = if decision.merged.is_empty() {
-        op.kernel(&locals, &here)?
+        on_line(at, &decision.inputs, || op.kernel(&locals, &here))?
     } else {
         run_together(mesh, op, decision, &locals, &here, inputs, at)?
     };

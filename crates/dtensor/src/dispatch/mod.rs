@@ -159,10 +159,33 @@ fn dispatch_cast<O: Op>(
     if inputs.iter().any(|x| x.is_distributed()) {
         return distributed::run(op, inputs, at, outputs);
     }
+    #[cfg(feature = "cuda")]
+    if let Some((first, rest)) = inputs.split_first()
+        && rest.iter().any(|x| x.device() != first.device())
+    {
+        let moved = on_one_device(inputs)?;
+        let inputs: SmallVec<[&Tensor; 4]> = moved.iter().collect();
+        let mut evaluation = Evaluation::default();
+        evaluation.run(&op, &inputs, at)?;
+        evaluation.finish(op, &inputs, at, None, outputs);
+        return Ok(());
+    }
     let mut evaluation = Evaluation::default();
     evaluation.run(&op, inputs, at)?;
     evaluation.finish(op, inputs, at, None, outputs);
     Ok(())
+}
+
+/// Copies scalars (0-d) in main memory to the GPU that another input is on.
+#[cfg(feature = "cuda")]
+#[cold]
+fn on_one_device(inputs: &[&Tensor]) -> Result<SmallVec<[Tensor; 4]>> {
+    let gpu = inputs.iter().map(|x| x.device()).find(|device| matches!(device, Device::Cuda(_)));
+    let fit = |x: &&Tensor| match gpu {
+        Some(gpu) if x.ndim() == 0 && x.device() == Device::Cpu => x.to_device(gpu),
+        _ => Ok((*x).clone()),
+    };
+    inputs.iter().map(fit).collect()
 }
 
 fn needs_gradient(inputs: &[&Tensor]) -> bool {
@@ -244,7 +267,8 @@ impl Evaluation {
         for x in inputs {
             locals.push(x.local_array(op.name())?);
         }
-        let values = op.kernel(&locals, &Here::alone(&self.inputs, &self.outputs))?;
+        let values =
+            on_line(at, &self.inputs, || op.kernel(&locals, &Here::alone(&self.inputs, &self.outputs)))?;
         check_outputs(op, &self.outputs, &values)?;
         for value in values {
             self.values.push(Value::plain(LocalTensor::Array(value)));
@@ -304,6 +328,17 @@ impl Evaluation {
     }
 }
 
+/// Runs a kernel. One for a GPU finds invalid values later, and must know the line that called it.
+#[inline(always)]
+pub(crate) fn on_line<R>(at: &'static Location<'static>, inputs: &[Meta], kernel: impl FnOnce() -> R) -> R {
+    #[cfg(feature = "cuda")]
+    if let Some(Meta { device: Device::Cuda(_), .. }) = inputs.first() {
+        return dtensor_array::origin::with_caller_line(caller_line(at), kernel);
+    }
+    let _ = (at, inputs);
+    kernel()
+}
+
 /// Returns an error if meta tensors are mixed with tensors that have values.
 fn check_all_meta(op: &dyn Op, inputs: &[Meta]) -> Result<()> {
     match inputs.iter().find(|meta| meta.device != Device::Meta) {
@@ -327,17 +362,27 @@ pub(crate) fn shapes(op: &dyn Op, inputs: &[Meta]) -> Result<Metas> {
 
 /// Returns an error if the kernel's outputs differ from those of the shape rule.
 fn check_outputs(op: &dyn Op, expected: &[Meta], outputs: &Arrays) -> Result<()> {
-    let matches = |(v, m): (&Array, &Meta)| v.dims() == &m.shape[..] && v.dtype() == m.dtype;
+    let is_there = |v: &Array, m: &Meta| cfg!(not(feature = "cuda")) || v.device() == m.device;
+    let matches =
+        |(v, m): (&Array, &Meta)| v.dims() == &m.shape[..] && v.dtype() == m.dtype && is_there(v, m);
     if outputs.len() == expected.len() && outputs.iter().zip(expected).all(matches) {
         return Ok(());
     }
     Err(unexpected_outputs(op, expected, outputs))
 }
 
+/// Describes an output: dtype, shape, and the device if it is not main memory.
+fn describe_output(Meta { shape, dtype, device }: &Meta) -> String {
+    match device {
+        Device::Cpu => format!("{dtype} {shape}"),
+        device => format!("{dtype} {shape} on {device}"),
+    }
+}
+
 #[cold]
 fn unexpected_outputs(op: &dyn Op, expected: &[Meta], outputs: &Arrays) -> Error {
     let list = |metas: &mut dyn Iterator<Item = Meta>| {
-        metas.map(|meta| format!("{} {}", meta.dtype, meta.shape)).collect::<Vec<_>>().join(", ")
+        metas.map(|meta| describe_output(&meta)).collect::<Vec<_>>().join(", ")
     };
     let message = format!(
         "the shape rule returned {} outputs ({}), but the kernel returned {} ({})",

@@ -297,7 +297,7 @@ pub(crate) fn parts(layout: &Layout, make: impl FnOnce(&Window) -> Result<Tensor
 
 /// Creates a tensor of this layout, filled with one value.
 fn fill(layout: &Layout, value: impl Into<Scalar>, dtype: DType) -> Result<Tensor> {
-    let meta = Meta { shape: layout.shape().clone(), dtype, device: default_device() };
+    let meta = Meta { shape: layout.shape().clone(), dtype, device: default_device()? };
     Tensor::full_on(layout, &meta, value)
 }
 

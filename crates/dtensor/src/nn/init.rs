@@ -255,7 +255,7 @@ impl Init {
     #[track_caller]
     pub fn apply(&self, parameter: &Parameter) -> Result<()> {
         let before = parameter.get().detach();
-        let device = if before.is_meta() { default_device() } else { before.device() };
+        let device = if before.is_meta() { default_device()? } else { before.device() };
         let place = if before.device() == device { before } else { before.empty_like(device)? };
         let value = no_grad(|| self.like(&place))?;
         parameter.set_initial(&place, &value)
@@ -263,7 +263,7 @@ impl Init {
 
     /// Creates a tensor.
     pub fn tensor(&self, shape: impl Into<Shape>, dtype: DType) -> Result<Tensor> {
-        self.create(&Tensor::meta_of(shape, dtype)?, default_device())
+        self.create(&Tensor::meta_of(shape, dtype)?, default_device()?)
     }
 
     /// Creates a tensor with the shape, dtype and device of `like`, and on its mesh. If `like` is partial, the new

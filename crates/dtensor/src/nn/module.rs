@@ -282,6 +282,32 @@ pub trait Module {
         Ok(())
     }
 
+    /// Moves all parameters and buffers, and their gradients, to another device. Layouts do not change. State of optimizers does not
+    /// move: create the optimizer afterwards, or load its state again.
+    ///
+    /// ```
+    /// # use dtensor::nn::{Linear, Module};
+    /// # use dtensor::Device;
+    /// # fn main() -> dtensor::Result<()> {
+    /// let layer = Linear::new(2, 3, true)?;
+    /// # #[cfg(feature = "cuda")]
+    /// if dtensor::cuda::is_available() {
+    ///     layer.to_device(Device::Cuda(0))?;
+    ///     assert_eq!(layer.weight.get().device(), Device::Cuda(0));
+    /// }
+    /// layer.to_device(Device::Cpu)?;
+    /// assert_eq!(layer.weight.get().device(), Device::Cpu);
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn to_device(&self, device: Device) -> Result<()> {
+        self.parameters().iter().try_for_each(|parameter| parameter.move_to(device))?;
+        for (_, buffer) in self.named_buffers() {
+            buffer.replace(&buffer.get().to_device(device)?);
+        }
+        Ok(())
+    }
+
     /// Replaces all parameters and buffers by zeros of the same shapes, dtypes and layouts on `device`, to be filled
     /// afterwards. This gives memory to a model that was created [on the meta device](crate::on_device).
     fn to_empty(&self, device: Device) -> Result<()> {

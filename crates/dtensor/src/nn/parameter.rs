@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 use super::stand_in::stand_in;
 use crate::comm::Site;
 use crate::owner::Owner;
-use crate::{DType, Result, Shape, Tensor, no_grad, on_device};
+use crate::{DType, Device, Result, Shape, Tensor, no_grad, on_device};
 
 /// Computes an initial value with the shape, dtype, device and layout of the given tensor.
 type Rule = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
@@ -123,7 +123,7 @@ impl Parameter {
         self.cell.tensor.read().zero_grad();
     }
 
-    /// Sets another value of the same shape and dtype, and keeps the gradient. If the parameter is distributed, the
+    /// Sets another value of the same shape and dtype, copied to the device of the parameter, and keeps the gradient. If the parameter is distributed, the
     /// value is redistributed to its layout.
     #[track_caller]
     pub fn set(&self, value: &Tensor) -> Result<()> {
@@ -160,13 +160,28 @@ impl Parameter {
 
     /// Casts the value and the gradient.
     pub(super) fn cast(&self, dtype: DType) -> Result<()> {
-        let before = self.leaf();
-        if before.dtype() == dtype {
+        self.convert("to_dtype", |x| x.to_dtype(dtype))
+    }
+
+    /// Moves the value and the gradient to another device.
+    pub(super) fn move_to(&self, device: Device) -> Result<()> {
+        self.convert("to_device", |x| x.to_device(device))
+    }
+
+    /// Converts the value and the gradient.
+    fn convert(&self, op: &'static str, to: impl Fn(&Tensor) -> Result<Tensor>) -> Result<()> {
+        self.check_owner(op)?;
+        let before = self.leaf().detach();
+        let value = to(&before)?;
+        if value.meta() == before.meta() {
             return Ok(());
         }
-        let value = before.detach().to_dtype(dtype)?.requires_grad_(before.requires_grad())?;
-        if let Some(grad) = before.grad() {
-            value.set_grad(Some(grad.detach().to_dtype(dtype)?))?;
+        let value = value.detach().requires_grad_(self.requires_grad())?;
+        value.value().part.count_as(Purpose::Parameter);
+        if let Some(grad) = self.grad() {
+            let grad = to(&grad.detach())?;
+            grad.value().part.count_as(Purpose::Gradient);
+            value.set_grad(Some(grad))?;
         }
         *self.cell.tensor.write() = value;
         Ok(())
@@ -234,6 +249,8 @@ impl Parameter {
 /// Checks that a new value has the shape and dtype of the old one, and redistributes it to the old layout.
 #[track_caller]
 pub(super) fn fit_value(old: &Tensor, why: &'static str, value: &Tensor) -> Result<Tensor> {
+    let value =
+        &if old.is_meta() || value.is_meta() { value.clone() } else { value.to_device(old.device())? };
     old.expect_meta("set", why, value)?;
     let redistributed = match old.layout() {
         Some(layout) if value.mesh() == old.mesh() => {

@@ -179,10 +179,13 @@ pub(crate) fn mismatch(path: &str, value: &Tensor, target: &Tensor, whose: &str)
     }
 }
 
-/// Casts a value of a state dict to the dtype of `target`, and distributes or redistributes it to its layout.
+/// Casts a value of a state dict to the dtype of `target`, moves it to its device, and distributes or redistributes it to its layout.
 #[track_caller]
 pub(crate) fn fit_to(value: &Tensor, target: &Tensor) -> Result<Tensor> {
-    let value = value.detach().to_dtype(target.dtype())?;
+    let mut value = value.detach().to_dtype(target.dtype())?;
+    if !value.is_meta() && !target.is_meta() {
+        value = value.to_device(target.device())?;
+    }
     match target.layout() {
         // A plain value is equal on all ranks, and each rank takes its shard without communication.
         Some(layout) if !value.is_distributed() => {

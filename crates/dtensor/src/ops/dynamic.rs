@@ -41,7 +41,7 @@ impl Tensor {
             count += 1;
             indices.extend((0..rank).map(|d| (at / strides[d] % self.dims()[d]) as i64));
         }
-        Tensor::from_vec(indices, [count, rank])
+        Tensor::from_vec(indices, [count, rank])?.to_device(self.device())
     }
 
     /// Returns the elements where the mask (`u8`, broadcast) is not 0, in row-major order. Returns an error for
@@ -65,7 +65,9 @@ impl Tensor {
         let indices: Vec<i64> =
             nonzero_offsets(&mask.expand(&shape)?)?.into_iter().map(|at| at as i64).collect();
         let n = indices.len();
-        self.expand(&shape)?.flatten_all()?.index_select(0, &Tensor::from_vec(indices, [n])?)
+        self.expand(&shape)?
+            .flatten_all()?
+            .index_select(0, &Tensor::from_vec(indices, [n])?.to_device(self.device())?)
     }
 
     /// Returns the distinct elements in ascending order, with NaN last and only once. Returns an error for
@@ -91,7 +93,7 @@ impl Tensor {
         };
         let first: Vec<i64> = (0..values.len()).filter(|&i| new(i)).map(|i| i as i64).collect();
         let n = first.len();
-        sorted.index_select(0, &Tensor::from_vec(first, [n])?)
+        sorted.index_select(0, &Tensor::from_vec(first, [n])?.to_device(self.device())?)
     }
 }
 

@@ -7,16 +7,16 @@ use crate::op::{apply, apply_all};
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::kernels::extremum::{self as kernel, Extremum};
+use dtensor_array::kernels::locate::locate;
 use dtensor_array::shape::{Dim, DimList};
 use dtensor_array::{DType, Meta};
 use dtensor_layout::Rule;
-use dtensor_layout::unravel;
 
 /// Converts indices in a shard that begins at `start` to indices in the full dim. Negative indices mark empty slots
 /// and stay as they are.
 pub(super) fn shift_indices(indices: &Array, start: usize) -> Result<Array> {
-    let global = indices.copy_to_host::<i64>()?.into_iter().map(|i| if i < 0 { i } else { i + start as i64 });
-    Array::from_vec(global.collect(), indices.dims())
+    // An index is at most `i64::MAX`, so one dim of that size holds all.
+    locate(indices, &[i64::MAX as usize], &[1], start)
 }
 
 /// Extremum over one dim and its index: two outputs.
@@ -158,15 +158,10 @@ impl Op for ArgExtremum {
         let indices = match self.dim {
             Some(dim) => shift_indices(&indices, here.offset(0, dim))?,
             None => {
-                let full = &here.whole(0).shape;
-                let global = |i: i64| {
-                    let at = unravel(i as usize, x[0].dims());
-                    let index = |index, d| index * full[d] + here.offset(0, d) + at[d];
-                    (0..full.ndim()).fold(0, index) as i64
-                };
-                let index =
-                    indices.copy_to_host::<i64>()?.into_iter().map(|i| if i < 0 { i } else { global(i) });
-                Array::from_vec(index.collect(), indices.dims())?
+                let strides = here.whole(0).shape.strides();
+                let first =
+                    strides.iter().enumerate().map(|(dim, stride)| here.offset(0, dim) * stride).sum();
+                locate(&indices, x[0].dims(), &strides, first)?
             }
         };
         Ok(Together::Stack(vec![values, indices].into()))

@@ -3,9 +3,11 @@
 use super::{ANY, Arrays, Here, Metas, Op, SELECTING, grads, one, reshaped};
 use std::panic::Location;
 
+use crate::autograd::Recorded;
 use crate::autograd::{Backward, Grads};
-use crate::dispatch::locate;
+use crate::dispatch::{locate, record};
 use crate::op::apply;
+use crate::tensor::{LocalTensor, Value};
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
@@ -177,6 +179,22 @@ impl Op for Cast {
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         Ok(grads![Some(cx.dy()?.to_dtype(cx.input_meta(0).dtype)?)])
+    }
+}
+
+/// Copies a gradient back to the device that the tensor came from.
+#[derive(Debug)]
+struct ToDevice {
+    from: Device,
+}
+
+impl Recorded for ToDevice {
+    fn name(&self) -> &'static str {
+        "to_device"
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        Ok(grads![Some(cx.dy()?.to_device(self.from)?)])
     }
 }
 
@@ -414,14 +432,39 @@ impl Tensor {
         if dtype == self.dtype() { Ok(self.clone()) } else { apply(Cast(dtype), &[self]) }
     }
 
-    /// Moves the tensor to another device. Moving to [`Device::Meta`] drops the elements. Moving from it returns an
-    /// error.
+    /// Copies the tensor to another device, or returns it if it is there. The layout of a distributed tensor does not change: each
+    /// rank copies its shard. The gradient is copied back.
+    ///
+    /// Copying to a GPU does not wait; copying from a GPU waits until it has done all earlier work. Moving to [`Device::Meta`] drops
+    /// the elements, and moving from it returns an error.
+    ///
+    /// ```
+    /// # use dtensor::{DType, Device, Tensor};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let x = Tensor::ones([2], DType::F32)?;
+    /// # #[cfg(feature = "cuda")]
+    /// if dtensor::cuda::is_available() {
+    ///     let y = x.to_device(Device::Cuda(0))?.mul(2.0)?;
+    ///     assert_eq!((y.device(), y.to_vec::<f32>()?), (Device::Cuda(0), vec![2., 2.]));
+    /// }
+    /// assert!(x.to_device(Device::Meta)?.to_device(Device::Cpu).is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     #[track_caller]
     pub fn to_device(&self, device: Device) -> Result<Tensor> {
         match (self.device(), device) {
-            (Device::Cpu, Device::Meta) => self.empty_like(device),
-            (Device::Meta, Device::Cpu) => Err(Error::NoValue { op: "to_device" }),
-            _ => Ok(self.clone()),
+            (from, to) if from == to => Ok(self.clone()),
+            (_, Device::Meta) => self.empty_like(device),
+            (Device::Meta, _) => Err(Error::NoValue { op: "to_device" }),
+            (from, to) => {
+                let Some(array) = self.value().part.array()? else {
+                    return Err(Error::NoValue { op: "to_device" });
+                };
+                let part = LocalTensor::Array(array.to_device(to)?);
+                let value = Value { part, layout: self.layout().cloned() };
+                Ok(record(ToDevice { from }, self, value))
+            }
         }
     }
 }

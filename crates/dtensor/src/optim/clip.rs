@@ -9,7 +9,12 @@ use crate::mesh::DeviceMesh;
 use crate::nn::Parameter;
 use crate::{DType, Error, Placement, Result, Tensor};
 use dtensor_array::Array;
-use dtensor_array::kernels::{cast, optim, reduce};
+use dtensor_array::Device;
+use dtensor_array::kernels::binary::{Binary, binary};
+use dtensor_array::kernels::clip::scale_by;
+use dtensor_array::kernels::scalar::{affine, clamp, pow_scalar};
+use dtensor_array::kernels::unary::{Unary, unary};
+use dtensor_array::kernels::{cast, cat, copy, optim, reduce};
 use dtensor_array::origin::{caller_line, with_caller_line};
 
 /// Options of [`clip_grad_norm`].
@@ -35,7 +40,7 @@ impl Default for ClipOptions {
 }
 
 /// Scales the gradients so that their total norm is at most `max_norm`, and returns the norm before clipping: a plain
-/// scalar that is equal on all ranks.
+/// scalar that is equal on all ranks. Nothing waits for a GPU, unless `error_if_nonfinite` is set.
 ///
 /// Parameters can have any layout, on several meshes or none. Replicated elements count once. There is one all-reduce
 /// per mesh on which some gradient is sharded. This is a collective: all ranks of the meshes must call it. Parameters
@@ -61,21 +66,24 @@ pub fn clip_grad_norm(parameters: &[Parameter], max_norm: f64, options: ClipOpti
     expect_bound(OP, "max_norm", max_norm)?;
     let parameters = with_grads(OP, parameters)?;
     let (total, dtype) = norm(OP, &parameters, options.norm_type)?;
-    if options.error_if_nonfinite && !total.is_finite() {
-        let message = format!(
-            "the total norm of order {} for gradients is non-finite ({total}), so it cannot be clipped; \
-             `error_if_nonfinite: false` scales the gradients by the non-finite norm all the same",
-            options.norm_type
-        );
-        return Err(Error::argument(OP, message));
+    if options.error_if_nonfinite {
+        let total = total.copy_to_host::<f64>()?[0];
+        if !total.is_finite() {
+            let message = format!(
+                "the total norm of order {} for gradients is non-finite ({total}), so it cannot be clipped; \
+                 `error_if_nonfinite: false` scales the gradients by the non-finite norm all the same",
+                options.norm_type
+            );
+            return Err(Error::argument(OP, message));
+        }
     }
     // PyTorch adds the same constant. It also avoids dividing by a norm of 0.
-    let factor = max_norm / (total + 1e-6);
-    // NaN is passed on to the gradients.
-    if factor < 1.0 || factor.is_nan() {
-        change_grads(&parameters, |part| optim::scale(part, factor))?;
-    }
-    scalar(total, dtype)
+    let limit = copy::full(total.device(), DType::F64, &[], max_norm)?;
+    let factor = binary(Binary::Div, &limit, &affine(&total, 1.0, 1e-6)?)?;
+    // Gradients are never made larger. NaN is passed on to them.
+    let factor = clamp(&factor, None, Some(1.0))?;
+    change_grads(&parameters, |part| scale_by(part, &factor.to_device(part.device())?))?;
+    Tensor::of(total).to_dtype(dtype)
 }
 
 /// Returns the total norm of all gradients, computed as [`clip_grad_norm`] does.
@@ -98,7 +106,7 @@ pub fn clip_grad_norm(parameters: &[Parameter], max_norm: f64, options: ClipOpti
 pub fn grad_norm(parameters: &[Parameter], norm_type: f64) -> Result<Tensor> {
     const OP: &str = "grad_norm";
     let (total, dtype) = norm(OP, &with_grads(OP, parameters)?, norm_type)?;
-    scalar(total, dtype)
+    Tensor::of(total).to_dtype(dtype)
 }
 
 /// Clamps every element of the gradients to between −`clip_value` and `clip_value`.
@@ -149,11 +157,6 @@ fn change_grads(parameters: &[&Parameter], f: impl Fn(&mut Array) -> Result<()>)
     Ok(())
 }
 
-/// Creates a scalar with the dtype of the norm.
-fn scalar(x: f64, dtype: DType) -> Result<Tensor> {
-    Tensor::scalar(x)?.to_dtype(dtype)
-}
-
 /// How the norms of shards combine to the total norm.
 #[derive(Clone, Copy)]
 struct NormReduction {
@@ -172,39 +175,36 @@ impl NormReduction {
         Ok(NormReduction { p, op: reduce })
     }
 
-    /// Returns the contribution of zero elements.
-    fn identity(self) -> f64 {
-        if self.op == ReduceOp::Min { f64::INFINITY } else { 0.0 }
-    }
-
-    fn combine(self, a: f64, b: f64) -> f64 {
-        match self.op {
-            _ if a.is_nan() || b.is_nan() => f64::NAN,
-            ReduceOp::Max => a.max(b),
-            ReduceOp::Min => a.min(b),
-            _ => a + b,
-        }
-    }
-
-    /// Returns the contribution of an array.
-    fn contribution(self, part: &Array) -> Result<f64> {
+    /// Returns the contribution of an array: one number.
+    fn contribution(self, part: &Array) -> Result<Array> {
         // The norm of a half-precision array would be rounded to half precision, so compute it in `f32`.
         let part = if part.dtype().size() < 4 { &cast::cast(part, DType::F32)? } else { part };
         let dims: Vec<usize> = (0..part.dims().len()).collect();
-        let norm =
-            cast::cast(&reduce::norm(part, self.p, &dims, false)?, DType::F64)?.copy_to_host::<f64>()?[0];
-        Ok(match self.p {
-            2.0 => norm * norm,
-            _ if self.op != ReduceOp::Sum || self.p == 0.0 => norm,
-            p => norm.powf(p),
-        })
+        let norm = cast::cast(&reduce::norm(part, self.p, &dims, false)?, DType::F64)?;
+        match self.p {
+            2.0 => binary(Binary::Mul, &norm, &norm),
+            _ if self.op != ReduceOp::Sum || self.p == 0.0 => Ok(norm),
+            p => pow_scalar(&norm, p),
+        }
     }
 
-    fn norm(self, sum: f64) -> f64 {
+    /// Combines contributions, in order, on a device.
+    fn combine(self, parts: &[Array], device: Device) -> Result<Array> {
+        if parts.is_empty() {
+            let none = if self.op == ReduceOp::Min { f64::INFINITY } else { 0.0 };
+            return copy::full(device, DType::F64, &[], none);
+        }
+        let row = |part: &Array| part.to_device(device)?.reshape(&[1]);
+        let rows: Vec<Array> = parts.iter().map(row).collect::<Result<_>>()?;
+        reduce::reduce(self.op.into(), &cat::cat(&rows.iter().collect::<Vec<_>>(), 0)?, &[0], false)
+    }
+
+    /// Returns the norm of all contributions together.
+    fn norm(self, total: &Array) -> Result<Array> {
         match self.p {
-            2.0 => sum.sqrt(),
-            _ if self.op != ReduceOp::Sum || self.p == 0.0 => sum,
-            p => sum.powf(1.0 / p),
+            2.0 => unary(Unary::Sqrt, total),
+            _ if self.op != ReduceOp::Sum || self.p == 0.0 => Ok(total.clone()),
+            p => pow_scalar(total, 1.0 / p),
         }
     }
 }
@@ -232,21 +232,23 @@ impl MeshGrads<'_> {
         op: &'static str,
         reduction: NormReduction,
         at: &'static Location<'static>,
-    ) -> Result<f64> {
+    ) -> Result<Array> {
         let sharded = self.sharded_dims();
-        let mut total = reduction.identity();
+        let mut parts = Vec::new();
         for grad in &self.grads {
             // Of several ranks with the same shard, only the first one counts.
             let first = |&dim: &usize| is_sharded(&grad.placements()[dim]) || self.coordinate[dim] == 0;
             if sharded.iter().all(first) {
-                total = reduction.combine(total, reduction.contribution(grad.local_array(op)?)?);
+                parts.push(reduction.contribution(grad.local_array(op)?)?);
             }
         }
+        let total = reduction.combine(&parts, self.grads[0].device())?;
         if sharded.is_empty() {
             return Ok(total);
         }
         let group = self.mesh.group_over(&sharded, Site::of(at))?;
-        with_caller_line(at, || group.all_reduce(&Tensor::scalar(total)?, reduction.op))?.item::<f64>()
+        let total = with_caller_line(at, || group.all_reduce(&Tensor::of(total), reduction.op))?;
+        Ok(total.local_array(op)?.clone())
     }
 }
 
@@ -256,7 +258,7 @@ fn is_sharded(placement: &Placement) -> bool {
 
 /// Returns the total norm, and the dtype that the result has.
 #[track_caller]
-fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(f64, DType)> {
+fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(Array, DType)> {
     let at = caller_line(Location::caller());
     let reduction = NormReduction::new(op, p)?;
     let mut dtype = DType::F32;
@@ -279,15 +281,15 @@ fn norm(op: &'static str, parameters: &[&Parameter], p: f64) -> Result<(f64, DTy
             },
         }
     }
-    if grads.is_empty() {
-        return Ok((0.0, dtype));
-    }
-    let mut total = reduction.identity();
+    let Some(first) = grads.first() else {
+        return Ok((copy::full(Device::Cpu, DType::F64, &[], 0.0)?, dtype));
+    };
+    let mut parts = Vec::new();
     for grad in plain {
-        total = reduction.combine(total, reduction.contribution(grad.local_array(op)?)?);
+        parts.push(reduction.contribution(grad.local_array(op)?)?);
     }
     for on_mesh in &meshes {
-        total = reduction.combine(total, on_mesh.total(op, reduction, at)?);
+        parts.push(on_mesh.total(op, reduction, at)?);
     }
-    Ok((reduction.norm(total), dtype))
+    Ok((reduction.norm(&reduction.combine(&parts, first.device())?)?, dtype))
 }

@@ -139,7 +139,8 @@ impl DataParallel {
         for bucket in &buckets {
             let has_grad: Vec<f32> = bucket.iter().map(|&i| if shards[i].0 { 1.0 } else { 0.0 }).collect();
             let has_grad =
-                Tensor::from_slice(&has_grad, [bucket.len()])?.to_dtype(shards[bucket[0]].1.dtype())?;
+                Tensor::from_slice(&has_grad, [bucket.len()])?.to_device(shards[bucket[0]].1.device())?;
+            let has_grad = has_grad.to_dtype(shards[bucket[0]].1.dtype())?;
             let tensors: Vec<&Tensor> = once(&has_grad).chain(bucket.iter().map(|&i| &shards[i].1)).collect();
             pending.push(self.group.all_reduce_coalesced_async(&tensors, ReduceOp::Avg)?);
         }
@@ -148,8 +149,13 @@ impl DataParallel {
         for (bucket, averages) in buckets.iter().zip(averages) {
             let (has_grad, averages) =
                 averages.split_first().expect("the result has as many tensors as the input");
-            for ((&i, average), has_grad) in bucket.iter().zip(averages).zip(has_grad.to_f64_vec()?) {
-                if has_grad > 0.0 {
+            // Reading would wait for a GPU. If this replica has all gradients, so has the result.
+            let has_grad: Vec<bool> = match bucket.iter().all(|&i| shards[i].0) {
+                true => vec![true; bucket.len()],
+                false => has_grad.to_f64_vec()?.into_iter().map(|share| share > 0.0).collect(),
+            };
+            for ((&i, average), has_grad) in bucket.iter().zip(averages).zip(has_grad) {
+                if has_grad {
                     let value = parameters[i].get();
                     value.set_grad(Some(with_layout_of(&value, average)?))?;
                 }

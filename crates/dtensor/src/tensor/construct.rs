@@ -1,5 +1,7 @@
 //! Constructors: tensors from Rust values, constants, ranges and sequences.
 
+use std::sync::OnceLock;
+
 use super::{LocalTensor, Tensor, Value};
 use crate::autograd::Link;
 use crate::layout::Layout;
@@ -12,20 +14,37 @@ use dtensor_array::mode;
 use dtensor_array::{DType, Device, Element, Meta, Scalar, Shape};
 
 mode! {
-    static DEVICE: Cell<Device> = Device::Cpu;
+    static DEVICE: Cell<Option<Device>> = None;
 }
 
-/// Returns the device of new tensors: the one of the innermost [`on_device`], or the CPU.
-pub(crate) fn default_device() -> Device {
-    DEVICE.get()
+/// Returns the device of new tensors: the one of the innermost [`on_device`], or that of the program.
+#[inline]
+pub(crate) fn default_device() -> Result<Device> {
+    match DEVICE.get() {
+        Some(device) => Ok(device),
+        None => device_of_program(),
+    }
 }
 
-/// Runs `body` and creates its new tensors on `device`: constants, ranges and random tensors. A model created on
-/// [`Device::Meta`] takes no memory, however large it is: distribute its parameters first, then
-/// [allocate](crate::nn::Module::to_empty) only this rank's shards.
+/// Returns the device in the environment variable `DTENSOR_DEVICE`, or the CPU.
+fn device_of_program() -> Result<Device> {
+    static DEVICE: OnceLock<Result<Device>> = OnceLock::new();
+    let read = || match std::env::var("DTENSOR_DEVICE") {
+        Ok(text) => text.parse::<Device>().map_err(|error| error.with_context("device", "DTENSOR_DEVICE")),
+        Err(_) => Ok(Device::Cpu),
+    };
+    DEVICE.get_or_init(read).clone()
+}
+
+/// Runs `body` and creates its new tensors on `device`. A model created on [`Device::Meta`] takes no memory, however large it is:
+/// distribute its parameters first, then [allocate](crate::nn::Module::to_empty) only this rank's shards.
 ///
-/// Tensors made from Rust values ([`Tensor::from_vec`]) and results of operators are not affected. Random tensors
-/// on the meta device advance the generator as they would elsewhere.
+/// Outside of all scopes, new tensors are created on the device in the environment variable `DTENSOR_DEVICE` (`cpu`, `cuda`, `cuda:1`), or
+/// on the CPU. A scope holds for the calling thread: ranks that run as threads open their own.
+///
+/// Results of operators are not affected: they are on the device of the operands. Tensors made from Rust values
+/// ([`Tensor::from_vec`]) keep them: on the meta device, they are created on the CPU. Random tensors on the meta device advance the
+/// generator as they would elsewhere.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module};
@@ -37,7 +56,7 @@ pub(crate) fn default_device() -> Device {
 /// # }
 /// ```
 pub fn on_device<R>(device: Device, body: impl FnOnce() -> R) -> R {
-    DEVICE.within(device, body)
+    DEVICE.within(Some(device), body)
 }
 
 impl Tensor {
@@ -60,7 +79,11 @@ impl Tensor {
                 format!("shape {shape} needs {} elements, but {} were given", shape.numel(), data.len());
             return Err(Error::argument("from_vec", message));
         }
-        Ok(Tensor::of(Array::from_vec(data, &shape)?))
+        let array = Array::from_vec(data, &shape)?;
+        Ok(Tensor::of(match default_device()? {
+            Device::Meta => array,
+            device => array.to_device(device)?,
+        }))
     }
 
     /// Creates a tensor of `shape` from a copy of elements in row-major order. Otherwise like
@@ -103,7 +126,7 @@ impl Tensor {
     /// # }
     /// ```
     pub fn full(shape: impl Into<Shape>, value: impl Into<Scalar>, dtype: DType) -> Result<Tensor> {
-        Tensor::full_of(&Meta { shape: shape.into(), dtype, device: default_device() }, value)
+        Tensor::full_of(&Meta { shape: shape.into(), dtype, device: default_device()? }, value)
     }
 
     /// Creates a tensor on the default device: calls `make` with the device for the elements, or not at all on the meta device.
@@ -114,7 +137,7 @@ impl Tensor {
         make: impl FnOnce(Device) -> Result<Array>,
     ) -> Result<Tensor> {
         let shape = Shape::from(shape);
-        let device = default_device();
+        let device = default_device()?;
         if device == Device::Meta {
             return Tensor::meta_of(shape, dtype);
         }

@@ -254,7 +254,7 @@ impl Tensor {
     /// Returns the device that stores the elements.
     pub fn device(&self) -> Device {
         match &self.value.part {
-            LocalTensor::Array(_) => Device::Cpu,
+            LocalTensor::Array(local) => local.device(),
             LocalTensor::Meta(meta) => meta.device,
             LocalTensor::Deferred(deferred) => deferred.meta().device,
         }
