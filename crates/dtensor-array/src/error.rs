@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::{DType, Device, Shape};
 
 /// The result of every fallible function of these crates.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error, with the operator it happened in.
 ///

@@ -117,7 +117,7 @@ fn gpus() -> &'static Gpus {
                     events: Mutex::default(),
                 })
             };
-            (0..driver.count().min(MAX_DEVICES)).map(gpu).collect::<Result<Vec<Gpu>, String>>()
+            (0..driver.count().min(MAX_DEVICES)).map(gpu).collect::<std::result::Result<Vec<Gpu>, String>>()
         });
         match gpus {
             Ok(gpus) => Gpus { gpus, why_none: None },

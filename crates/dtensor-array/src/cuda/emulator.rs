@@ -26,7 +26,7 @@ struct Emulator {
     sizes: Mutex<HashMap<Address, usize>>,
 }
 
-pub(super) fn find() -> Result<&'static dyn Driver, String> {
+pub(super) fn find() -> std::result::Result<&'static dyn Driver, String> {
     Ok(Box::leak(Box::<Emulator>::default()))
 }
 
@@ -163,7 +163,7 @@ impl Driver for Emulator {
     }
 
     fn compile(&self, name: &str, source: &str, _: &str) -> Result<Vec<u8>> {
-        let run = || -> std::io::Result<Result<Vec<u8>, String>> {
+        let run = || -> std::io::Result<std::result::Result<Vec<u8>, String>> {
             let library = scratch_file(name);
             let mut command = Command::new("c++");
             command.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w"]);

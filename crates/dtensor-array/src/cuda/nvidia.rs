@@ -29,7 +29,7 @@ unsafe impl Send for Nvidia {}
 unsafe impl Sync for Nvidia {}
 
 /// Finds the GPUs. Returns why there are none, if the driver is missing or fails.
-pub(super) fn find() -> Result<&'static dyn Driver, String> {
+pub(super) fn find() -> std::result::Result<&'static dyn Driver, String> {
     // SAFETY: this only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
         return Err("no CUDA driver is installed (libcuda.so is not found)".into());
@@ -42,7 +42,7 @@ pub(super) fn find() -> Result<&'static dyn Driver, String> {
             // SAFETY: the device is valid.
             Ok((device, unsafe { result::primary_ctx::retain(device)? }))
         };
-        let devices = (0..count).map(device).collect::<Result<Vec<_>, result::DriverError>>()?;
+        let devices = (0..count).map(device).collect::<std::result::Result<Vec<_>, result::DriverError>>()?;
         Ok(Nvidia { devices })
     };
     match open() {
@@ -54,7 +54,7 @@ pub(super) fn find() -> Result<&'static dyn Driver, String> {
     }
 }
 
-fn check<T>(call: &str, result: Result<T, result::DriverError>) -> Result<T> {
+fn check<T>(call: &str, result: std::result::Result<T, result::DriverError>) -> Result<T> {
     result.map_err(|error| {
         let text = error.error_string().map(|text| text.to_string_lossy().into_owned());
         failed(call, text.unwrap_or_else(|_| format!("{error:?}")))
@@ -289,7 +289,7 @@ const MOST_SHARED: c_int = 227 << 10;
 
 /// Loads the compiler from the folder `DTENSOR_NVRTC`, if given. Later loads by name then find it.
 fn find_compiler() -> Result<()> {
-    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
+    static FOUND: OnceLock<std::result::Result<(), String>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
         if let Some(folder) = std::env::var_os("DTENSOR_NVRTC") {
             for file in ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] {
@@ -372,7 +372,7 @@ struct Plan {
     algorithm: blas_sys::cublasLtMatmulAlgo_t,
 }
 
-fn checked<T>(result: Result<T, blas::CublasError>) -> Result<T> {
+fn checked<T>(result: std::result::Result<T, blas::CublasError>) -> Result<T> {
     result.map_err(|error| failed("cublasLt", error))
 }
 
@@ -457,7 +457,7 @@ unsafe fn set<V>(
     description: blas_sys::cublasLtMatmulDesc_t,
     which: blas_sys::cublasLtMatmulDescAttributes_t,
     value: &V,
-) -> Result<(), blas::CublasError> {
+) -> std::result::Result<(), blas::CublasError> {
     // SAFETY: the caller guarantees it.
     unsafe { blas::set_matmul_desc_attribute(description, which, (&raw const *value).cast(), size_of::<V>()) }
 }
