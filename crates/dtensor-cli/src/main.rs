@@ -3,6 +3,7 @@
 mod allocator;
 mod bench;
 mod checkpoint;
+mod device;
 mod failure;
 mod say;
 mod train;

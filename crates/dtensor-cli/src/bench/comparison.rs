@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::peer::{Measurement, Peer, python};
 use super::row::Row;
 use super::timing::median;
+use crate::device::DeviceChoice;
 
 /// The worlds that this build supports.
 const WORLDS: &str = if cfg!(feature = "mpi") { "threads,mpi" } else { "threads" };
@@ -27,6 +28,9 @@ pub(crate) struct CommonOptions {
     /// Kinds of ranks
     #[arg(long, value_delimiter = ',', default_value = WORLDS)]
     pub(crate) world: Vec<World>,
+    /// Where the tensors are: `cpu`, or a GPU that all ranks share: `cuda`. PyTorch then needs a GPU for each rank
+    #[arg(long, default_value_t = DeviceChoice::Cpu, value_name = "DEVICE")]
+    pub(crate) device: DeviceChoice,
     /// Python interpreter with torch; each case is measured there too, in turns with ours
     #[arg(long, value_name = "PYTHON")]
     pub(crate) peer: Option<String>,
@@ -69,7 +73,12 @@ impl World {
     }
 
     /// Starts this program with `--serve` on a number of ranks.
-    pub(crate) fn serve(self, workload: &str, ranks: usize) -> Result<Peer, Box<dyn Error>> {
+    pub(crate) fn serve(
+        self,
+        workload: &str,
+        ranks: usize,
+        device: DeviceChoice,
+    ) -> Result<Peer, Box<dyn Error>> {
         self.check()?;
         let program = std::env::current_exe()?;
         let mut command = Command::new(&program);
@@ -79,14 +88,15 @@ impl World {
             command.arg(program);
         }
         command.args(["bench", workload, "--serve", "--ranks", &ranks.to_string()]);
+        command.env("DTENSOR_DEVICE", device.to_string());
         Ok(Peer::start(format!("the {} world", self.name()), command)?)
     }
 }
 
 /// Starts PyTorch on a number of ranks, with `script` appended to `ranks_peer.py`.
-pub(crate) fn peer(path: &str, script: &str, ranks: usize) -> Result<Peer, String> {
+pub(crate) fn peer(path: &str, script: &str, ranks: usize, device: DeviceChoice) -> Result<Peer, String> {
     let mut command = python(path, &[include_str!("ranks_peer.py"), script].concat());
-    command.env("WORLD_SIZE", ranks.to_string());
+    command.env("WORLD_SIZE", ranks.to_string()).env("DTENSOR_DEVICE", device.to_string());
     Peer::start("the peer", command)
 }
 
@@ -111,9 +121,10 @@ impl Comparison {
         script: &str,
         ranks: usize,
     ) -> Result<Self, Box<dyn Error>> {
-        let worlds = common.world.iter().map(|&world| Ok((world, world.serve(workload, ranks)?)));
+        let worlds =
+            common.world.iter().map(|&world| Ok((world, world.serve(workload, ranks, common.device)?)));
         let worlds = worlds.collect::<Result<_, Box<dyn Error>>>()?;
-        let peer = common.peer.as_deref().map(|path| peer(path, script, ranks)).transpose()?;
+        let peer = common.peer.as_deref().map(|path| peer(path, script, ranks, common.device)).transpose()?;
         Ok(Comparison { worlds, peer })
     }
 

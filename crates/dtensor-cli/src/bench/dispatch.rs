@@ -20,12 +20,13 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use dtensor::comm::{World, run as run_ranks};
 use dtensor::prelude::*;
-use dtensor::set_num_threads;
+use dtensor::{on_device, set_num_threads};
 
 use super::comparison;
 use super::peer::Peer;
 use super::row::{Row, Sink};
 use super::timing::{describe_speedups, median};
+use crate::device::{DeviceChoice, synchronize};
 
 /// Operators per timing.
 const OPERATORS: usize = 1000;
@@ -46,6 +47,9 @@ pub(crate) struct Options {
     /// Python interpreter with torch; each case is timed there too, in turns with ours
     #[arg(long, value_name = "PYTHON")]
     peer: Option<String>,
+    /// Where the tensors are: `cpu`, or GPUs: `cuda`
+    #[arg(long, default_value_t = DeviceChoice::Cpu, value_name = "DEVICE")]
+    device: DeviceChoice,
     /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) only: String,
@@ -112,8 +116,8 @@ const CASES: [Case; 7] = [
 
 impl Case {
     /// Returns the median time of an operator, from the first rank that starts to the last rank that finishes.
-    fn seconds(self, ranks: RankKind, size: usize) -> Result<f64> {
-        let spans = run_ranks(ranks.worlds(size)?, |world| {
+    fn seconds(self, ranks: RankKind, size: usize, device: DeviceChoice) -> Result<f64> {
+        let run = |world: World| {
             set_num_threads(1);
             let mesh = DeviceMesh::new(&world, [size], "ranks")?;
             let ones = |rows, columns| Tensor::ones([rows, columns], DType::F32)?.requires_grad_(self.grad);
@@ -128,7 +132,9 @@ impl Case {
                     spans(&world, || a.matmul(&b))
                 }
             }
-        })?;
+        };
+        let spans =
+            run_ranks(ranks.worlds(size)?, |world| on_device(device.of_rank(world.rank()), || run(world)))?;
         let time = |timing: usize| {
             let first = spans.iter().map(|rank| rank[timing].0).min();
             let last = spans.iter().map(|rank| rank[timing].1).max();
@@ -141,11 +147,16 @@ impl Case {
 
 /// Returns the median time of the case `add_shard` on one rank of a simulated mesh.
 pub(crate) fn add_shard(ranks: usize) -> Result<f64> {
-    Case { name: "add_shard", operator: Operator::AddShard, grad: false }.seconds(RankKind::Simulated, ranks)
+    Case { name: "add_shard", operator: Operator::AddShard, grad: false }.seconds(
+        RankKind::Simulated,
+        ranks,
+        DeviceChoice::Cpu,
+    )
 }
 
 /// Runs all timings, and returns the start and the end of each on this rank. A barrier lets ranks start together.
 fn spans(world: &World, body: impl Fn() -> Result<Tensor>) -> Result<Vec<(Instant, Instant)>> {
+    let device = body()?.device();
     let mut spans = Vec::with_capacity(WARM_UP + TIMINGS);
     for _ in 0..WARM_UP + TIMINGS {
         world.group().barrier()?;
@@ -153,6 +164,7 @@ fn spans(world: &World, body: impl Fn() -> Result<Tensor>) -> Result<Vec<(Instan
         for _ in 0..OPERATORS {
             drop(black_box(body()?));
         }
+        synchronize(device)?;
         spans.push((start, Instant::now()));
     }
     Ok(spans)
@@ -163,7 +175,9 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), 
     if cases.is_empty() {
         return Ok(());
     }
-    let start = |path| comparison::peer(path, include_str!("dispatch_peer.py"), options.ranks.into());
+    options.device.check()?;
+    let start =
+        |path| comparison::peer(path, include_str!("dispatch_peer.py"), options.ranks.into(), options.device);
     let mut peer = options.peer.as_deref().map(start).transpose()?;
     let mut speedups: BTreeMap<RankKind, Vec<f64>> = BTreeMap::new();
     for &world in &options.world {
@@ -195,7 +209,7 @@ fn row(
         peer.seconds(&request, 1, 1)?;
     }
     for _ in 0..options.rounds {
-        ours.push(case.seconds(world, ranks)?);
+        ours.push(case.seconds(world, ranks, options.device)?);
         if let Some(peer) = peer {
             theirs.push(peer.seconds(&request, TIMINGS, OPERATORS)?);
         }

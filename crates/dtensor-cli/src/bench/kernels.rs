@@ -4,11 +4,12 @@ use std::error::Error;
 
 use clap::Args;
 use dtensor::prelude::*;
-use dtensor::{BackwardOptions, grad, set_num_threads};
+use dtensor::{BackwardOptions, grad, on_device, set_num_threads};
 
 use super::peer::{Peer, python};
 use super::row::{Row, Sink};
 use super::timing::{median, seconds};
+use crate::device::{DeviceChoice, synchronize};
 
 /// The flags of `dtensor bench kernels`.
 #[derive(Args)]
@@ -16,6 +17,9 @@ pub(crate) struct Options {
     /// Python interpreter with torch; each case is timed there too, in turns with ours
     #[arg(long, value_name = "PYTHON")]
     peer: Option<String>,
+    /// Where the tensors are: `cpu`, or a GPU: `cuda`
+    #[arg(long, default_value_t = DeviceChoice::Cpu, value_name = "DEVICE")]
+    device: DeviceChoice,
     /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) only: String,
@@ -109,30 +113,45 @@ fn cases() -> Result<Vec<Case>> {
     Ok(cases)
 }
 
+/// Calls per timing on a GPU, where one call does not wait for its end.
+const QUEUED: usize = 50;
+
 pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), Box<dyn Error>> {
+    options.device.check()?;
+    on_device(options.device.of_rank(0), || measure(options, sink))
+}
+
+fn measure(options: &Options, sink: Sink<'_>) -> std::result::Result<(), Box<dyn Error>> {
     set_num_threads(1);
     manual_seed(0);
+    let device = options.device.of_rank(0);
     let mut peer = match &options.peer {
-        Some(path) => Some(Peer::start("the peer", python(path, include_str!("kernels_peer.py")))?),
+        Some(path) => {
+            let mut command = python(path, include_str!("kernels_peer.py"));
+            command.env("DTENSOR_DEVICE", device.to_string());
+            Some(Peer::start("the peer", command)?)
+        }
         None => None,
     };
     let mut logs = Vec::new();
     for case in cases()?.into_iter().filter(|case| case.name.contains(&options.only)) {
+        let inner = if options.device.is_gpu() { case.inner.max(QUEUED) } else { case.inner };
         let ours = |samples| {
-            seconds(samples, case.inner, || {
+            let call = || {
                 std::hint::black_box((case.body)()?);
                 Ok::<(), dtensor::Error>(())
-            })
+            };
+            seconds(samples, inner, call, || synchronize(device))
         };
         ours(3)?;
         if let Some(peer) = &mut peer {
-            peer.seconds(case.name, 3, case.inner)?;
+            peer.seconds(case.name, 3, inner)?;
         }
         let (mut mine, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..options.rounds {
             mine.push(ours(case.samples)?);
             if let Some(peer) = &mut peer {
-                theirs.push(peer.seconds(case.name, case.samples, case.inner)?);
+                theirs.push(peer.seconds(case.name, case.samples, inner)?);
             }
         }
         let mine = median(mine);

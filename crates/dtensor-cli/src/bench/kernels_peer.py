@@ -1,5 +1,6 @@
 """The cases of `dtensor bench kernels` in PyTorch, one thread. Reads `case samples inner`, answers in JSON."""
 import json
+import os
 import statistics
 import sys
 import time
@@ -8,6 +9,16 @@ import torch
 import torch.nn.functional as F
 
 torch.set_num_threads(1)
+device = os.environ.get("DTENSOR_DEVICE", "cpu")
+torch.set_default_device(device)
+
+
+def finish():
+    """Waits for a GPU."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
 torch.manual_seed(0)
 
 x, y = torch.randn(1024, 2048), torch.randn(1024, 2048)
@@ -65,5 +76,6 @@ for line in sys.stdin:
         start = time.perf_counter()
         for _ in range(int(inner)):
             body()
+        finish()
         times.append((time.perf_counter() - start) / int(inner))
     print(json.dumps({"case": case, "seconds": statistics.median(times)}), flush=True)

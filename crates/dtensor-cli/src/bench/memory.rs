@@ -34,10 +34,12 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error
             let mut all = Measurements::empty(common.world.iter().copied());
             for _ in 0..common.rounds {
                 for (world, measured) in &mut all.ours {
-                    measured.push(world.serve(case.workload(), ranks)?.measure(&name, STEPS, 1)?);
+                    measured
+                        .push(world.serve(case.workload(), ranks, common.device)?.measure(&name, STEPS, 1)?);
                 }
                 if let Some(path) = &common.peer {
-                    all.theirs.push(peer(path, train::SCRIPT, ranks)?.measure(&name, STEPS, 1)?);
+                    all.theirs
+                        .push(peer(path, train::SCRIPT, ranks, common.device)?.measure(&name, STEPS, 1)?);
                 }
             }
             let theirs = match all.theirs.is_empty() {

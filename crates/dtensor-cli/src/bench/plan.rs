@@ -142,7 +142,7 @@ pub(crate) fn time(
         let start = std::time::Instant::now();
         let plan = x.explain_redistribute(to)?;
         uncached.push(start.elapsed().as_secs_f64());
-        let cached = seconds(5, 200, || x.explain_redistribute(to).map(drop))?;
+        let cached = seconds(5, 200, || x.explain_redistribute(to).map(drop), || Ok(()))?;
         row = Some((plan.trace(), plan.collectives().len(), cached));
     }
     let (case, collectives, cached_seconds) = row.unwrap_or_default();

@@ -8,10 +8,11 @@ use std::hint::black_box;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use dtensor::comm::{Group, World, WorldKind, run};
-use dtensor::{DeviceMesh, Result, Tensor, set_num_threads};
+use dtensor::{Device, DeviceMesh, Result, Tensor, set_num_threads};
 
 use super::peer::Measurement;
 use super::timing::median;
+use crate::device::synchronize;
 
 /// Calls before those that count, so that memory and threads reach a steady state.
 pub(crate) const WARM_UP: usize = 3;
@@ -107,12 +108,15 @@ pub(crate) fn time_all(
 ) -> Result<f64> {
     let group = rank.world.group();
     let mut spans = Vec::with_capacity(request.samples);
+    let mut device = Device::Cpu;
     for _ in 0..request.samples {
         group.barrier()?;
         let start = now();
         for _ in 0..request.inner {
-            drop(black_box(call()?));
+            let result = black_box(call()?);
+            device = result.device();
         }
+        synchronize(device)?;
         spans.push((start, now()));
     }
     let of_ranks = group.all_gather_object(&spans)?;

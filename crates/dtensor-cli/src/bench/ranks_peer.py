@@ -17,14 +17,25 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+on_gpu = os.environ.get("DTENSOR_DEVICE", "cpu") != "cpu"
 ranks, rank = int(os.environ["WORLD_SIZE"]), int(os.environ.get("RANK", "0"))
+
+
+def finish():
+    """Waits for the GPU."""
+    if on_gpu:
+        torch.cuda.synchronize()
 
 
 def serve(meeting_point, measure):
     torch.set_num_threads(1)
     began = time.perf_counter()
-    dist.init_process_group("gloo", rank=rank, world_size=ranks, init_method=f"file://{meeting_point}")
-    mesh = init_device_mesh("cpu", (ranks,))
+    method = f"file://{meeting_point}"
+    if on_gpu:
+        torch.cuda.set_device(rank)
+        torch.set_default_device("cuda")
+    dist.init_process_group("nccl" if on_gpu else "gloo", rank=rank, world_size=ranks, init_method=method)
+    mesh = init_device_mesh("cuda" if on_gpu else "cpu", (ranks,))
     dist.barrier()
     # The times when this rank started to create the group, and when it had passed the barrier.
     global started

@@ -15,6 +15,7 @@ use super::models::{TrainingCase, select};
 use super::plan;
 use super::row::{Row, Sink};
 use super::timing::median;
+use crate::device::DeviceChoice;
 
 /// The models that are trained: the MLP of medium size, and the larger transformer.
 const TRAINED: [&str; 2] = ["b64_d512_h2048", "l4_v1024_s128_d256_h8_b8"];
@@ -83,7 +84,7 @@ fn train(options: &Options, case: TrainingCase, sink: Sink<'_>) -> Result<(), Bo
     let name = case.to_string();
     let mut worlds = Vec::new();
     for &ranks in &options.ranks {
-        let mut world = World::Threads.serve(case.workload(), ranks.into())?;
+        let mut world = World::Threads.serve(case.workload(), ranks.into(), DeviceChoice::Cpu)?;
         world.measure(&name, 1, 1)?;
         worlds.push((ranks, world, Vec::new(), None));
     }

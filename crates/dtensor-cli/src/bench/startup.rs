@@ -38,10 +38,10 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> Result<(), Box<dyn Error
         let mut all = Measurements::empty(common.world.iter().copied());
         for _ in 0..common.rounds {
             for (world, measured) in &mut all.ours {
-                measured.push(world.serve("startup", ranks)?.measure(CASE, 1, 1)?);
+                measured.push(world.serve("startup", ranks, common.device)?.measure(CASE, 1, 1)?);
             }
             if let Some(path) = &common.peer {
-                let mut peer = peer(path, include_str!("startup_peer.py"), ranks)?;
+                let mut peer = peer(path, include_str!("startup_peer.py"), ranks, common.device)?;
                 all.theirs.push(peer.measure(CASE, 1, 1)?);
             }
         }

@@ -9,11 +9,13 @@ pub(crate) fn median(mut xs: Vec<f64>) -> f64 {
     if xs.len().is_multiple_of(2) { (xs[middle - 1] + xs[middle]) / 2.0 } else { xs[middle] }
 }
 
-/// Returns the time of one call of `body` in seconds: the median of `samples` timings of `inner` calls each.
+/// Returns the time of one call of `body` in seconds: the median of `samples` timings of `inner` calls each. A timing ends with `finish`,
+/// which waits for a GPU.
 pub(crate) fn seconds<E>(
     samples: usize,
     inner: usize,
     mut body: impl FnMut() -> Result<(), E>,
+    finish: impl Fn() -> Result<(), E>,
 ) -> Result<f64, E> {
     let mut times = Vec::with_capacity(samples);
     for _ in 0..samples {
@@ -21,6 +23,7 @@ pub(crate) fn seconds<E>(
         for _ in 0..inner {
             body()?;
         }
+        finish()?;
         times.push(start.elapsed().as_secs_f64() / inner as f64);
     }
     Ok(median(times))

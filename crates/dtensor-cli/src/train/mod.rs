@@ -16,7 +16,7 @@ mod traffic;
 use std::error::Error;
 
 use dtensor::comm::{World, WorldKind, run as run_ranks};
-use dtensor::{DeviceMesh, set_num_threads};
+use dtensor::{Device, DeviceMesh, on_device, set_num_threads};
 
 pub(crate) use options::Options;
 
@@ -33,6 +33,7 @@ const VERIFIED: u64 = 50;
 
 pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     options.check().map_err(usage_error)?;
+    options.device.check().map_err(|error| usage_error(format!("--device {}: {error}", options.device)))?;
     let text = Text::read(options.text.as_deref(), options.seq).map_err(usage_error)?;
     let resume = Resume::find(options).map_err(usage_error)?;
     checkpoints::check_folder(options, resume.as_ref()).map_err(usage_error)?;
@@ -57,7 +58,9 @@ pub(crate) fn run(options: &Options) -> Result<(), Box<dyn Error>> {
             say!("Continuing from step {step}, {}.", path.display());
         }
     }
-    let results = run_ranks(worlds, |world| train(&world, options, &text, resume.as_ref()))?;
+    let results = run_ranks(worlds, |world| {
+        on_device(options.device.of_rank(world.rank()), || train(&world, options, &text, resume.as_ref()))
+    })?;
     let Some(summary) = results.into_iter().next().filter(|_| is_first) else { return Ok(()) };
     if let End::Diverged { loss, step } = summary.training.end {
         let place = step.map_or("on the held-out text".to_owned(), |step| format!("at step {step}"));
@@ -94,9 +97,12 @@ fn train(world: &World, options: &Options, text: &Text, resume: Option<&Resume>)
 
 /// Trains the same model on one rank, and returns an error if a loss differs too much.
 fn verify(options: &Options, text: &Text, losses: &[f32]) -> Result<(), Box<dyn Error>> {
-    let single = Replica::new(options, None)?;
     let steps = options.steps.min(VERIFIED);
-    let expected = Training::run(&single, text, steps, Some("on one rank"), None, None)?.losses;
+    let expected = on_device(Device::Cpu, || {
+        let single = Replica::new(options, None)?;
+        Training::run(&single, text, steps, Some("on one rank"), None, None)
+    })?;
+    let expected = expected.losses;
     let differences = losses.iter().zip(&expected).map(|(a, b)| (a - b).abs());
     let (mut largest, mut at) = (0f32, 0);
     for (step, difference) in differences.enumerate() {
@@ -105,7 +111,7 @@ fn verify(options: &Options, text: &Text, losses: &[f32]) -> Result<(), Box<dyn 
             (largest, at) = (difference, step + 1);
         }
     }
-    let allowed = options.dtype.tolerance();
+    let allowed = options.dtype.tolerance(options.device);
     let found = format!("the losses of {steps} steps differ from those on one rank by at most {largest:.2e}");
     if largest <= allowed {
         say!("Verified: {found} (allowed: {allowed:e}).");

@@ -71,7 +71,7 @@ impl<'a> Replica<'a> {
             }
             fully_shard(&model, dp, FullyShardOptions::default())?;
         }
-        model.to_empty(Device::Cpu)?;
+        model.to_empty(Tensor::zeros([0], DType::F32)?.device())?;
         with_generator(&mut generator(options, Purpose::Parameters), || model.reset_parameters())?;
         let data_parallel = match dp {
             Some(dp) => {

@@ -49,6 +49,10 @@ pub(crate) fn introduce(options: &Options, text: &Text, world: WorldKind) {
         (options.checkpoint_activations, ", activation checkpointing"),
     ];
     let modes: String = modes.iter().filter(|(on, _)| *on).map(|(_, mode)| *mode).collect();
+    let ranks = match options.device.describe(options.mesh.ranks()) {
+        Some(gpus) => format!("{ranks} {gpus}"),
+        None => ranks,
+    };
     say!(
         "Training a transformer ({} layers, hidden size {}) on the bytes of {} ({}), on {ranks}, {}{modes}.",
         options.layers,

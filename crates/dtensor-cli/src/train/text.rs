@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use dtensor::{Generator, Result, Tensor};
+use dtensor::{Device, Generator, Result, Tensor, on_device};
 
 /// "Persuasion", by Jane Austen: see `data/README.md`.
 const BOOK: &[u8] = include_bytes!("../../data/persuasion.txt");
@@ -54,7 +54,9 @@ impl Text {
     /// Draws sequences that begin anywhere in the training part. Ranks with equal generators draw the same.
     pub(crate) fn draw(&self, batch: usize, generator: &mut Generator) -> Result<Batch> {
         let last = self.held_out - self.seq - 1;
-        let starts = Tensor::randint_with(0, last as i64 + 1, [batch], generator)?.to_vec::<i64>()?;
+        // In main memory, because they are read at once.
+        let draw = || Tensor::randint_with(0, last as i64 + 1, [batch], generator);
+        let starts = on_device(Device::Cpu, draw)?.to_vec::<i64>()?;
         Ok(Batch { rows: starts.into_iter().map(|start| self.row(start as usize)).collect() })
     }
 
