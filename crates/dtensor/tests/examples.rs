@@ -31,18 +31,29 @@ examples! {
     distribute_module: "../examples/distribute_module.rs";
     comm_debug_mode: "../examples/comm_debug_mode.rs";
     checkpoint_autocast: "../examples/checkpoint_autocast.rs";
+    checkpoint_files: "../examples/checkpoint_files.rs";
+    gpu: "../examples/gpu.rs";
     register_sharding: "../examples/register_sharding.rs";
     own_operator: "../examples/own_operator.rs";
     collectives: "../examples/collectives.rs";
 }
 
-/// Fails if an example in the folder is missing from the list above.
+/// Fails if an example in the folder is missing from the list above or from the README, or if the README names one that does not exist.
 #[test]
 fn every_example_is_run() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
-    let here = include_str!("examples.rs");
+    let (here, readme) = (include_str!("examples.rs"), include_str!("../../../README.md"));
     for file in std::fs::read_dir(folder).expect("there are examples") {
         let name = file.expect("a file").file_name().into_string().expect("a name");
         assert!(here.contains(&format!("\"../examples/{name}\";")), "{name} is not run");
+        let name = name.trim_end_matches(".rs");
+        assert!(readme.contains(&format!("`{name}`")), "{name} is not in the README");
+    }
+    let table = readme.split("| concept | examples |").nth(1).and_then(|rest| rest.split("\n\n").next());
+    for name in table.expect("the README lists examples").split('`').skip(1).step_by(2) {
+        assert!(
+            std::path::Path::new(folder).join(format!("{name}.rs")).exists(),
+            "there is no example {name}"
+        );
     }
 }

@@ -51,7 +51,10 @@ macro_rules! units {
             loaded: [const { [const { std::sync::OnceLock::new() }; $crate::DType::ALL.len()] }; $crate::cuda::MAX_DEVICES],
             loading: parking_lot::Mutex::new(()),
         };
-    )*};
+    )*
+        /// The units of this file.
+        pub(crate) static UNITS: &[&$crate::cuda::Unit] = &[$(&$name),*];
+    };
 }
 /// The text of a file in `kernels/`, as a source of a unit.
 macro_rules! file {
