@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::driver::{Driver, Handle, Info};
 use super::pool::{MemoryStats, Usage};
-use super::stream::Stream;
+use super::stream::{Stream, on_communication_stream};
 use super::{current_stream, nvidia};
 use crate::{Device, Error, Result};
 
@@ -168,6 +168,9 @@ pub fn synchronize(device: Device) -> Result<()> {
     match device {
         Device::Cuda(ordinal) => {
             let stream = current_stream(gpu(ordinal)?)?;
+            on_communication_stream(stream.gpu, || {
+                stream.gpu.driver.synchronize(current_stream(stream.gpu)?.handle)
+            })??;
             stream.synchronize()?;
             stream.check_faults()
         }

@@ -27,7 +27,7 @@ pub use device::{device_count, device_name, is_available, memory_stats, synchron
 pub(crate) use kernel::{Unit, grid_for};
 pub use pool::MemoryStats;
 pub(crate) use storage::CudaStorage;
-pub(crate) use stream::{Stream, current_stream, stream_of, stream_on};
+pub(crate) use stream::{Stream, current_stream, on_communication_stream, stream_of, stream_on};
 
 pub(crate) mod attention;
 pub(crate) mod binary;

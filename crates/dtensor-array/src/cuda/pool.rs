@@ -1,9 +1,11 @@
 //! [`Pool`]: the memory of a stream. Freed blocks are used again by later work of the same stream, so nothing waits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use smallvec::SmallVec;
 
 use super::device::{Counter, Gpu};
-use super::driver::Address;
+use super::driver::{Address, Handle};
 use crate::memory::Purpose;
 use crate::{Error, Result};
 
@@ -36,6 +38,8 @@ pub(super) struct Pool {
     free: [BTreeSet<(usize, Address)>; 2],
     /// The sizes of the segments.
     segments: BTreeMap<Address, usize>,
+    /// Blocks that other streams still use, and the events after which they do not.
+    in_use: VecDeque<(Address, SmallVec<[Handle; 2]>)>,
 }
 
 /// Returns which of [`Pool::free`] holds blocks of a segment.
@@ -46,6 +50,7 @@ fn class(segment_bytes: usize) -> usize {
 impl Pool {
     /// Returns a block of at least `bytes` and its size.
     pub(super) fn allocate(&mut self, gpu: &Gpu, bytes: usize) -> Result<Option<(Address, usize)>> {
+        self.take_back(gpu)?;
         let bytes = bytes.div_ceil(GRANULE) * GRANULE;
         let segment_bytes = match bytes {
             ..=SMALL => SMALL_SEGMENT,
@@ -84,6 +89,28 @@ impl Pool {
         Ok(Some((address, taken)))
     }
 
+    /// Takes back a block when these events have happened.
+    pub(super) fn free_after(&mut self, address: Address, events: SmallVec<[Handle; 2]>) {
+        self.in_use.push_back((address, events));
+    }
+
+    /// Takes back the blocks that other streams have stopped to use, in the order in which they were dropped.
+    fn take_back(&mut self, gpu: &Gpu) -> Result<()> {
+        while let Some((address, events)) = self.in_use.front_mut() {
+            while let Some(&event) = events.last() {
+                if !gpu.driver.has_happened(event)? {
+                    return Ok(());
+                }
+                gpu.return_event(event);
+                events.pop();
+            }
+            let address = *address;
+            self.in_use.pop_front();
+            self.free(gpu, address);
+        }
+        Ok(())
+    }
+
     /// Takes back a block, and joins it with free neighbours.
     pub(super) fn free(&mut self, gpu: &Gpu, address: Address) {
         let Some(&Span { bytes, segment, .. }) = self.spans.get(&address) else { return };
@@ -111,8 +138,9 @@ impl Pool {
         self.free[class].insert((size, start));
     }
 
-    /// Gives segments that are not in use back to the driver. The stream must have no work left. Returns whether there were any.
-    pub(super) fn release(&mut self, gpu: &Gpu) -> bool {
+    /// Gives segments that are not in use back to the driver. No stream may have work left.
+    pub(super) fn release(&mut self, gpu: &Gpu) -> Result<()> {
+        self.take_back(gpu)?;
         let unused: Vec<(Address, usize)> = (self.segments.iter())
             .filter(|&(address, &bytes)| self.spans[address].is_free && self.spans[address].bytes == bytes)
             .map(|(&address, &bytes)| (address, bytes))
@@ -124,7 +152,7 @@ impl Pool {
             gpu.driver.free(address);
             gpu.usage.reserved.subtract(bytes);
         }
-        !unused.is_empty()
+        Ok(())
     }
 }
 

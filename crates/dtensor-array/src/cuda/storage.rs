@@ -2,8 +2,10 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+use smallvec::SmallVec;
+
 use super::device::Gpu;
-use super::driver::Address;
+use super::driver::{Address, Handle};
 use super::pool::out_of_memory;
 use super::stream::Stream;
 use crate::memory::Purpose;
@@ -105,6 +107,32 @@ impl CudaStorage {
         Ok(())
     }
 
+    /// Returns events that happen when the other streams than the home stream have used the memory.
+    fn last_uses(&self) -> Result<SmallVec<[Handle; 2]>> {
+        let gpu = self.gpu();
+        gpu.enter()?;
+        let users = self.users.load(Ordering::Acquire);
+        let mut events = Ok(SmallVec::new());
+        gpu.each_stream(|user| {
+            let is_user = users & bit(user) != 0 || std::ptr::eq(user, self.writer);
+            if let Ok(list) = &mut events
+                && is_user
+                && !std::ptr::eq(user, self.home)
+            {
+                let mark = || {
+                    let event = gpu.take_event()?;
+                    gpu.driver.record(event, user.handle)?;
+                    Ok(event)
+                };
+                match mark() {
+                    Ok(event) => list.push(event),
+                    Err(error) => events = Err(error),
+                }
+            }
+        });
+        events
+    }
+
     pub(crate) fn count_as(&self, purpose: Purpose) {
         let before = self.purpose.swap(purpose as u8, Ordering::Relaxed);
         self.gpu().usage.subtract(PURPOSES[before as usize], self.bytes);
@@ -120,7 +148,11 @@ fn retry(stream: &'static Stream, bytes: usize) -> Result<(Address, usize)> {
     gpu.each_stream(|stream| {
         if result.is_ok() {
             result = gpu.driver.synchronize(stream.handle);
-            stream.pool.lock().release(gpu);
+        }
+    });
+    gpu.each_stream(|stream| {
+        if result.is_ok() {
+            result = stream.pool.lock().release(gpu);
         }
     });
     result?;
@@ -135,12 +167,14 @@ impl Drop for CudaStorage {
         if self.bytes == 0 {
             return;
         }
-        // Later work of the home stream may use the memory, so it waits for the work of others that still uses it.
-        let is_alone = std::ptr::eq(self.home, self.writer) && *self.users.get_mut() == 0;
-        if is_alone || self.wait_for_users(self.home).is_ok() {
-            self.home.pool.lock().free(gpu, self.address);
+        // Later work of the home stream may use the memory at once, unless other streams use it.
+        if std::ptr::eq(self.home, self.writer) && *self.users.get_mut() == 0 {
+            return self.home.pool.lock().free(gpu, self.address);
         }
         // After an error of the driver, the memory may be in use for ever, and stays allocated.
+        if let Ok(events) = self.last_uses() {
+            self.home.pool.lock().free_after(self.address, events);
+        }
     }
 }
 

@@ -171,6 +171,8 @@ impl Drop for Streams {
 
 thread_local! {
     static STREAMS: Streams = const { Streams([const { Cell::new(None) }; MAX_DEVICES]) };
+    /// The streams for communication.
+    static COMMUNICATION: Streams = const { Streams([const { Cell::new(None) }; MAX_DEVICES]) };
     /// The stream that was used last.
     static CURRENT: Cell<Option<&'static Stream>> = const { Cell::new(None) };
 }
@@ -200,6 +202,29 @@ fn switch(gpu: &'static Gpu) -> Result<&'static Stream> {
     };
     CURRENT.set(Some(stream));
     Ok(stream)
+}
+
+/// Runs `body` with this thread's second stream of a GPU, the one for communication, as its current one. So its work may run at the same
+/// time as the thread's other work.
+pub(crate) fn on_communication_stream<R>(gpu: &'static Gpu, body: impl FnOnce() -> R) -> Result<R> {
+    let known = COMMUNICATION.with(|streams| streams.0[gpu.ordinal].get());
+    let stream = match known {
+        Some(stream) => stream,
+        None => {
+            let stream = gpu.take_stream()?;
+            COMMUNICATION.with(|streams| streams.0[gpu.ordinal].set(Some(stream)));
+            stream
+        }
+    };
+    /// Restores the current stream, also after a panic.
+    struct Restore(Option<&'static Stream>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            CURRENT.set(self.0);
+        }
+    }
+    let _restore = Restore(CURRENT.replace(Some(stream)));
+    Ok(body())
 }
 
 /// Returns this thread's stream of the GPU that holds an array.

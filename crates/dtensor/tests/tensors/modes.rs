@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Thread-locals that are not modes: file, name and reason.
-const STATE: [(&str, &str, &str); 10] = [
+const STATE: [(&str, &str, &str); 11] = [
     ("dtensor-array/src/cuda/device.rs", "ENTERED", "the GPU that the driver acts on"),
     ("dtensor-array/src/cuda/device.rs", "WAITS", "a counter"),
     ("dtensor-array/src/cuda/stream.rs", "STREAMS", "the queues of the thread's work"),
+    ("dtensor-array/src/cuda/stream.rs", "COMMUNICATION", "the queues of the thread's collectives"),
     ("dtensor-array/src/cuda/stream.rs", "CURRENT", "the queue that was used last"),
     ("dtensor-array/src/mode.rs", "VALUE", "the value of a mode"),
     ("dtensor-array/src/mode.rs", "ANY", "listeners hear what happens now, whoever asked for it"),
