@@ -247,7 +247,9 @@ mod tests {
             for (m, n, k) in [(1, 1, 1), (3, 5, 2), (1, 17, 9), (17, 1, 9), (33, 65, 17), (70, 130, 66)] {
                 for bias in [None, Some(&[n][..])] {
                     check(dtype, [&[m, k], &[k, n]], bias, plain);
-                    check(dtype, [&[k, m], &[n, k]], bias, |a, b| Ok([a.transpose(0, 1)?, b.transpose(0, 1)?]));
+                    check(dtype, [&[k, m], &[n, k]], bias, |a, b| {
+                        Ok([a.transpose(0, 1)?, b.transpose(0, 1)?])
+                    });
                 }
             }
         }
@@ -268,7 +270,9 @@ mod tests {
                 Ok([a.narrow(2, 1, 1)?.squeeze(2)?, b.narrow(2, 2, 1)?.squeeze(2)?])
             });
             check(dtype, [&[1, 6], &[6, 1]], None, |a, b| Ok([a.expand(&[5, 6])?, b.expand(&[6, 4])?]));
-            check(dtype, [&[3, 1, 6], &[6, 4]], None, |a, b| Ok([a.expand(&[3, 5, 6])?, b.expand(&[3, 6, 4])?]));
+            check(dtype, [&[3, 1, 6], &[6, 4]], None, |a, b| {
+                Ok([a.expand(&[3, 5, 6])?, b.expand(&[3, 6, 4])?])
+            });
             check(dtype, [&[1, 1, 6], &[1, 6, 1]], None, |a, b| {
                 Ok([a.expand(&[3, 5, 6])?, b.expand(&[3, 6, 4])?])
             });
