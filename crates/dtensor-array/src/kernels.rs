@@ -88,6 +88,18 @@ impl OnDevice for host::loss::ClassTargets<'_> {
     }
 }
 
+impl OnDevice for host::optim::SgdSlot<'_> {
+    fn backend(&self) -> Option<Backend> {
+        self.value.backend()
+    }
+}
+
+impl OnDevice for host::optim::AdamSlot<'_> {
+    fn backend(&self) -> Option<Backend> {
+        self.value.backend()
+    }
+}
+
 /// Returns the backend that all arguments share, or an error if they are on different devices.
 #[inline(always)]
 fn common_backend<const N: usize>(op: &'static str, backends: [Option<Backend>; N]) -> Result<Backend> {
@@ -425,7 +437,7 @@ families! {
     }
 
     /// Optimizer steps, in place.
-    mod optim use {AdamStep, SgdStep} {
+    mod optim use {AdamSlot, AdamStep, SgdSlot, SgdStep} {
         /// Takes one SGD step, along the momentum if there is one, else along the gradient.
         fn sgd[value, grad, momentum](
             step: &SgdStep,
@@ -446,6 +458,10 @@ families! {
             moments: [&mut Array; 2],
             largest: Option<&mut Array>,
         ) -> Result<()>;
+        /// Takes the step of [`sgd`] for many parameters, in few launches on a GPU.
+        fn sgd_many[slots](step: &SgdStep, slots: &mut [SgdSlot<'_>]) -> Result<()>;
+        /// Takes the step of [`adam`] for many parameters, in few launches on a GPU.
+        fn adam_many[slots](step: &AdamStep, slots: &mut [AdamSlot<'_>]) -> Result<()>;
     }
 
     /// Random numbers as functions of the element index.

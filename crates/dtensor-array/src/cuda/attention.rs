@@ -1,9 +1,260 @@
-//! TODO-FAMILY
-#![allow(unused)]
-use crate::host;
+//! Scaled dot-product attention: nothing of the size of the matrix of attention weights is in memory.
+
+use super::driver::Address;
+use super::kernel::{FLOATS, file, units};
+use super::random::DrawArgs;
+use super::window::WindowArgs;
+use super::{Stream, Unit, stream_of};
 use crate::host::attention::AttentionOptions;
-use crate::{Array, DType, Device, Result, Window};
-#[allow(clippy::too_many_arguments)]
+use crate::host::layout::{Axes, Axis, push_axis};
+use crate::host::random::{keep_scale, threshold};
+use crate::{Array, DType, Error, Result, Window};
+
+/// The dtypes whose tiles with 128 columns fit into shared memory.
+const WIDE: &[DType] = &[DType::F16, DType::BF16, DType::F32];
+
+units! {
+    static FORWARD: "attention_forward", [
+        || columns(64),
+        file!("window.cuh"),
+        file!("philox.cuh"),
+        file!("attention.cuh"),
+        file!("attention_forward.cuh")
+    ], FLOATS;
+    static FORWARD_WIDE: "attention_forward_wide", [
+        || columns(128),
+        file!("window.cuh"),
+        file!("philox.cuh"),
+        file!("attention.cuh"),
+        file!("attention_forward.cuh")
+    ], WIDE;
+    static BACKWARD: "attention_backward", [
+        || columns(64),
+        file!("window.cuh"),
+        file!("philox.cuh"),
+        file!("attention.cuh"),
+        file!("attention_backward.cuh")
+    ], FLOATS;
+    static BACKWARD_WIDE: "attention_backward_wide", [
+        || columns(128),
+        file!("window.cuh"),
+        file!("philox.cuh"),
+        file!("attention.cuh"),
+        file!("attention_backward.cuh")
+    ], WIDE;
+}
+
+/// Returns the definition of the number of columns of operands that are in shared memory at a time.
+fn columns(n: usize) -> String {
+    format!("#define W {n}\n")
+}
+
+/// The threads of a block, and the rows and columns of a tile of logits. As in `kernels/attention.cuh`.
+const THREADS: u32 = 128;
+const TILE: usize = 64;
+/// The number of leading dims that a kernel can step through.
+const DIMS: usize = 4;
+
+/// Must match `Matrices` in `kernels/attention.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Matrices {
+    at: Address,
+    sizes: [u64; DIMS],
+    strides: [u64; DIMS],
+    row: u64,
+    column: u64,
+}
+
+/// Must match `Attention` in `kernels/attention.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Args {
+    q: Matrices,
+    k: Matrices,
+    v: Matrices,
+    grad: Matrices,
+    mask: Matrices,
+    out: Address,
+    lse: Address,
+    dots: Address,
+    dq: Address,
+    dk: Address,
+    dv: Address,
+    heads: u64,
+    queries: u64,
+    keys: u64,
+    width: u64,
+    value_width: u64,
+    tiles: u64,
+    slices: u64,
+    first_query: u64,
+    all_queries: u64,
+    draw: DrawArgs,
+    threshold: [u32; 2],
+    scale: f64,
+    keep_scale: f64,
+    mask_kind: u32,
+    causal: u32,
+    dropout: u32,
+    reserved: u32,
+    window: WindowArgs,
+}
+
+/// A call of a kernel: its argument, and the arrays that must live until it is queued.
+struct Call {
+    stream: &'static Stream,
+    dtype: DType,
+    argument: Args,
+    kept: Vec<Array>,
+}
+
+impl Call {
+    fn new(
+        q: &Array,
+        k: &Array,
+        v: &Array,
+        mask: Option<&Array>,
+        options: &AttentionOptions<'_>,
+    ) -> Result<Call> {
+        const OP: &str = "attention";
+        let dtype = q.dtype();
+        if let Some(mask) = mask
+            && mask.dtype() != DType::U8
+            && mask.dtype() != dtype
+        {
+            return Err(Error::DTypeMismatch { op: OP, left: dtype, right: mask.dtype() });
+        }
+        if dtype.is_int() {
+            return Err(Error::DType { op: OP, dtype, why: "it needs a floating-point dtype" });
+        }
+        for other in [k, v] {
+            if other.dtype() != dtype {
+                return Err(Error::DTypeMismatch { op: OP, left: dtype, right: other.dtype() });
+            }
+        }
+        let stream = stream_of(q)?;
+        let (batch, &[queries, width]) = q.dims().split_last_chunk().expect("queries have two dims");
+        let (_, &[keys, value_width]) = v.dims().split_last_chunk().expect("values have two dims");
+        let heads: usize = batch.iter().product();
+        let mut kept = Vec::new();
+        let has_dropout = options.dropout > 0.0;
+        let all = Window::whole(&[heads]);
+        let window = options.heads.filter(|_| has_dropout).unwrap_or(&all);
+        let (window, table) = WindowArgs::new(stream, window)?;
+        kept.extend(table);
+        let mut argument = Args {
+            q: Matrices::default(),
+            k: Matrices::default(),
+            v: Matrices::default(),
+            grad: Matrices::default(),
+            mask: Matrices::default(),
+            out: 0,
+            lse: 0,
+            dots: 0,
+            dq: 0,
+            dk: 0,
+            dv: 0,
+            heads: heads as u64,
+            queries: queries as u64,
+            keys: keys as u64,
+            width: width as u64,
+            value_width: value_width as u64,
+            tiles: 0,
+            slices: 0,
+            first_query: options.first_query as u64,
+            all_queries: options.all_queries as u64,
+            draw: DrawArgs::new(options.draw),
+            threshold: threshold(options.dropout).words(),
+            scale: options.scale,
+            keep_scale: keep_scale(options.dropout),
+            mask_kind: 0,
+            causal: options.causal.into(),
+            dropout: has_dropout.into(),
+            reserved: 0,
+            window,
+        };
+        if heads > 0 {
+            argument.q = matrices(stream, q, &mut kept)?;
+            argument.k = matrices(stream, k, &mut kept)?;
+            argument.v = matrices(stream, v, &mut kept)?;
+            if let Some(mask) = mask {
+                let shape: Vec<usize> = batch.iter().copied().chain([queries, keys]).collect();
+                argument.mask = strided(stream, &mask.expand(&shape)?, &mut kept)?;
+                argument.mask_kind = if mask.dtype() == DType::U8 { 1 } else { 2 };
+            }
+        }
+        Ok(Call { stream, dtype, argument, kept })
+    }
+
+    /// Returns true if the operands are so wide that tiles with more columns are better.
+    fn is_wide(&self) -> bool {
+        self.argument.width.max(self.argument.value_width) > 64 && WIDE.contains(&self.dtype)
+    }
+
+    /// Queues a kernel with a block for each tile of `rows` rows, each slice of `columns` columns, and each head. `tiles` is the
+    /// number of tiles of the operands that are in shared memory.
+    fn launch(&mut self, units: [&Unit; 2], name: &str, rows: u64, columns: u64, tiles: usize) -> Result<()> {
+        let is_wide = self.is_wide();
+        let slice = if is_wide { 128 } else { 64 };
+        let (size, is_half) = (self.dtype.size(), self.dtype.size() == 2);
+        self.argument.tiles = rows.div_ceil(TILE as u64);
+        self.argument.slices = columns.div_ceil(slice).max(1);
+        let blocks = self.argument.tiles * self.argument.slices * self.argument.heads;
+        if blocks == 0 {
+            return Ok(());
+        }
+        let Ok(blocks @ 1..=0x7fff_ffff) = u32::try_from(blocks) else {
+            return Err(super::driver::failed("launch", format!("attention needs {blocks} blocks")));
+        };
+        // Tiles with padded rows, two numbers for each row, and a tile of factors, if they are not in registers.
+        let tile = |columns: usize| TILE * (columns * size + 16);
+        let shared =
+            tiles * tile(slice as usize) + 2 * TILE * size.max(4) + if is_half { 0 } else { tile(TILE) };
+        let unit = units[usize::from(is_wide)];
+        // SAFETY: the argument has the addresses, sizes and strides of arrays that live until the kernel is queued.
+        unsafe {
+            self.stream.launch(unit, self.dtype, name, [blocks, 1, 1], THREADS, shared as u32, &self.argument)
+        }
+    }
+}
+
+/// Describes matrices whose rows are contiguous, after copying them if they are not.
+fn matrices(stream: &'static Stream, x: &Array, kept: &mut Vec<Array>) -> Result<Matrices> {
+    let last = x.dims().len() - 1;
+    match x.dims()[last] > 1 && x.strides()[last] != 1 {
+        true => strided(stream, &x.contiguous()?, kept),
+        false => strided(stream, x, kept),
+    }
+}
+
+/// Describes matrices with any strides. Copies them if their leading dims cannot be merged into a few.
+fn strided(stream: &'static Stream, x: &Array, kept: &mut Vec<Array>) -> Result<Matrices> {
+    let (dims, strides) = (x.dims(), x.strides());
+    let last = dims.len() - 2;
+    let mut axes: Axes<1> = Axes::new();
+    for dim in 0..last {
+        push_axis(&mut axes, Axis { size: dims[dim], strides: [strides[dim]] });
+    }
+    if axes.len() > DIMS {
+        return strided(stream, &super::copy::copy(x)?, kept);
+    }
+    let (row, column) = (strides[last] as u64, strides[last + 1] as u64);
+    let mut matrices = Matrices { at: stream.read(x)?, sizes: [1; DIMS], strides: [0; DIMS], row, column };
+    for (at, axis) in axes.iter().enumerate() {
+        let place = DIMS - axes.len() + at;
+        matrices.sizes[place] = axis.size as u64;
+        matrices.strides[place] = axis.strides[0] as u64;
+    }
+    kept.push(x.clone());
+    Ok(matrices)
+}
+
+/// Returns the dtype that a dtype is computed in.
+fn accumulation(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
 pub(crate) fn attention_forward(
     q: &Array,
     k: &Array,
@@ -11,9 +262,18 @@ pub(crate) fn attention_forward(
     mask: Option<&Array>,
     options: &AttentionOptions<'_>,
 ) -> Result<(Array, Array)> {
-    super::kernel::missing("attention_forward")
+    let mut call = Call::new(q, k, v, mask, options)?;
+    let stream = call.stream;
+    let (rows, value_width) = (&q.dims()[..q.dims().len() - 1], v.dims()[v.dims().len() - 1]);
+    let shape: Vec<usize> = rows.iter().copied().chain([value_width]).collect();
+    let out = stream.empty(call.dtype, &shape)?;
+    let lse = stream.empty(accumulation(call.dtype), rows)?;
+    (call.argument.out, call.argument.lse) = (stream.read(&out)?, stream.read(&lse)?);
+    call.launch([&FORWARD, &FORWARD_WIDE], "forward", call.argument.queries, call.argument.value_width, 3)?;
+    Ok((out, lse))
 }
-#[allow(clippy::too_many_arguments)]
+
+#[allow(clippy::too_many_arguments)] // the inputs and results of the forward pass
 pub(crate) fn attention_backward(
     grad: &Array,
     q: &Array,
@@ -24,5 +284,234 @@ pub(crate) fn attention_backward(
     lse: &Array,
     options: &AttentionOptions<'_>,
 ) -> Result<(Array, Array, Array)> {
-    super::kernel::missing("attention_backward")
+    let mut call = Call::new(q, k, v, mask, options)?;
+    let (stream, dtype) = (call.stream, call.dtype);
+    for (x, expected) in [(grad, dtype), (out, dtype), (lse, accumulation(dtype))] {
+        if x.dtype() != expected {
+            return Err(Error::DTypeMismatch { op: "attention", left: expected, right: x.dtype() });
+        }
+    }
+    let [dq, dk, dv] = [q, k, v].map(|x| stream.empty(dtype, x.dims()));
+    let (dq, dk, dv) = (dq?, dk?, dv?);
+    let (out, lse) = (out.contiguous()?, lse.contiguous()?);
+    let dots = stream.empty(lse.dtype(), lse.dims())?;
+    if call.argument.heads == 0 {
+        return Ok((dq, dk, dv));
+    }
+    let argument = &mut call.argument;
+    argument.grad = matrices(stream, grad, &mut call.kept)?;
+    (argument.out, argument.lse, argument.dots) =
+        (stream.read(&out)?, stream.read(&lse)?, stream.read(&dots)?);
+    (argument.dq, argument.dk, argument.dv) = (stream.read(&dq)?, stream.read(&dk)?, stream.read(&dv)?);
+    let Args { queries, keys, width, value_width, .. } = *argument;
+    let units = [&BACKWARD, &BACKWARD_WIDE];
+    if dots.numel() > 0 {
+        // A warp for each query.
+        let grid = super::grid_for(stream.gpu, dots.numel() * 32, THREADS, 1);
+        let unit = units[usize::from(call.is_wide())];
+        // SAFETY: the argument has the addresses, sizes and strides of arrays that live until the kernel is queued.
+        unsafe { stream.launch(unit, dtype, "dots", grid, THREADS, 0, &call.argument)? };
+    }
+    call.launch(units, "query_gradients", queries, width, 4)?;
+    call.launch(units, "key_gradients", keys, width.max(value_width), 4)?;
+    Ok((dq, dk, dv))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{compare, numbers, same_error};
+    use super::{DType, FLOATS};
+    use crate::kernels::attention::{AttentionOptions, attention_backward, attention_forward};
+    use crate::kernels::random::Draw;
+    use crate::{Array, Result, Window};
+
+    fn sample(dtype: DType, shape: &[usize], seed: usize) -> Array {
+        let x = numbers(shape.iter().product(), dtype, seed).reshape(shape).unwrap();
+        crate::kernels::scalar::affine(&x, 0.3, 0.0).unwrap()
+    }
+
+    fn plain() -> AttentionOptions<'static> {
+        let draw = Draw { seed: 5, stream: 6 };
+        AttentionOptions {
+            scale: 0.4,
+            causal: false,
+            dropout: 0.0,
+            draw,
+            heads: None,
+            first_query: 0,
+            all_queries: 0,
+        }
+    }
+
+    /// Compares the results and the gradients. `view` makes the operands from the inputs: q, k, v, grad and perhaps a mask.
+    fn check_views(
+        inputs: &[Array],
+        options: AttentionOptions<'_>,
+        view: impl Fn(usize, &Array) -> Result<Array>,
+    ) {
+        // Tensor cores round the probabilities and their gradients to half precision.
+        let tolerance = match inputs[0].dtype() {
+            DType::F64 => 1e-12,
+            DType::F32 => 2e-5,
+            DType::F16 => 1e-2,
+            _ => 6e-2,
+        };
+        compare(inputs, tolerance, |x| {
+            let x: Vec<Array> = x.iter().enumerate().map(|(i, x)| view(i, x)).collect::<Result<_>>()?;
+            let [q, k, v, grad, mask @ ..] = &x[..] else { unreachable!() };
+            let mask = mask.first();
+            let (out, lse) = attention_forward(q, k, v, mask, &options)?;
+            let (dq, dk, dv) = attention_backward(grad, q, k, v, mask, &out, &lse, &options)?;
+            Ok(vec![out, lse, dq, dk, dv])
+        });
+    }
+
+    fn check(inputs: &[Array], options: AttentionOptions<'_>) {
+        check_views(inputs, options, |_, x| Ok(x.clone()));
+    }
+
+    /// Returns q, k, v and the gradient for some leading dims, numbers of queries and keys, and widths.
+    fn operands(dtype: DType, batch: &[usize], [lq, lk, d, dv]: [usize; 4]) -> Vec<Array> {
+        [[lq, d], [lk, d], [lk, dv], [lq, dv]]
+            .iter()
+            .enumerate()
+            .map(|(i, tail)| sample(dtype, &[batch, tail].concat(), i + 1))
+            .collect()
+    }
+
+    #[test]
+    fn lengths_and_widths() {
+        for &dtype in FLOATS {
+            for sizes in [
+                [1, 1, 8, 8],
+                [65, 65, 16, 16],
+                [3, 130, 1, 5],
+                [130, 3, 64, 72],
+                [70, 66, 130, 20],
+                [66, 70, 24, 150],
+                [4, 65, 128, 128],
+                [5, 5, 200, 260],
+            ] {
+                for causal in [false, true] {
+                    check(&operands(dtype, &[2], sizes), AttentionOptions { causal, ..plain() });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn empty_operands() {
+        for &dtype in FLOATS {
+            for sizes in [[0, 3, 2, 2], [3, 0, 2, 2], [0, 0, 2, 2], [3, 4, 0, 2], [3, 4, 2, 0]] {
+                for batch in [&[2][..], &[], &[0], &[2, 0, 1]] {
+                    check(&operands(dtype, batch, sizes), AttentionOptions { causal: true, ..plain() });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn masks() {
+        for &dtype in FLOATS {
+            let (b, h, lq, lk) = (2, 3, 5, 70);
+            let shapes: [&[usize]; 6] =
+                [&[b, h, lq, lk], &[b, 1, 1, lk], &[lq, lk], &[h, 1, 1], &[1], &[b, 1, lq, 1]];
+            for shape in shapes {
+                for kind in [DType::U8, dtype] {
+                    let mut inputs = operands(dtype, &[b, h], [lq, lk, 8, 8]);
+                    inputs.push(match kind {
+                        DType::U8 => {
+                            let draw = Draw { seed: 4, stream: 0 };
+                            let choice = crate::kernels::random::Distribution::Bernoulli { p: 0.7 };
+                            let window = Window::whole(shape);
+                            crate::kernels::random::draw(crate::Device::Cpu, choice, kind, &window, draw)
+                                .unwrap()
+                        }
+                        _ => sample(kind, shape, 9),
+                    });
+                    check(&inputs, plain());
+                    check(&inputs, AttentionOptions { causal: true, ..plain() });
+                }
+            }
+            // All keys of a query are masked.
+            let mut inputs = operands(dtype, &[2], [3, 4, 8, 8]);
+            let mask: Vec<u8> = (0..12).map(|i| u8::from(i >= 4)).collect();
+            inputs.push(Array::from_vec(mask, &[3, 4]).unwrap());
+            check(&inputs, plain());
+        }
+    }
+
+    #[test]
+    fn views() {
+        for &dtype in FLOATS {
+            // [B, L, H, D] viewed as [B, H, L, D], with the last two dims transposed, and broadcast heads.
+            let inputs = operands(dtype, &[2, 6], [3, 70, 16, 16]);
+            check_views(&inputs, plain(), |_, x| {
+                let &[b, h, l, d] = x.dims() else { unreachable!() };
+                x.reshape(&[b, l, h, d])?.transpose(1, 2)
+            });
+            check_views(&inputs, plain(), |_, x| {
+                let &[b, h, l, d] = x.dims() else { unreachable!() };
+                x.reshape(&[b, h, d, l])?.transpose(2, 3)
+            });
+            check_views(&inputs, plain(), |i, x| match i {
+                1 | 2 => x.narrow(1, 2, 1)?.expand(x.dims()),
+                _ => Ok(x.clone()),
+            });
+            // Leading dims that do not merge.
+            let inputs = operands(dtype, &[2, 3, 2, 2, 3, 2], [3, 4, 8, 8]);
+            check_views(&inputs, plain(), |_, x| {
+                let part = x.narrow(1, 0, 2)?.narrow(2, 1, 1)?.narrow(4, 1, 2)?;
+                part.transpose(0, 4)?.transpose(1, 3)
+            });
+            // An offset that keeps rows from being loaded as vectors.
+            let inputs = operands(dtype, &[2], [5, 6, 9, 9]);
+            check_views(&inputs, plain(), |_, x| x.narrow(2, 1, 8));
+        }
+    }
+
+    #[test]
+    fn dropout_and_shards() {
+        for &dtype in FLOATS {
+            for causal in [false, true] {
+                let options = AttentionOptions { causal, dropout: 0.4, all_queries: 70, ..plain() };
+                check(&operands(dtype, &[2, 2], [70, 67, 8, 8]), options);
+                // Some heads and queries of a larger tensor.
+                let heads = Window::new(&[4, 3], [vec![1..2, 3..4], vec![1..3]]).unwrap();
+                let options =
+                    AttentionOptions { heads: Some(&heads), first_query: 30, all_queries: 140, ..options };
+                check(&operands(dtype, &[2, 2], [70, 67, 8, 8]), options);
+            }
+            let options = AttentionOptions { causal: true, first_query: 64, ..plain() };
+            check(&operands(dtype, &[2], [66, 200, 8, 8]), options);
+            let options = AttentionOptions { dropout: 1.0, all_queries: 3, ..plain() };
+            check(&operands(dtype, &[2], [3, 5, 8, 8]), options);
+        }
+    }
+
+    #[test]
+    fn special_values_and_errors() {
+        for &dtype in FLOATS {
+            // A logit of −∞ from the mask, and NaN in one query.
+            let mut inputs = operands(dtype, &[1], [3, 4, 8, 8]);
+            let mask: Vec<f64> =
+                (0..12).map(|i| if i % 5 == 1 || i < 4 { f64::NEG_INFINITY } else { 0.0 }).collect();
+            let mask = Array::from_vec(mask, &[3, 4]).unwrap();
+            inputs.push(crate::kernels::cast::cast(&mask, dtype).unwrap());
+            check(&inputs, plain());
+            let nan =
+                Array::from_vec((0..24).map(|i| if i == 9 { f64::NAN } else { 0.5 }).collect(), &[1, 3, 8]);
+            inputs[0] = crate::kernels::cast::cast(&nan.unwrap(), dtype).unwrap();
+            inputs.truncate(4);
+            compare(&inputs, 1e-1, |x| {
+                let (out, lse) = attention_forward(&x[0], &x[1], &x[2], None, &plain())?;
+                Ok(vec![out, lse])
+            });
+        }
+        let run =
+            |x: &[Array]| attention_forward(&x[0], &x[0], &x[0], x.get(1), &plain()).map(|(out, _)| out);
+        same_error(&[numbers(4, DType::I64, 1).reshape(&[2, 2]).unwrap()], run);
+        let inputs = [DType::F32, DType::F64].map(|dtype| numbers(4, dtype, 1).reshape(&[2, 2]).unwrap());
+        same_error(&inputs, run);
+    }
 }

@@ -9,6 +9,8 @@ mod product;
 use std::mem::MaybeUninit;
 use std::num::Wrapping;
 
+#[cfg(feature = "cuda")]
+pub(crate) use folded::flatten_rows;
 pub(crate) use folded::folded;
 use gemm_common::Parallelism;
 pub(crate) use product::{Mat, product, transpose};
@@ -24,21 +26,21 @@ const THREADED: usize = 1 << 20;
 const WIDENED_ROWS: usize = 1024;
 
 /// The sizes and strides of a batch of matrix products.
-struct Plan {
+pub(crate) struct Plan {
     /// The rows, columns and inner size of one product.
-    mnk: [usize; 3],
+    pub(crate) mnk: [usize; 3],
     /// The row and column strides of `a`.
-    a: (usize, usize),
+    pub(crate) a: (usize, usize),
     /// The row and column strides of `b`.
-    b: (usize, usize),
+    pub(crate) b: (usize, usize),
     /// The size of each batch dim and the strides of `a` and `b` along it, outermost first.
-    batch: SmallVec<[(usize, usize, usize); 4]>,
+    pub(crate) batch: SmallVec<[(usize, usize, usize); 4]>,
     /// The shape of the result.
-    shape: SmallVec<[usize; 6]>,
+    pub(crate) shape: SmallVec<[usize; 6]>,
 }
 
 impl Plan {
-    fn new(a: &Array, b: &Array) -> Self {
+    pub(crate) fn new(a: &Array, b: &Array) -> Self {
         let (a_dims, a_strides, b_dims, b_strides) = (a.dims(), a.strides(), b.dims(), b.strides());
         let (a_rank, b_rank) = (a_dims.len() - 2, b_dims.len() - 2);
         let (mut m, k, n) = (a_dims[a_rank], a_dims[a_rank + 1], b_dims[b_rank + 1]);

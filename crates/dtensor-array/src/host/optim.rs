@@ -51,6 +51,22 @@ pub(crate) fn sgd(
     })
 }
 
+/// The arrays of one parameter for [`sgd_many`](crate::kernels::optim::sgd_many).
+#[derive(Debug)]
+pub struct SgdSlot<'a> {
+    /// The value, which the step changes.
+    pub value: &'a mut Array,
+    /// The gradient.
+    pub grad: &'a Array,
+    /// The momentum, if it is used.
+    pub momentum: Option<&'a mut Array>,
+}
+
+/// Takes one SGD step for each of many parameters.
+pub(crate) fn sgd_many(step: &SgdStep, slots: &mut [SgdSlot<'_>]) -> Result<()> {
+    slots.iter_mut().try_for_each(|slot| sgd(step, slot.value, slot.grad, slot.momentum.as_deref_mut()))
+}
+
 /// The hyperparameters of one step of Adam.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamStep {
@@ -95,6 +111,27 @@ pub(crate) fn adam(
                 })
             }
         }
+    })
+}
+
+/// The arrays of one parameter for [`adam_many`](crate::kernels::optim::adam_many).
+#[derive(Debug)]
+pub struct AdamSlot<'a> {
+    /// The value, which the step changes.
+    pub value: &'a mut Array,
+    /// The gradient.
+    pub grad: &'a Array,
+    /// The running means of the gradient and of its square.
+    pub moments: [&'a mut Array; 2],
+    /// The largest second moment so far, for AMSGrad.
+    pub largest: Option<&'a mut Array>,
+}
+
+/// Takes one Adam step for each of many parameters.
+pub(crate) fn adam_many(step: &AdamStep, slots: &mut [AdamSlot<'_>]) -> Result<()> {
+    slots.iter_mut().try_for_each(|slot| {
+        let AdamSlot { value, grad, moments: [mean, square], largest } = slot;
+        adam(step, value, grad, [mean, square], largest.as_deref_mut())
     })
 }
 

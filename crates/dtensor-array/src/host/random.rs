@@ -15,10 +15,16 @@ use std::mem::MaybeUninit;
 
 pub use distribution::Distribution;
 pub(crate) use distribution::draw;
+#[cfg(feature = "cuda")]
+pub(crate) use distribution::{Recipe, check_probability};
 #[cfg(test)]
 pub(crate) use dropout::keep_mask;
+#[cfg(feature = "cuda")]
+pub(crate) use dropout::keep_scale;
 pub(crate) use dropout::{dropout, dropout_run};
 pub(crate) use integers::bernoulli_each;
+#[cfg(feature = "cuda")]
+pub(crate) use integers::threshold;
 pub use philox::Draw;
 use philox::{CHUNK, FEW};
 

@@ -18,7 +18,7 @@ pub(crate) fn folded(a: &Array, b: &Array) -> Result<Array> {
 }
 
 /// Merges all dims except the last into one.
-fn flatten_rows(x: &Array) -> Result<Array> {
+pub(crate) fn flatten_rows(x: &Array) -> Result<Array> {
     let width = x.dims()[x.dims().len() - 1];
     let rows = x.dims()[..x.dims().len() - 1].iter().product();
     x.reshape(&[rows, width])

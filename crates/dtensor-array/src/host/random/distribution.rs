@@ -3,6 +3,8 @@
 use super::floats::{nearest, normal_source, uniform_bounds, uniform_source};
 use super::integers::{Choice, Integers, threshold};
 use super::philox::Draw;
+#[cfg(feature = "cuda")]
+use super::truncated::kernel_numbers;
 use super::truncated::{bounds, truncated_source};
 use super::{Window, fill_window};
 use crate::{Array, Elem, Num, with_elem, with_float};
@@ -24,7 +26,7 @@ pub enum Distribution {
     Integers { low: i64, high: i64 },
 }
 
-pub(super) fn check_probability(op: &'static str, p: f64) -> Result<()> {
+pub(crate) fn check_probability(op: &'static str, p: f64) -> Result<()> {
     if (0.0..=1.0).contains(&p) {
         Ok(())
     } else {
@@ -136,5 +138,59 @@ pub(crate) fn draw(distribution: Distribution, dtype: DType, window: &Window, dr
                 }),
             }
         }
+    }
+}
+
+/// What a GPU needs to draw from a distribution: a kernel and its arguments.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Recipe {
+    pub(crate) kernel: &'static str,
+    /// The words that count as a success.
+    pub(crate) threshold: [u32; 2],
+    /// The form of a truncated distribution.
+    pub(crate) form: u32,
+    pub(crate) numbers: [f64; 8],
+    /// The smallest integer, and the number of integers.
+    pub(crate) low: i64,
+    pub(crate) range: u64,
+}
+
+#[cfg(feature = "cuda")]
+impl Recipe {
+    /// Returns what draws elements of `dtype`. Returns the errors of [`draw`].
+    pub(crate) fn new(distribution: Distribution, dtype: DType) -> Result<Recipe> {
+        const OP: &str = "random";
+        let empty_range = || Error::argument(OP, "there is no number between the bounds");
+        let mut recipe = Recipe::default();
+        match distribution {
+            Distribution::Uniform { low, high } => {
+                let bounds = with_float!(OP, dtype, T => Ok(uniform_bounds::<T>(low, high)))?;
+                let (least, most) = bounds.ok_or_else(empty_range)?;
+                recipe.kernel = "uniform";
+                recipe.numbers[..4].copy_from_slice(&[low, high - low, least, most]);
+            }
+            Distribution::Normal { mean, std } => {
+                if dtype.is_int() {
+                    return Err(Error::DType { op: OP, dtype, why: "it needs a floating-point dtype" });
+                }
+                recipe.kernel = "normal";
+                recipe.numbers[..2].copy_from_slice(&[mean, std]);
+            }
+            Distribution::Truncated { mean, std, low, high } => {
+                let numbers = with_float!(OP, dtype, T => Ok(kernel_numbers::<T>(mean, std, [low, high])))?;
+                recipe.kernel = "truncated";
+                (recipe.form, recipe.numbers) = numbers.ok_or_else(empty_range)?;
+            }
+            Distribution::Bernoulli { p } => {
+                recipe.kernel = "bernoulli";
+                recipe.threshold = threshold(p).words();
+            }
+            Distribution::Integers { low, high } => {
+                recipe.kernel = "integers";
+                (recipe.low, recipe.range) = (low, high.wrapping_sub(low) as u64);
+            }
+        }
+        Ok(recipe)
     }
 }

@@ -70,7 +70,7 @@ const WORDS: f64 = (1u64 << 32) as f64;
 
 /// The words that count as a success: those below `under`, or all.
 #[derive(Clone, Copy)]
-pub(super) struct Threshold {
+pub(crate) struct Threshold {
     under: u32,
     all: bool,
 }
@@ -80,10 +80,16 @@ impl Threshold {
     pub(super) fn contains(self, word: u32) -> bool {
         (word < self.under) | self.all
     }
+
+    /// Returns the threshold as the argument of a kernel for GPUs.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn words(self) -> [u32; 2] {
+        [self.under, self.all.into()]
+    }
 }
 
 /// Returns the threshold for a probability, rounded to a multiple of 2⁻³².
-pub(super) fn threshold(p: f64) -> Threshold {
+pub(crate) fn threshold(p: f64) -> Threshold {
     let words = (p * WORDS).round() as u64;
     Threshold { under: words as u32, all: words >> 32 > 0 }
 }

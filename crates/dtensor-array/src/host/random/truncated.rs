@@ -81,6 +81,24 @@ impl Truncated {
     }
 }
 
+/// Returns the number of the form, the numbers in it, and the bounds, as arguments of the kernel for GPUs. Returns `None` if there
+/// is no value of `T` between the bounds.
+#[cfg(feature = "cuda")]
+pub(super) fn kernel_numbers<T: Float>(
+    mean: f64,
+    std: f64,
+    [low, high]: [f64; 2],
+) -> Option<(u32, [f64; 8])> {
+    let (least, most) = bounds::<T>(low, high)?;
+    let (number, [a, b, c, d, e]) = match Form::of(mean, std, low, high) {
+        Form::One(x) => (0, [x, 0.0, 0.0, 0.0, 0.0]),
+        Form::Quantile { mean, std, below, above, between } => (1, [mean, std, below, above, between]),
+        Form::Narrow { bound, step, slope, width } => (2, [bound, step, slope, width, 0.0]),
+        Form::Tail { bound, step, from, ratio, beyond } => (3, [bound, step, from, ratio, beyond]),
+    };
+    Some((number, [a, b, c, d, e, least, most, 0.0]))
+}
+
 impl Form {
     fn of(mean: f64, std: f64, low: f64, high: f64) -> Form {
         if std == 0.0 {

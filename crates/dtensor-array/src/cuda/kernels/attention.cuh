@@ -1,0 +1,417 @@
+// Scaled dot-product attention. A block computes 64 rows of a head, in a loop over tiles of 64 columns: the logits of a tile are in
+// registers, and nothing of the size of the full matrix is in memory.
+//
+// Two products do the work, `add_dots` and `add_product`. Half precision uses tensor cores, and the other types multiply in loops.
+// They differ in which elements of a tile a thread holds: see `row_of`, `column_of` and `out_column_of`.
+
+#define THREADS 128
+// The rows and columns of a tile.
+#define TILE 64
+// The rows of a tile that a warp computes.
+#define WARP_ROWS 16
+
+#define USES_MMA (DTYPE == 2 || DTYPE == 3)
+// `W` is the number of columns of the operands that are in shared memory at a time.
+
+// The elements of a load.
+#define V (16 / (int)sizeof(T))
+// The rows that a thread has elements of, and the neighbouring threads that share a row.
+#define R (USES_MMA ? 2 : 4)
+#define GROUP (USES_MMA ? 4 : 8)
+// The elements of `n` columns that a thread has.
+#define OF(n) ((n) / GROUP)
+// How many neighbouring columns of the output a thread has at a time.
+#define RUN (USES_MMA ? 2 : V)
+
+// The matrices of all heads, with contiguous rows. Must match `Matrices` in `attention.rs`.
+struct Matrices {
+    const void* at;
+    u64 sizes[4];
+    i64 strides[4];
+    i64 row, column;
+};
+
+// Must match `Attention` in `attention.rs`.
+struct Attention {
+    Matrices q, k, v, grad, mask;
+    T* out;
+    A* lse;
+    // For each query, the dot product of its output and the gradient.
+    A* dots;
+    T* dq;
+    T* dk;
+    T* dv;
+    u64 heads, queries, keys, width, value_width;
+    // The numbers of tiles of rows, and of slices of the columns of the output.
+    u64 tiles, slices;
+    u64 first_query, all_queries;
+    Draw draw;
+    Threshold threshold;
+    double scale, keep_scale;
+    // 0: none, 1: bytes, 2: numbers to add.
+    u32 mask_kind;
+    u32 causal, dropout, reserved;
+    Window window;
+};
+
+DEVICE i64 offset_of(const Matrices& m, u64 head) {
+    i64 offset = 0;
+    for (int d = 3; d >= 0; d--) {
+        offset += (i64)(head % m.sizes[d]) * m.strides[d];
+        head /= m.sizes[d];
+    }
+    return offset;
+}
+
+// The matrix of a head.
+struct Side {
+    const T* at;
+    i64 stride;
+    u64 rows, columns;
+};
+DEVICE Side side(const Matrices& m, u64 head, u64 rows, u64 columns) {
+    return Side{(const T*)m.at + offset_of(m, head), m.row, rows, columns};
+}
+
+DEVICE int lane() { return (int)(threadIdx.x % WARP); }
+// The first row of this thread's warp in a tile.
+DEVICE int warp_row() { return (int)(threadIdx.x / WARP) * WARP_ROWS; }
+
+// The row of a tile, of the thread's `i`-th row.
+DEVICE int row_of(int i) { return warp_row() + lane() / GROUP + (WARP_ROWS / R) * i; }
+// The column of a thread's `j`-th logit of a row.
+DEVICE int column_of(int j) { return USES_MMA ? j / 2 * 8 + lane() % 4 * 2 + j % 2 : lane() % 8 + 8 * j; }
+// The column of a thread's `j`-th element of a row of the output.
+DEVICE int out_column_of(int j) {
+    return USES_MMA ? column_of(j) : j / V * (8 * V) + lane() % 8 * V + j % V;
+}
+
+template <int N> DEVICE void clear(A (&x)[R][N]) {
+#pragma unroll
+    for (int i = 0; i < R; i++)
+#pragma unroll
+        for (int j = 0; j < N; j++) x[i][j] = A(0);
+}
+
+template <class F> DEVICE A row_reduce(A x, F f) {
+    for (int mask = GROUP / 2; mask > 0; mask /= 2) x = f(x, shuffle_xor(x, mask));
+    return x;
+}
+
+// A tile of `W` columns in shared memory. Rows are padded, so that neighbouring ones are in other banks.
+struct Tile {
+    T rows[TILE][W + V];
+};
+
+// Loads rows from `row` and columns from `column` of a matrix. What is outside the matrix is zero.
+DEVICE void load(Tile& tile, const Side& x, u64 row, u64 column) {
+    bool is_wide = (u64)x.at % 16 == 0 && x.stride % V == 0 && x.columns % V == 0;
+    constexpr int PER_ROW = W / V;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < TILE * PER_ROW; i += THREADS) {
+        int r = i / PER_ROW, c = i % PER_ROW * V;
+        const T* from = x.at + (i64)(row + r) * x.stride + (column + c);
+        Pack<T, V> pack;
+        for (int e = 0; e < V; e++) pack.values[e] = T();
+        if (row + r < x.rows && column + c < x.columns) {
+            if (is_wide) {
+                pack = *(const Pack<T, V>*)from;
+            } else {
+                for (int e = 0; e < V; e++)
+                    if (column + c + e < x.columns) pack.values[e] = from[e];
+            }
+        }
+        *(Pack<T, V>*)&tile.rows[r][c] = pack;
+    }
+}
+
+#if USES_MMA
+
+// Where the fallback of the other types keeps a warp's factors.
+struct Stage {};
+
+#ifdef EMULATED
+// The operands of a warp's tensor product, as numbers.
+static float emulated_a[THREADS][8], emulated_b[THREADS][4];
+DEVICE float half_of(u32 pair, int which) {
+    T x;
+    x.bits = (unsigned short)(pair >> (16 * which));
+    return acc(x);
+}
+// Adds the product of a 16 by 16 and a 16 by 8 matrix, spread over the threads of a warp.
+DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    int me = threadIdx.x, base = me / WARP * WARP;
+    for (int i = 0; i < 8; i++) emulated_a[me][i] = half_of(a[i / 2], i % 2);
+    for (int i = 0; i < 4; i++) emulated_b[me][i] = half_of(b[i / 2], i % 2);
+    __syncwarp();
+    for (int i = 0; i < 4; i++) {
+        int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; k++) {
+            float x = emulated_a[base + row % 8 * 4 + k % 8 / 2][(row / 8 + 2 * (k / 8)) * 2 + k % 2];
+            float y = emulated_b[base + column * 4 + k % 8 / 2][k / 8 * 2 + k % 2];
+            c[i] += x * y;
+        }
+    }
+    __syncwarp();
+}
+// Loads four 8 by 8 matrices; thread `i` gives the address of row `i % 8` of matrix `i / 8`. Each thread gets two neighbouring
+// elements of each: of row `lane / 4`, or of column `lane / 4` if `transposed`.
+template <bool transposed> DEVICE void load_matrices(u32 (&x)[4], const T* row) {
+    for (int i = 0; i < 4; i++) {
+        u32 bits = 0;
+        for (int e = 0; e < 2; e++) {
+            int near = lane() % 4 * 2 + e, far = lane() / 4;
+            const T* from = __shfl_sync(FULL_WARP, row, i * 8 + (transposed ? near : far));
+            bits |= (u32)from[transposed ? far : near].bits << (16 * e);
+        }
+        x[i] = bits;
+    }
+}
+#else
+DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if DTYPE == 2
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#endif
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+template <bool transposed> DEVICE void load_matrices(u32 (&x)[4], const T* row) {
+    u32 address = (u32)__cvta_generic_to_shared(row);
+    if (transposed)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(address)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "r"(address)
+                     : "memory");
+}
+#endif
+
+DEVICE u32 pair_of(float x, float y) { return (u32)to<T>(x).bits | (u32)to<T>(y).bits << 16; }
+
+// Adds the product of two matrices to the thread's elements `2 j` and `2 j + 1` of each row.
+template <int N> DEVICE void add_tensor(float (&x)[2][N], int j, const u32 (&a)[4], u32 b0, u32 b1) {
+    float c[4] = {x[0][2 * j], x[0][2 * j + 1], x[1][2 * j], x[1][2 * j + 1]};
+    const u32 b[2] = {b0, b1};
+    multiply_add(c, a, b);
+    x[0][2 * j] = c[0];
+    x[0][2 * j + 1] = c[1];
+    x[1][2 * j] = c[2];
+    x[1][2 * j + 1] = c[3];
+}
+
+// Adds the dot products of the warp's rows of `left` and all rows of `right`, over the first `width` columns.
+DEVICE void add_dots(A (&s)[R][OF(TILE)], const Tile& left, const Tile& right, int width) {
+#pragma unroll
+    for (int k = 0; k < W; k += 16) {
+        if (k >= width) break;
+        u32 a[4];
+        load_matrices<false>(a, &left.rows[warp_row() + lane() % 16][k + lane() / 16 * 8]);
+#pragma unroll
+        for (int n = 0; n < TILE; n += 16) {
+            u32 b[4];
+            load_matrices<false>(b, &right.rows[n + lane() / 16 * 8 + lane() % 8][k + lane() / 8 % 2 * 8]);
+            add_tensor(s, n / 8, a, b[0], b[1]);
+            add_tensor(s, n / 8 + 1, a, b[2], b[3]);
+        }
+    }
+}
+
+// Adds the product of the warp's rows of factors `p` and the first `width` columns of `right`.
+DEVICE void add_product(A (&o)[R][OF(W)], const A (&p)[R][OF(TILE)], const Tile& right, int width, Stage*) {
+#pragma unroll
+    for (int k = 0; k < TILE; k += 16) {
+        const int j = k / 4;
+        const u32 a[4] = {pair_of(p[0][j], p[0][j + 1]), pair_of(p[1][j], p[1][j + 1]),
+                          pair_of(p[0][j + 2], p[0][j + 3]), pair_of(p[1][j + 2], p[1][j + 3])};
+#pragma unroll
+        for (int n = 0; n < W; n += 16) {
+            if (n < width) {
+                u32 b[4];
+                load_matrices<true>(b, &right.rows[k + lane() / 8 % 2 * 8 + lane() % 8][n + lane() / 16 * 8]);
+                add_tensor(o, n / 8, a, b[0], b[1]);
+                add_tensor(o, n / 8 + 1, a, b[2], b[3]);
+            }
+        }
+    }
+}
+
+DEVICE A exponential(A x) { return __expf(x); }
+
+#else
+
+// A warp's factors.
+struct Stage {
+    T rows[WARP_ROWS][TILE + V];
+};
+
+DEVICE float fused(float x, float y, float z) { return fmaf(x, y, z); }
+DEVICE double fused(double x, double y, double z) { return fma(x, y, z); }
+
+DEVICE void add_dots(A (&s)[R][OF(TILE)], const Tile& left, const Tile& right, int width) {
+    for (int k = 0; k < width; k += V) {
+        Pack<T, V> x[R];
+#pragma unroll
+        for (int i = 0; i < R; i++) x[i] = *(const Pack<T, V>*)&left.rows[row_of(i)][k];
+#pragma unroll
+        for (int j = 0; j < OF(TILE); j++) {
+            Pack<T, V> y = *(const Pack<T, V>*)&right.rows[column_of(j)][k];
+#pragma unroll
+            for (int i = 0; i < R; i++)
+#pragma unroll
+                for (int e = 0; e < V; e++) s[i][j] = fused(x[i].values[e], y.values[e], s[i][j]);
+        }
+    }
+}
+
+DEVICE void add_product(A (&o)[R][OF(W)], const A (&p)[R][OF(TILE)], const Tile& right, int width, Stage* stages) {
+    Stage& stage = stages[threadIdx.x / WARP];
+#pragma unroll
+    for (int i = 0; i < R; i++)
+#pragma unroll
+        for (int j = 0; j < OF(TILE); j++) stage.rows[row_of(i) - warp_row()][column_of(j)] = p[i][j];
+    __syncwarp();
+    for (int k = 0; k < TILE; k += V) {
+        Pack<T, V> x[R];
+#pragma unroll
+        for (int i = 0; i < R; i++) x[i] = *(const Pack<T, V>*)&stage.rows[row_of(i) - warp_row()][k];
+#pragma unroll
+        for (int e = 0; e < V; e++)
+#pragma unroll
+            for (int n = 0; n < OF(W); n += V) {
+                if (n * 8 < width) {
+                    Pack<T, V> y = *(const Pack<T, V>*)&right.rows[k + e][out_column_of(n)];
+#pragma unroll
+                    for (int i = 0; i < R; i++)
+#pragma unroll
+                        for (int c = 0; c < V; c++)
+                            o[i][n + c] = fused(x[i].values[e], y.values[c], o[i][n + c]);
+                }
+            }
+    }
+    __syncwarp();
+}
+
+DEVICE float exponential(float x) { return expf(x); }
+DEVICE double exponential(double x) { return exp(x); }
+
+#endif
+
+DEVICE float logarithm(float x) { return logf(x); }
+DEVICE double logarithm(double x) { return log(x); }
+
+// The first `W` columns from `column`, of those of a matrix.
+DEVICE int part(u64 columns, u64 column) {
+    return columns - column < W ? (int)(columns - column) : W;
+}
+
+// Adds the dot products of the rows of `x` from `row` and those of `y` from `column`. If `x` is narrow enough, and `has_left` is
+// true, its tile has been loaded before. After this, the tiles hold the last columns.
+DEVICE void add_all_dots(A (&s)[R][OF(TILE)], Tile& left, Tile& right, const Side& x, u64 row, const Side& y,
+                         u64 column, bool has_left) {
+    for (u64 k = 0; k == 0 || k < x.columns; k += W) {
+        __syncthreads();
+        if (!has_left || x.columns > W) load(left, x, row, k);
+        load(right, y, column, k);
+        __syncthreads();
+        add_dots(s, left, right, part(x.columns, k));
+    }
+}
+
+// The mask and the dropout of a head.
+struct Rule {
+    const Attention& a;
+    const void* mask;
+    // The index in the full tensor of the weight of the first query and key.
+    u64 first_weight;
+    u64 block;
+    Words words;
+
+    DEVICE Rule(const Attention& a, u64 head) : a(a), mask(nullptr), first_weight(0), block(~0ull) {
+        i64 offset = a.mask_kind ? offset_of(a.mask, head) : 0;
+        if (a.mask_kind == 1) mask = (const unsigned char*)a.mask.at + offset;
+        if (a.mask_kind == 2) mask = (const T*)a.mask.at + offset;
+        if (a.dropout) first_weight = (full_index(a.window, head) * a.all_queries + a.first_query) * a.keys;
+    }
+
+    // The logit of a query and a key from their dot product. If the query does not attend to the key, it is −∞.
+    DEVICE A logit(A dot, bool is_seen, u64 query, u64 key) const {
+        if (!is_seen) return lowest<A>();
+        A x = dot * (A)a.scale;
+        if (a.mask_kind == 0) return x;
+        i64 at = (i64)query * a.mask.row + (i64)key * a.mask.column;
+        if (a.mask_kind == 1) return ((const unsigned char*)mask)[at] ? x : lowest<A>();
+        return x + acc(((const T*)mask)[at]);
+    }
+
+    // The probability, without dropout, of a query that attends to some key.
+    DEVICE A probability(A dot, bool is_seen, u64 query, u64 key, A lse) const {
+        // If a query attends to no key, its logits are −∞, and a shift of 0 makes their exponentials 0.
+        return exponential(logit(dot, is_seen, query, key) - (lse == lowest<A>() ? A(0) : lse));
+    }
+
+    // The factor of dropout.
+    DEVICE A keep(u64 query, u64 key) {
+        u64 index = first_weight + query * a.keys + key;
+        if (index / 4 != block) {
+            block = index / 4;
+            words = philox<1>(a.draw, block);
+        }
+        u32 k = (u32)(index % 4);
+        u32 x = k & 1 ? words.x[1] : words.x[0], y = k & 1 ? words.x[3] : words.x[2];
+        return a.threshold.contains(k & 2 ? y : x) ? A(0) : (A)a.keep_scale;
+    }
+};
+
+struct Greater {
+    DEVICE A operator()(A x, A y) const { return y > x ? y : x; }
+};
+
+// Writes `x · factor` to a row of a matrix with `columns` columns, from `column`.
+DEVICE void store_row(T* row, u64 column, u64 columns, const A (&x)[OF(W)], A factor, bool is_zero) {
+#pragma unroll
+    for (int j = 0; j < OF(W); j += RUN) {
+        Pack<T, RUN> pack;
+        for (int e = 0; e < RUN; e++) pack.values[e] = to<T>(is_zero ? A(0) : x[j + e] * factor);
+        u64 c = column + out_column_of(j);
+        if (columns % RUN == 0) {
+            if (c < columns) *(Pack<T, RUN>*)(row + c) = pack;
+        } else {
+            for (int e = 0; e < RUN; e++)
+                if (c + e < columns) row[c + e] = pack.values[e];
+        }
+    }
+}
+
+// Which rows, columns and head a block computes.
+struct Place {
+    u64 row, column, head;
+    DEVICE Place(const Attention& a, bool from_the_end) {
+        u64 tile = blockIdx.x % a.tiles, rest = blockIdx.x / a.tiles;
+        // The longest work first.
+        row = (from_the_end ? a.tiles - 1 - tile : tile) * TILE;
+        column = rest % a.slices * W;
+        head = rest / a.slices;
+    }
+};
+
+// Returns a number in `0..=TILE`.
+DEVICE int in_tile(i64 x) { return x < 0 ? 0 : x < TILE ? (int)x : TILE; }
+
+// How many keys of a tile, from `key`, a query attends to.
+DEVICE int keys_of(const Attention& a, u64 query, u64 key) {
+    if (query >= a.queries) return 0;
+    i64 end = a.causal && a.first_query + query + 1 < a.keys ? a.first_query + query + 1 : a.keys;
+    return in_tile(end - (i64)key);
+}
+
+// The end of the keys that the queries of a tile attend to.
+DEVICE u64 keys_seen(const Attention& a, u64 query) {
+    u64 last = query + TILE < a.queries ? query + TILE : a.queries;
+    return a.causal && a.first_query + last < a.keys ? a.first_query + last : a.keys;
+}

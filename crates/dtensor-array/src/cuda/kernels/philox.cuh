@@ -1,0 +1,32 @@
+// The generator of random words: Philox 4×32-10, as in `host/random/philox.rs`.
+
+struct Draw {
+    u64 seed, stream;
+};
+
+struct Words {
+    u32 x[4];
+};
+
+// The words of a block. The rounds are unrolled `N` times.
+template <int N = 10> DEVICE Words philox(const Draw& draw, u64 block) {
+    u32 c0 = (u32)block, c1 = (u32)(block >> 32), c2 = (u32)draw.stream, c3 = (u32)(draw.stream >> 32);
+    u32 k0 = (u32)draw.seed, k1 = (u32)(draw.seed >> 32);
+#pragma unroll N
+    for (int round = 0; round < 10; round++) {
+        u64 p = (u64)c0 * 0xd2511f53u, q = (u64)c2 * 0xcd9e8d57u;
+        c0 = (u32)(q >> 32) ^ c1 ^ k0;
+        c1 = (u32)q;
+        c2 = (u32)(p >> 32) ^ c3 ^ k1;
+        c3 = (u32)p;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+    return Words{{c0, c1, c2, c3}};
+}
+
+// The words that count as a success: those below `under`, or all.
+struct Threshold {
+    u32 under, all;
+    DEVICE bool contains(u32 word) const { return word < under || all; }
+};
