@@ -12,6 +12,7 @@ mod driver;
 #[cfg(feature = "cuda-emulator")]
 mod emulator;
 mod fault;
+mod fold;
 mod kernel;
 mod map;
 mod nvidia;
