@@ -45,6 +45,7 @@ pub(crate) mod optim;
 pub(crate) mod parallel;
 pub(crate) mod random;
 pub(crate) mod reduce;
+mod rows;
 pub(crate) mod scalar;
 pub(crate) mod scan;
 pub(crate) mod select;

@@ -36,28 +36,34 @@ struct Fold {
     double numbers[2];
 };
 
-// Adds the offsets of index `i` of some axes.
-DEVICE void locate(const FoldAxis* axes, u32 ndim, u64 i, i64& at, i64& out) {
+// The offset of an element in an array and in the result.
+struct Place {
+    i64 at, out;
+};
+
+// Not inlined, because most arrays have one or two axes, and compile faster so.
+SEPARATE Place locate_among(const FoldAxis* axes, u32 ndim, u64 i) {
+    Place place = {0, 0};
     for (int d = (int)ndim - 1; d > 0; d--) {
         const FoldAxis& axis = axes[d];
         u64 quotient;
         if (i < (1ull << 31)) quotient = (__umulhi((u32)i, axis.magic) + (u32)i) >> axis.shift;
         else quotient = i / axis.size;
         i64 here = (i64)(i - quotient * axis.size);
-        at += here * axis.stride;
-        out += here * axis.out;
+        place.at += here * axis.stride;
+        place.out += here * axis.out;
         i = quotient;
     }
-    at += (i64)i * axes[0].stride;
-    out += (i64)i * axes[0].out;
+    place.at += (i64)i * axes[0].stride;
+    place.out += (i64)i * axes[0].out;
+    return place;
 }
-
-DEVICE i64 folded_offset(const Fold& a, u64 i) {
-    if (a.folded_ndim == 1) return (i64)i * a.folded[0].stride;
-    i64 at = 0, unused = 0;
-    locate(a.folded, a.folded_ndim, i, at, unused);
-    return at;
+// Returns the place of index `i` of some axes.
+DEVICE Place locate(const FoldAxis* axes, u32 ndim, u64 i) {
+    if (ndim > 1) return locate_among(axes, ndim, i);
+    return Place{(i64)i * axes[0].stride, (i64)i * axes[0].out};
 }
+DEVICE i64 folded_offset(const Fold& a, u64 i) { return locate(a.folded, a.folded_ndim, i).at; }
 
 // The number of loads that do not wait for each other.
 #define FOLD_LOADS 4
@@ -105,16 +111,16 @@ template <int V, class F> DEVICE void fold_rows_by(const Fold& a, const F& f) {
     for (u64 first = blockIdx.x * per_block; first < jobs; first += gridDim.x * per_block) {
         u64 job = first + threadIdx.x / a.group;
         State state = f.identity();
-        i64 at = 0, to = 0;
+        Place place = {0, 0};
         if (job < jobs) {
             u64 output = a.splits == 1 ? job : job / a.splits;
             u64 from = (job - output * a.splits) * a.chunk, end = from + a.chunk;
-            locate(a.kept, a.kept_ndim, output, at, to);
-            fold_line<V>(a, f, state, a.x + at, from + lane * V, end < a.count ? end : a.count, (u64)a.group * V);
+            place = locate(a.kept, a.kept_ndim, output);
+            fold_line<V>(a, f, state, a.x + place.at, from + lane * V, end < a.count ? end : a.count, (u64)a.group * V);
         }
         state = fold_group(f, state, a.group);
         if (lane == 0 && job < jobs) {
-            if (a.splits == 1) f.finish(state, to);
+            if (a.splits == 1) f.finish(state, place.out);
             else ((State*)a.parts)[job] = state;
         }
     }
@@ -136,10 +142,10 @@ template <int V, class F> DEVICE void fold_columns_by(const Fold& a, const F& f)
     u64 outer = tile / tiles, column = ((tile - outer * tiles) * a.group + across) * V;
     State states[V];
     for (int v = 0; v < V; v++) states[v] = f.identity();
-    i64 at = 0, to = 0;
+    Place place = {0, 0};
     if (column < last.size) {
-        if (a.kept_ndim > 1) locate(a.kept, a.kept_ndim - 1, outer, at, to);
-        const T* x = a.x + at + (i64)column * last.stride;
+        if (a.kept_ndim > 1) place = locate(a.kept, a.kept_ndim - 1, outer);
+        const T* x = a.x + place.at + (i64)column * last.stride;
         u64 i = part * a.chunk + down, end = (part + 1) * a.chunk;
         if (end > a.count) end = a.count;
         for (; i + (u64)(FOLD_LOADS - 1) * height < end; i += FOLD_LOADS * height) {
@@ -169,7 +175,7 @@ template <int V, class F> DEVICE void fold_columns_by(const Fold& a, const F& f)
     }
     if (down == 0 && column < last.size) {
         for (int v = 0; v < V; v++) {
-            if (a.splits == 1) f.finish(states[v], to + (i64)(column + v) * last.out);
+            if (a.splits == 1) f.finish(states[v], place.out + (i64)(column + v) * last.out);
             else ((State*)a.parts)[(outer * last.size + column + v) * a.splits + part] = states[v];
         }
     }
@@ -187,14 +193,14 @@ template <class F> DEVICE void fold_parts(const Fold& a, const F& f) {
     for (u64 first = blockIdx.x * per_block; first < a.outputs; first += gridDim.x * per_block) {
         u64 output = first + threadIdx.x / a.group;
         State state = f.identity();
-        i64 at = 0, to = 0;
+        Place place = {0, 0};
         if (output < a.outputs) {
             const State* parts = (const State*)a.parts + output * a.splits;
             for (u64 i = lane; i < a.splits; i += a.group) state = f.merge(state, parts[i]);
-            locate(a.kept, a.kept_ndim, output, at, to);
+            place = locate(a.kept, a.kept_ndim, output);
         }
         state = fold_group(f, state, a.group);
-        if (lane == 0 && output < a.outputs) f.finish(state, to);
+        if (lane == 0 && output < a.outputs) f.finish(state, place.out);
     }
 }
 
