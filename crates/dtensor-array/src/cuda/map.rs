@@ -40,7 +40,7 @@ struct With<const N: usize, P> {
 }
 
 /// Returns the numbers that replace a division by `size`.
-fn divider(size: u32) -> (u32, u32) {
+pub(super) fn divider(size: u32) -> (u32, u32) {
     let shift = size.max(1).next_power_of_two().trailing_zeros();
     let magic = ((1u64 << 32) * ((1u64 << shift) - u64::from(size)) / u64::from(size.max(1))) + 1;
     (magic as u32, shift)

@@ -12,6 +12,7 @@ mod driver;
 #[cfg(feature = "cuda-emulator")]
 mod emulator;
 mod fault;
+mod fold;
 mod kernel;
 mod map;
 mod nvidia;
@@ -46,6 +47,7 @@ pub(crate) mod optim;
 pub(crate) mod parallel;
 pub(crate) mod random;
 pub(crate) mod reduce;
+mod rows;
 pub(crate) mod scalar;
 pub(crate) mod scan;
 pub(crate) mod select;

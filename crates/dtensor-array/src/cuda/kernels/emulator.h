@@ -11,6 +11,7 @@
 
 #define EMULATED 1
 #define DEVICE inline
+#define SEPARATE static
 #define __device__
 #define __forceinline__ inline
 #define __restrict__

@@ -1,0 +1,74 @@
+//! Work on lines of contiguous arrays: how it is split into blocks and threads. The loops are in `kernels/rows.cuh`.
+
+use super::device::Gpu;
+use super::driver::Address;
+
+const THREADS: usize = 256;
+/// The most shared memory of a block that keeps lines.
+const MOST_SHARED: usize = 96 << 10;
+
+/// Must match `Lines` in `rows.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lines {
+    lines: u64,
+    n: u64,
+    inner: u64,
+    team: u32,
+    across: u32,
+    vector: u32,
+    is_kept: u32,
+}
+
+/// How a kernel on lines is launched.
+pub(super) struct Launch {
+    pub(super) lines: Lines,
+    pub(super) grid: [u32; 3],
+    pub(super) threads: u32,
+    pub(super) shared_bytes: u32,
+}
+
+/// Plans work on the lines of contiguous arrays `[outer, n, inner]` at `addresses`, with elements of `size` bytes. Shared memory
+/// keeps lines of `kept` arrays, if they fit.
+pub(super) fn lines(
+    gpu: &Gpu,
+    (outer, n, inner): (usize, usize, usize),
+    size: usize,
+    addresses: &[Address],
+    kept: usize,
+) -> Launch {
+    let vector = 16 / size;
+    let is_wide = inner == 1 && n % vector == 0 && addresses.iter().all(|address| address % 16 == 0);
+    let vector = if is_wide { vector } else { 1 };
+    let lines = outer * inner;
+    let packs = n.div_ceil(vector);
+    let full = gpu.info.multiprocessors * 2048;
+    let (team, across) = if inner > 1 {
+        // A team of several threads only if there would be too few threads otherwise.
+        let useful = n.div_ceil(4).next_power_of_two().min(THREADS);
+        let team = (full / lines.max(1)).max(1).next_power_of_two().min(useful);
+        (team, THREADS / team)
+    } else if packs <= 256 {
+        let team = packs.div_ceil(2).next_power_of_two().min(32);
+        (team, THREADS / team)
+    } else {
+        ((packs / 4).next_power_of_two().clamp(128, 1024), 1)
+    };
+    let bytes = kept * across * n * size;
+    let is_kept = kept > 0 && inner == 1 && bytes <= MOST_SHARED;
+    let blocks = lines.div_ceil(across).clamp(1, gpu.info.multiprocessors * 512);
+    Launch {
+        lines: Lines {
+            lines: lines as u64,
+            n: n as u64,
+            inner: inner as u64,
+            team: team as u32,
+            across: across as u32,
+            vector: vector as u32,
+            is_kept: is_kept.into(),
+        },
+        grid: [blocks as u32, 1, 1],
+        threads: (team * across) as u32,
+        shared_bytes: if is_kept { bytes as u32 } else { 0 },
+    }
+}
