@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use dtensor_array::memory::Purpose;
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockWriteGuard};
 
 use super::stand_in::stand_in;
 use crate::comm::Site;
@@ -207,12 +207,12 @@ impl Parameter {
         self.set(&value)
     }
 
-    /// Lets `rule` change the value in place, given the gradient. Does nothing if there is no gradient.
-    pub(crate) fn change(&self, rule: impl FnOnce(&mut Tensor, &Tensor) -> Result<()>) -> Result<()> {
+    /// Locks the tensor for a change in place, and returns it with its gradient. Returns `None` if there is no gradient.
+    pub(crate) fn lock_to_step(&self) -> Result<Option<(RwLockWriteGuard<'_, Tensor>, Tensor)>> {
         self.check_owner("step")?;
-        let mut cell = self.cell.tensor.write();
-        let Some(grad) = cell.grad() else { return Ok(()) };
-        rule(&mut cell, &grad)
+        let cell = self.cell.tensor.write();
+        let grad = cell.grad();
+        Ok(grad.map(|grad| (cell, grad)))
     }
 
     /// Lets `rule` change the gradient in place. Does nothing if there is no gradient.

@@ -1,9 +1,9 @@
 //! Adam and AdamW.
 
 use super::Descent;
-use super::update::{OptionValue, Update, UpdateArgs, expect_not_negative};
+use super::update::{OptionValue, Update, UpdateArrays, UpdateStep, expect_not_negative};
 use crate::{Error, Result};
-use dtensor_array::kernels::optim::{AdamStep, adam};
+use dtensor_array::kernels::optim::{AdamSlot, AdamStep, adam_many};
 
 /// Adam: scales the running mean of the gradient by the root of the running mean of its square.
 ///
@@ -122,7 +122,7 @@ macro_rules! options {
                 ]
             }
 
-            fn update(&self, step: UpdateArgs<'_, '_>) -> Result<()> {
+            fn update(&self, step: UpdateStep, arrays: Vec<UpdateArrays<'_>>) -> Result<()> {
                 let ($o, $lr) = (self, step.lr);
                 // The running means start at zero, so they are divided by this bias correction.
                 let bias_correction = |beta: f64| 1.0 - beta.powf(step.count as f64);
@@ -135,11 +135,14 @@ macro_rules! options {
                     shrink: $shrink,
                     maximize: self.maximize,
                 };
-                let [mean, square, largest @ ..] = step.state else {
-                    return Err(Error::argument(Self::NAME, "the moment estimates are missing"));
+                let slot = |UpdateArrays { value, grad, state }| {
+                    let mut state = state.into_iter();
+                    let (Some(mean), Some(square)) = (state.next(), state.next()) else {
+                        return Err(Error::argument(Self::NAME, "the moment estimates are missing"));
+                    };
+                    Ok(AdamSlot { value, grad, moments: [mean, square], largest: state.next() })
                 };
-                let largest = largest.first_mut().map(|slot| &mut **slot);
-                adam(&numbers, step.value, step.grad, [mean, square], largest)
+                adam_many(&numbers, &mut arrays.into_iter().map(slot).collect::<Result<Vec<_>>>()?)
             }
         }
     };

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::fmt;
 
 use dtensor_array::memory::Purpose;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLockWriteGuard};
 use smallvec::SmallVec;
 
-use super::update::{Update, UpdateArgs, expect_not_negative};
+use super::update::{Update, UpdateArrays, UpdateStep, expect_not_negative};
 use super::{Optimizer, expect_not_partial, state};
 use crate::nn::{Parameter, StateDict};
 use crate::{Error, Result, Tensor};
@@ -154,24 +154,44 @@ impl Member {
         }
     }
 
-    fn step<O: Update>(&mut self, options: &O, lr: f64) -> Result<()> {
+    /// Prepares a step: creates the state that is missing, and counts. Returns `None` if there is no gradient.
+    fn open<O: Update>(&mut self, options: &O) -> Result<Option<OpenMember<'_>>> {
         let Member { parameter, state } = self;
-        parameter.change(|value, grad| {
-            let fresh = state.slots.len() < options.slots();
-            while state.slots.len() < options.slots() {
-                let slot = value.zeros_like()?;
-                slot.value().part.count_as(Purpose::OptimizerState);
-                state.slots.push(slot);
-            }
-            state.count += 1;
-            // A value without memory (on the meta device) has only its state created and its steps counted.
-            let Some(value) = value.local_array_mut()? else { return Ok(()) };
-            let slots = state.slots[..options.slots()].iter_mut();
-            let mut slots: SmallVec<[_; 3]> =
-                slots.filter_map(|slot| slot.local_array_mut().transpose()).collect::<Result<_>>()?;
-            let grad = grad.local_array(O::NAME)?;
-            options.update(UpdateArgs { lr, count: state.count, fresh, value, grad, state: &mut slots })
-        })
+        let Some((value, grad)) = parameter.lock_to_step()? else { return Ok(None) };
+        let is_fresh = state.slots.len() < options.slots();
+        while state.slots.len() < options.slots() {
+            let slot = value.zeros_like()?;
+            slot.value().part.count_as(Purpose::OptimizerState);
+            state.slots.push(slot);
+        }
+        state.count += 1;
+        let slots = &mut state.slots[..options.slots()];
+        Ok(Some(OpenMember { value, grad, count: state.count, is_fresh, slots }))
+    }
+}
+
+/// A parameter that is about to make a step.
+struct OpenMember<'a> {
+    value: RwLockWriteGuard<'a, Tensor>,
+    grad: Tensor,
+    /// The number of the step, from 1.
+    count: u64,
+    /// Whether the state was created for this step.
+    is_fresh: bool,
+    slots: &'a mut [Tensor],
+}
+
+impl OpenMember<'_> {
+    /// Returns the arrays of the step. A value without memory (on the meta device) has none: only its state is created and its steps
+    /// are counted.
+    fn arrays(&mut self, op: &'static str) -> Result<Option<UpdateArrays<'_>>> {
+        let Some(value) = self.value.local_array_mut()? else { return Ok(None) };
+        let slots = self.slots.iter_mut().filter_map(|slot| slot.local_array_mut().transpose());
+        Ok(Some(UpdateArrays {
+            value,
+            grad: self.grad.local_array(op)?,
+            state: slots.collect::<Result<SmallVec<[_; 3]>>>()?,
+        }))
     }
 }
 
@@ -183,7 +203,14 @@ impl<O: Update> Optimizer for Descent<O> {
         }
         for Group { options, members } in all {
             let lr = options.lr() * *factor;
-            members.iter_mut().try_for_each(|member| member.step(options, lr))?;
+            let open = members.iter_mut().filter_map(|member| member.open(options).transpose());
+            let mut open: Vec<OpenMember<'_>> = open.collect::<Result<_>>()?;
+            // Parameters that have made as many steps go together: on a GPU, in few launches.
+            for alike in open.chunk_by_mut(|a, b| (a.count, a.is_fresh) == (b.count, b.is_fresh)) {
+                let (count, is_fresh) = (alike[0].count, alike[0].is_fresh);
+                let arrays = alike.iter_mut().filter_map(|member| member.arrays(O::NAME).transpose());
+                options.update(UpdateStep { lr, count, is_fresh }, arrays.collect::<Result<_>>()?)?;
+            }
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Stochastic gradient descent.
 
 use super::Descent;
-use super::update::{OptionValue, Update, UpdateArgs, expect_not_negative};
+use super::update::{OptionValue, Update, UpdateArrays, UpdateStep, expect_not_negative};
 use crate::{Error, Result};
-use dtensor_array::kernels::optim::{SgdStep, sgd};
+use dtensor_array::kernels::optim::{SgdSlot, SgdStep, sgd_many};
 
 /// Stochastic gradient descent, optionally with momentum.
 ///
@@ -107,15 +107,19 @@ impl Update for SgdOptions {
         ]
     }
 
-    fn update(&self, step: UpdateArgs<'_, '_>) -> Result<()> {
+    fn update(&self, step: UpdateStep, arrays: Vec<UpdateArrays<'_>>) -> Result<()> {
         let numbers = SgdStep {
             lr: step.lr,
             weight_decay: self.weight_decay,
             momentum: self.momentum,
-            gain: if step.fresh { 1.0 } else { 1.0 - self.dampening },
+            gain: if step.is_fresh { 1.0 } else { 1.0 - self.dampening },
             nesterov: self.nesterov,
             maximize: self.maximize,
         };
-        sgd(&numbers, step.value, step.grad, step.state.first_mut().map(|slot| &mut **slot))
+        let slot = |UpdateArrays { value, grad, state }| {
+            let momentum = state.into_iter().next();
+            SgdSlot { value, grad, momentum }
+        };
+        sgd_many(&numbers, &mut arrays.into_iter().map(slot).collect::<Vec<_>>())
     }
 }

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 use crate::{Error, Result};
 use dtensor_array::Array;
 
@@ -29,24 +31,28 @@ pub trait Update: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns all options, by name.
     fn fields(&mut self) -> Vec<(&'static str, OptionValue<'_>)>;
 
-    /// Updates one parameter.
-    fn update(&self, step: UpdateArgs<'_, '_>) -> Result<()>;
+    /// Updates parameters that make the same step.
+    fn update(&self, step: UpdateStep, arrays: Vec<UpdateArrays<'_>>) -> Result<()>;
 }
 
-/// The arguments of one parameter's update.
-#[derive(Debug)]
-pub struct UpdateArgs<'a, 'b> {
+/// A step, the same for several parameters.
+#[derive(Clone, Copy, Debug)]
+pub struct UpdateStep {
     /// The learning rate, times the factor.
     pub lr: f64,
     /// The number of this step, starting at 1.
     pub count: u64,
-    /// True if a state tensor was created for this step.
-    pub fresh: bool,
-    /// This rank's shards.
+    /// True if state tensors were created for this step.
+    pub is_fresh: bool,
+}
+
+/// This rank's shards of one parameter, its gradient and its state.
+#[derive(Debug)]
+pub struct UpdateArrays<'a> {
     pub value: &'a mut Array,
     pub grad: &'a Array,
     /// The state tensors that the options need.
-    pub state: &'a mut [&'b mut Array],
+    pub state: SmallVec<[&'a mut Array; 3]>,
 }
 
 /// An option that can be read and set as a number.
