@@ -139,8 +139,8 @@ pub use dispatch::{
     implicit_replication,
 };
 pub use distributed::{
-    FromLocalOptions, RedistributeOptions, distribute_tensor, distribute_tensor_from, redistribute_coalesced,
-    redistribute_coalesced_async, sharded,
+    FromLocalOptions, RedistributeOptions, check_replicated, distribute_tensor, distribute_tensor_from,
+    redistribute_coalesced, redistribute_coalesced_async, sharded,
 };
 pub use dtensor_array::shape::{Dim, Dims, INFER, NewShape};
 pub use dtensor_array::{
@@ -195,7 +195,7 @@ pub mod prelude {
     pub use crate::{
         AttentionOptions, CrossEntropyOptions, DType, Device, DeviceMesh, Error, FromLocalOptions, Gelu,
         ImplicitCommunication, Layout, Partial, Placement, Reduction, Replicate, Result, Shape, Shard,
-        StridedShard, Tensor, autocast, checkpoint, checkpoint_all, distribute_tensor,
+        StridedShard, Tensor, autocast, check_replicated, checkpoint, checkpoint_all, distribute_tensor,
         explicit_communication, implicit_replication, init_device_mesh, manual_seed, no_grad, sharded,
         use_mesh,
     };

@@ -194,6 +194,7 @@ impl Process {
             bundle: None,
             grad: false,
             drawn: DrawRecord::default(),
+            replicas: None,
             at: joining.at.clone(),
         };
         self.control.ring.fault(self.rank, &call, cause, false)
