@@ -93,6 +93,7 @@
 //! | train | [`optim`], [`autocast`], [`parallel::DataParallel`], [`parallel::fully_shard`] |
 //! | save and load files | [`mod@checkpoint`] |
 //! | find out what communicates | [`debug::CommDebugMode`], [`explicit_communication`] |
+//! | find ranks that pass different batches | [`check_replicated`] |
 //! | see which rank owns what | [`debug::visualize_sharding`] |
 //! | write an operator | [`op::Op`], [`op::apply`]; [`testing::validate`] checks its sharding rule |
 //! | test on several ranks | [`testing::spmd`] |

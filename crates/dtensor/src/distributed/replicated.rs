@@ -9,7 +9,7 @@ use std::fmt;
 use dtensor_array::mode;
 use smallvec::SmallVec;
 
-use crate::comm::{Replica, Site, styled_module};
+use crate::comm::{Group, Replica, Site, styled_module};
 use crate::mesh::DeviceMesh;
 use crate::{Result, Tensor};
 use dtensor_layout::{Placement, Replicate};
@@ -67,7 +67,17 @@ impl Taker<'_> {
     #[cold]
     fn note_now(&self, x: &Tensor, mesh: &DeviceMesh, placements: &[Placement]) -> Result<()> {
         let dims = placements.iter().enumerate().filter(|(_, p)| **p == Replicate).map(|(dim, _)| dim);
-        let groups = mesh.groups_inside(&dims.collect::<SmallVec<[usize; 4]>>());
+        self.note_in(x, &mesh.groups_inside(&dims.collect::<SmallVec<[usize; 4]>>()))
+    }
+
+    /// Notes that this rank takes its local tensor as equal to those of a group, if the check is on.
+    #[track_caller]
+    pub(crate) fn note_over(&self, x: &Tensor, group: &Group) -> Result<()> {
+        if CHECKING.get() { self.note_in(x, std::slice::from_ref(group)) } else { Ok(()) }
+    }
+
+    #[track_caller]
+    fn note_in(&self, x: &Tensor, groups: &[Group]) -> Result<()> {
         if groups.is_empty() || x.is_meta() {
             return Ok(());
         }
