@@ -190,7 +190,7 @@ fn every_taker_of_replicated_tensors_compares_them() {
                 let words = parallelize_module(Embedding::new(6, 4)?, mesh, RowwiseParallel::new())?;
                 words.forward(&x.to_dtype(DType::I64)?).map(drop)
             },
-            &["`x` of RowwiseParallel (i64 [4, 8]"],
+            &["`ids` of RowwiseParallel (i64 [4, 8]"],
         ),
         (
             |mesh, x| {
