@@ -9,8 +9,8 @@ use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
 
-use super::{DeviceMesh, Shared};
-use crate::comm::{DrawRecord, Group, WorldKind};
+use super::DeviceMesh;
+use crate::comm::{DrawRecord, Group};
 
 /// The draws of tensors on meshes that share groups, by the thread that created the meshes.
 pub(super) struct Draws {
@@ -50,7 +50,7 @@ pub(super) struct InnerGroups {
 }
 
 /// Returns true if `all`, which is in ascending order, contains all of `ranks`.
-fn contains_all(all: &[usize], ranks: &[usize]) -> bool {
+pub(super) fn contains_all(all: &[usize], ranks: &[usize]) -> bool {
     ranks.len() <= all.len() && ranks.iter().all(|rank| all.binary_search(rank).is_ok())
 }
 
@@ -75,23 +75,6 @@ impl DeviceMesh {
             draws.by_ranks.lock().retain(|ranks, _| !contains_all(all, ranks));
             self.update_groups(|_| DrawRecord::default());
         }
-    }
-
-    /// Returns the groups whose members differ from this rank only along these dims. Empty if no rank compares values with this
-    /// one: in a simulated world, and outside the mesh.
-    pub(crate) fn groups_inside(&self, dims: &[usize]) -> Vec<Group> {
-        let Shared { world, groups, .. } = &*self.0.shared;
-        let mut line = self.topology().line(dims);
-        if self.coordinate().is_none() || line.len() == 1 || world.kind() == WorldKind::Simulated {
-            return Vec::new();
-        }
-        line.sort_unstable();
-        let groups = groups.lock();
-        groups
-            .values()
-            .filter(|group| group.size() > 1 && contains_all(&line, group.ranks()))
-            .cloned()
-            .collect()
     }
 
     fn ascending_ranks(&self) -> &Arc<[usize]> {
