@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::drawn::DrawRecord;
+use crate::fault::Cause;
+use crate::replicas::ReplicaRecord;
 use crate::site::Site;
 use dtensor_array::Device;
 
@@ -350,6 +352,9 @@ pub struct Call {
     pub grad: bool,
     /// The random draws that this rank made for tensors that it shares with the group.
     pub drawn: DrawRecord,
+    /// The arrays that this rank took as replicated over the group since its last collective there, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<Arc<ReplicaRecord>>,
     /// The source line that called it.
     pub at: Site,
 }
@@ -420,8 +425,31 @@ impl fmt::Display for Bundle {
 }
 
 impl Call {
+    /// Returns why the calls of a group's members cannot run together, if so. `ranks` are the members' ranks in the world.
+    pub(crate) fn compare(calls: &[&Call], ranks: &[usize]) -> Option<Cause> {
+        static NONE: ReplicaRecord = ReplicaRecord::new();
+        let replicas = |member: usize| calls[member].replicas.as_deref().unwrap_or(&NONE);
+        let differs = |&member: &usize| !replicas(member).matches(replicas(0));
+        let differing: Vec<usize> = (1..calls.len()).filter(differs).collect();
+        let not_replicated = |&member: &usize| Cause::NotReplicated {
+            one: (ranks[0], Box::new(replicas(0).clone())),
+            other: (ranks[member], Box::new(replicas(member).clone())),
+            ranks: differing.iter().map(|&member| ranks[member]).collect(),
+        };
+        // Different values may be why the calls do not match. But if a rank took no array where another did, the ranks run
+        // different code, which the calls show better.
+        if let Some(member) = differing.iter().find(|&&i| replicas(i).differs_in_values(replicas(0))) {
+            return Some(not_replicated(member));
+        }
+        if let Some((a, b)) = Call::first_mismatch(calls) {
+            let rank_and_call = |member: usize| (ranks[member], Box::new(calls[member].clone()));
+            return Some(Cause::Mismatch { one: rank_and_call(a), other: rank_and_call(b) });
+        }
+        differing.first().map(not_replicated)
+    }
+
     /// Returns the first pair of members whose calls do not match.
-    pub(crate) fn first_mismatch(calls: &[&Call]) -> Option<(usize, usize)> {
+    fn first_mismatch(calls: &[&Call]) -> Option<(usize, usize)> {
         let (_, rest) = calls.split_first()?;
         // Most collectives have the same arguments on all ranks, so comparing each call with the first is enough. In an
         // all-to-all every pair of ranks exchanges its own slices, so every pair is compared.

@@ -31,7 +31,7 @@ pub struct DrawRecord {
 }
 
 /// Returns a hash of both numbers, by the mixing function of splitmix64.
-fn mix(digest: u64, more: u64) -> u64 {
+pub(crate) fn mix(digest: u64, more: u64) -> u64 {
     let x = digest.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ more;
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::call::Call;
+use crate::replicas::ReplicaRecord;
 use crate::{Failure, Result};
 
 /// Why a collective could not finish. All ranks of the group get the same cause. Over MPI, ranks that fail at the same moment
@@ -20,6 +21,15 @@ pub enum Cause {
         one: (usize, Box<Call>),
         /// The other rank, and its call.
         other: (usize, Box<Call>),
+    },
+    /// The calls match, but ranks passed different values for an array that they took as replicated before.
+    NotReplicated {
+        /// The first rank of the group, as a rank of the world, and the arrays that it took.
+        one: (usize, Box<ReplicaRecord>),
+        /// The first rank that differs from it.
+        other: (usize, Box<ReplicaRecord>),
+        /// All ranks that differ from the first one.
+        ranks: Vec<usize>,
     },
     /// A rank left the world, so it will never arrive.
     Left {
@@ -98,6 +108,17 @@ impl fmt::Display for Fault {
             }
             Cause::Mismatch { one, other } => {
                 write!(f, ": rank {}: {} does not match rank {}: {}", one.0, one.1, other.0, other.1)?;
+            }
+            Cause::NotReplicated { one, other, ranks } => {
+                write!(f, ": the ranks passed different values for a tensor that is taken as replicated: ")?;
+                ReplicaRecord::write_difference(f, (one.0, &one.1), (other.0, &other.1))?;
+                if ranks.len() > 1 {
+                    write!(f, "; ranks {ranks:?} differ from rank {}", one.0)?;
+                }
+                write!(
+                    f,
+                    "; pass the same tensor on all ranks, or another placement; `check_replicated` turns this check off"
+                )?;
             }
             Cause::Left { rank, how, last } => {
                 write!(f, ": rank {rank} has left the world: {how}")?;

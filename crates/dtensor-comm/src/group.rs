@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use crate::call::{Bundle, Call, Collective};
 use crate::drawn::DrawRecord;
 use crate::pending::Pending;
+use crate::replicas::{Replica, ReplicaRecord};
 use crate::site::Site;
 use crate::transport::{Channel, InFlight, Joining, single};
 use crate::value::Value;
@@ -41,6 +42,8 @@ struct GroupInner {
     /// The random draws that this rank made for tensors that it shares with the other members. Counts only draws on the thread
     /// that created the group: other threads have their own generators, and the order of their draws is not fixed.
     drawn: Mutex<DrawRecord>,
+    /// The arrays that this rank took as replicated over the group since its last collective, if any.
+    replicas: Mutex<Option<ReplicaRecord>>,
     thread: ThreadId,
     /// Keeps the rank in its world as long as one of its groups exists.
     membership: Arc<Membership>,
@@ -65,6 +68,7 @@ impl Group {
             sequence: AtomicU64::new(0),
             messages: AtomicU64::new(0),
             drawn: Mutex::default(),
+            replicas: Mutex::default(),
             thread: thread::current().id(),
             membership,
         };
@@ -114,14 +118,25 @@ impl Group {
 
     /// Creates the descriptor of this rank's next collective or message, and counts it.
     pub(crate) fn next_call(&self, collective: Collective, meta: Meta, grad: bool, at: Site) -> Call {
-        let GroupInner { name, sequence, messages, .. } = &*self.inner;
-        let counter = match collective {
-            Collective::Send { .. } | Collective::Recv { .. } => messages,
-            _ => sequence,
+        let GroupInner { name, sequence, messages, replicas, .. } = &*self.inner;
+        let (counter, replicas) = match collective {
+            // Not all members call these, so they compare nothing.
+            Collective::Send { .. } | Collective::Recv { .. } => (messages, None),
+            _ => (sequence, replicas.lock().take().map(Arc::new)),
         };
         let sequence = counter.fetch_add(1, Ordering::Relaxed);
         let drawn = *self.inner.drawn.lock();
-        Call { collective, group: name.clone(), sequence, meta, bundle: None, grad, drawn, at }
+        Call { collective, group: name.clone(), sequence, meta, bundle: None, grad, drawn, replicas, at }
+    }
+
+    /// Records an array that this rank takes as replicated over the group. The next collective compares it over ranks. Does nothing
+    /// on any thread but the one that created the group.
+    #[inline]
+    pub fn note_replica(&self, replica: &Replica) {
+        if self.inner.thread == thread::current().id() {
+            let mut replicas = self.inner.replicas.lock();
+            *replicas = Some(replicas.take().unwrap_or_default().and(replica));
+        }
     }
 
     /// Updates the record of random draws that this rank made for tensors shared with the group. Does nothing on any thread but

@@ -26,8 +26,9 @@
 //! # Errors instead of hangs
 //!
 //! Every collective carries a descriptor ([`Call`]): group, sequence number, collective, dtype, shape, the calling source line,
-//! and a digest of the random draws the rank made for tensors that it shares with the group. Ranks compare their
-//! descriptors. If two differ, both ranks get an error that shows both calls.
+//! a digest of the random draws the rank made for tensors that it shares with the group, and of the arrays that it took as
+//! replicated over the group ([`ReplicaRecord`]). Ranks compare their descriptors. If two differ, both ranks get an error that
+//! shows both calls, or both arrays.
 //!
 //! If a rank returns, errs, panics, or does not arrive within the timeout (30 s by default, [`World::with_timeout`]), every rank
 //! that waits for it gets an error that names the rank, the collective and the source line. A failed group stays failed. The
@@ -52,6 +53,7 @@ mod group;
 mod mpi;
 mod object;
 mod pending;
+mod replicas;
 mod ring;
 mod running;
 mod simulated;
@@ -70,8 +72,11 @@ pub use group::Group;
 #[cfg(feature = "mpi")]
 pub use mpi::{MpiOptions, mpirun};
 pub use pending::Pending;
+pub use replicas::{Replica, ReplicaRecord};
 pub use ring::{CALLS, record};
-pub use running::{RunningModule, running_module, set_running_module, within_module};
+pub use running::{
+    RunningModule, enter_styled_module, running_module, set_running_module, styled_module, within_module,
+};
 pub use site::Site;
 pub use value::{Finish, Value};
 pub use world::{RankId, World, WorldKind, current_rank, launch, launch_each, run, run_each};

@@ -2,9 +2,11 @@
 //!
 //! It is stored in this crate because collectives need it. Only names are stored: this crate does not depend on modules.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 
 use dtensor_array::mode;
+use dtensor_array::mode::Scope;
 use parking_lot::Mutex;
 
 /// A running module and the modules that called it. One value exists per module and caller. It lives as long as the program, so
@@ -100,6 +102,20 @@ impl RunningModule {
 
 mode! {
     static MODULE: Cell<Option<&'static RunningModule>> = None;
+    /// The innermost running module that a parallel plan has named.
+    static STYLED: Cell<Option<&'static RunningModule>> = None;
+}
+
+/// Returns the innermost running module that a parallel plan has named. Unlike [`running_module`], it is known if nothing listens.
+#[inline]
+pub fn styled_module() -> Option<&'static RunningModule> {
+    MODULE.get().or_else(|| STYLED.get())
+}
+
+/// Sets the module that [`styled_module`] returns, until the guard is dropped.
+#[inline]
+pub fn enter_styled_module(module: &'static RunningModule) -> Scope<Cell<Option<&'static RunningModule>>> {
+    STYLED.enter(Some(module))
 }
 
 /// Returns the module that is running on this thread. `None` outside modules, and if nothing listens to modules.

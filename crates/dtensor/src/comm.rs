@@ -25,11 +25,13 @@
 
 pub use dtensor_comm::{
     Bundle, Call, Cause, Collective, Departure, DrawRecord, Failure, Fault, Group, Pending, PerRank,
-    ReduceOp, Site, Value, World, WorldKind, launch, launch_each, record, run, run_each,
+    ReduceOp, Replica, ReplicaRecord, Site, Value, World, WorldKind, launch, launch_each, record, run,
+    run_each,
 };
 #[cfg(feature = "mpi")]
 pub use dtensor_comm::{MpiOptions, mpirun};
 
 pub(crate) use dtensor_comm::{
-    Arrays, CALLS, RunningModule, running_module, set_running_module, within_module,
+    Arrays, CALLS, RunningModule, enter_styled_module, running_module, set_running_module, styled_module,
+    within_module,
 };

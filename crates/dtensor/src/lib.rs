@@ -93,6 +93,7 @@
 //! | train | [`optim`], [`autocast`], [`parallel::DataParallel`], [`parallel::fully_shard`] |
 //! | save and load files | [`mod@checkpoint`] |
 //! | find out what communicates | [`debug::CommDebugMode`], [`explicit_communication`] |
+//! | find ranks that pass different batches | [`check_replicated`] |
 //! | see which rank owns what | [`debug::visualize_sharding`] |
 //! | write an operator | [`op::Op`], [`op::apply`]; [`testing::validate`] checks its sharding rule |
 //! | test on several ranks | [`testing::spmd`] |
@@ -142,8 +143,8 @@ pub use dispatch::{
     implicit_replication,
 };
 pub use distributed::{
-    FromLocalOptions, RedistributeOptions, distribute_tensor, distribute_tensor_from, redistribute_coalesced,
-    redistribute_coalesced_async, sharded,
+    FromLocalOptions, RedistributeOptions, check_replicated, distribute_tensor, distribute_tensor_from,
+    redistribute_coalesced, redistribute_coalesced_async, sharded,
 };
 pub use dtensor_array::shape::{Dim, Dims, INFER, NewShape};
 pub use dtensor_array::{
@@ -198,7 +199,7 @@ pub mod prelude {
     pub use crate::{
         AttentionOptions, CrossEntropyOptions, DType, Device, DeviceMesh, Error, FromLocalOptions, Gelu,
         ImplicitCommunication, Layout, Partial, Placement, Reduction, Replicate, Result, Shape, Shard,
-        StridedShard, Tensor, autocast, checkpoint, checkpoint_all, distribute_tensor,
+        StridedShard, Tensor, autocast, check_replicated, checkpoint, checkpoint_all, distribute_tensor,
         explicit_communication, implicit_replication, init_device_mesh, manual_seed, no_grad, sharded,
         use_mesh,
     };

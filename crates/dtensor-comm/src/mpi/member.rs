@@ -311,9 +311,9 @@ impl InFlight for OperationInFlight {
     }
 }
 
-/// Returns the maximum length of a descriptor in bytes. It may list a size for every member.
+/// Returns the maximum length of a descriptor in bytes. It may list a size for every member, and some replicas.
 fn max_descriptor_len(members: usize) -> usize {
-    4096 + 64 * members
+    6144 + 64 * members
 }
 
 /// Begins a collective: exchanges descriptors or, if checking is off, moves the data at once.
@@ -370,9 +370,7 @@ fn begin(member: &Arc<Member>, call: &Call, values: Arrays) -> StageResult {
             let own = values.get(member.me).or(values.first()).map(Array::meta);
             descriptors.insert(member.me, Descriptor { call: call.clone(), value: own });
             let calls: Vec<&Call> = descriptors.iter().map(|descriptor| &descriptor.call).collect();
-            if let Some((a, b)) = Call::first_mismatch(&calls) {
-                let rank_and_call = |i: usize| (member.key.members[i], Box::new(calls[i].clone()));
-                let cause = Cause::Mismatch { one: rank_and_call(a), other: rank_and_call(b) };
+            if let Some(cause) = Call::compare(&calls, &member.key.members) {
                 return Err(StageError::Cause(Arc::new(cause)));
             }
             // Shape and dtype of the value that each member sends to this rank.

@@ -38,7 +38,8 @@ use crate::{Error, Failure, Result};
 #[non_exhaustive]
 pub struct MpiOptions {
     /// If true (the default), ranks compare their calls before each collective. Turning it off saves one exchange of small
-    /// messages per collective. But then ranks whose calls do not match get garbage, an MPI error or a timeout.
+    /// messages per collective. But then ranks whose calls do not match get garbage, an MPI error or a timeout, and differences
+    /// between replicated arrays and between random draws are not found.
     pub check: bool,
 }
 
@@ -194,6 +195,7 @@ impl Process {
             bundle: None,
             grad: false,
             drawn: DrawRecord::default(),
+            replicas: None,
             at: joining.at.clone(),
         };
         self.control.ring.fault(self.rank, &call, cause, false)

@@ -81,9 +81,8 @@ impl RoundTask for CollectiveTask {
 
     fn open(&self, inputs: Vec<Self::Input>) -> std::result::Result<Self::Work, Self::Fault> {
         let (calls, values): (Vec<Call>, Vec<Arrays>) = inputs.into_iter().unzip();
-        if let Some((a, b)) = Call::first_mismatch(&calls.iter().collect::<Vec<_>>()) {
-            let rank_and_call = |member: usize| (self.members[member], Box::new(calls[member].clone()));
-            return Err(Arc::new(Cause::Mismatch { one: rank_and_call(a), other: rank_and_call(b) }));
+        if let Some(cause) = Call::compare(&calls.iter().collect::<Vec<_>>(), &self.members) {
+            return Err(Arc::new(cause));
         }
         work::plan(&calls, values).map_err(|error| self.transport_cause(error.to_string()))
     }

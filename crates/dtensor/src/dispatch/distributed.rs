@@ -14,11 +14,12 @@ use super::mode::{
 use super::{Evaluation, Outputs, check_all_meta, check_outputs, on_line, shapes};
 use crate::autograd::grad_enabled;
 use crate::comm::{Collective, Site};
+use crate::distributed::Taker;
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::ops::{Arrays, Here, Op, ROUNDS, Together};
 use crate::tensor::{LocalTensor, Value};
-use crate::{Error, Result, Tensor};
+use crate::{Error, FromLocalOptions, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::{Device, Meta};
 use dtensor_layout::{Decision, InputKey, Operator, Question, Rule};
@@ -79,15 +80,24 @@ fn on_one_mesh(mesh: &DeviceMesh, op: &'static str, inputs: &[&Tensor]) -> Resul
     let moved = super::on_one_device(inputs)?;
     #[cfg(feature = "cuda")]
     let inputs = &moved.iter().collect::<SmallVec<[&Tensor; 4]>>()[..];
-    let on_mesh = |x: &&Tensor| match x.layout() {
-        Some(layout) => {
-            let layout = Some(layout.on(mesh));
-            Ok(x.with_value(Value { layout, ..x.value().clone() }))
+    let on_mesh = |(i, x): (usize, &&Tensor)| {
+        let taker = Taker { by: op, argument: &format_args!("operand {i}") };
+        match x.layout() {
+            Some(layout) => {
+                let layout = Some(layout.on(mesh));
+                Ok(x.with_value(Value { layout, ..x.value().clone() }))
+            }
+            None if x.requires_grad() || mesh.coordinate().is_none() => {
+                Tensor::from_local_as(x, mesh.clone(), ().into(), FromLocalOptions::default(), taker)
+            }
+            None => {
+                let layout = Layout::replicated_on(mesh, &x.shape());
+                taker.note(x, mesh, layout.placements())?;
+                Ok(Tensor::from_shard(x.value().part.clone(), layout))
+            }
         }
-        None if x.requires_grad() || mesh.coordinate().is_none() => Tensor::from_local(x, mesh, ()),
-        None => Ok(Tensor::from_shard(x.value().part.clone(), Layout::replicated_on(mesh, &x.shape()))),
     };
-    inputs.iter().map(on_mesh).collect()
+    inputs.iter().enumerate().map(on_mesh).collect()
 }
 
 /// Runs an operator on inputs that are all on this mesh. Checks them before any communication.

@@ -78,7 +78,7 @@ pub(super) fn is_first_warning(op: &'static str, at: &Site) -> bool {
 
 /// Runs `body`, in which operators treat a local tensor beside a distributed one as replicated.
 ///
-/// The local tensor must be equal on all ranks; this is not checked.
+/// The local tensor must be equal on all ranks; [`check_replicated`](crate::check_replicated) finds a difference.
 ///
 /// ```
 /// use dtensor::comm::World;

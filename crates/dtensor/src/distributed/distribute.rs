@@ -3,12 +3,15 @@
 use smallvec::SmallVec;
 
 use super::execute::copy_ranges;
+use super::replicated::Taker;
 use crate::comm::{ReduceOp, Site};
 use crate::layout::Layout;
 use crate::mesh::{DeviceMesh, mesh_or_active};
 use crate::{Error, Result, Tensor};
 use dtensor_array::kernels::copy::NOTHING;
 use dtensor_layout::{Partial, Placements, Ranges, chunk_of_each};
+
+const OP: &str = "distribute_tensor";
 
 /// Distributes a tensor over a mesh: each rank gets its shard of the tensor of the first rank.
 ///
@@ -45,8 +48,8 @@ pub fn distribute_tensor<'a>(
 
 /// Distributes a tensor like [`distribute_tensor`], with the values of the rank at index `source` along every mesh dim.
 ///
-/// With `None`, each rank takes its shard from its own tensor, without communication. The tensors must then be equal on all ranks;
-/// this is not checked.
+/// With `None`, each rank takes its shard from its own tensor, without communication. The tensors must then be equal on all ranks.
+/// Along mesh dims with [`Replicate`](crate::Replicate), [`check_replicated`](crate::check_replicated) finds a difference.
 ///
 /// ```
 /// use dtensor::comm::launch;
@@ -69,14 +72,25 @@ pub fn distribute_tensor_from<'a>(
     placements: impl Into<Placements>,
     source: Option<usize>,
 ) -> Result<Tensor> {
-    const OP: &str = "distribute_tensor";
     let mesh = mesh_or_active(OP, mesh.into())?;
+    distribute_as(tensor, mesh, placements.into(), source, Taker { by: OP, argument: &"tensor" })
+}
+
+/// Same as [`distribute_tensor_from`], for a caller whose name errors about replicated tensors show.
+#[track_caller]
+pub(crate) fn distribute_as(
+    tensor: &Tensor,
+    mesh: DeviceMesh,
+    placements: Placements,
+    source: Option<usize>,
+    taker: Taker<'_>,
+) -> Result<Tensor> {
     if !tensor.is_leaf() {
         let message = "distribute_tensor should be used to distribute leaf tensors, but this one is the result of an \
                        operator; `detach` it, or use `Tensor::from_local` and `redistribute`, which pass gradients on";
         return Err(Error::Argument { op: OP, message: message.into() });
     }
-    let layout = Layout::checked(OP, &mesh, placements.into(), tensor.shape())?;
+    let layout = Layout::checked(OP, &mesh, placements, tensor.shape())?;
     if let Some(current) = tensor.layout() {
         if *current.mesh() != mesh {
             let message = format!(
@@ -118,6 +132,7 @@ pub fn distribute_tensor_from<'a>(
             shard.on_layout(layout)
         }
         (Some(_), None) => {
+            taker.note(tensor, &mesh, layout.placements())?;
             let plan = layout.replicated().plan_to(&layout, tensor.dtype())?;
             let part = tensor.value().part.redistribute(&plan, &layout, false, &Site::caller())?;
             Tensor::from_shard(part, layout)

@@ -4,6 +4,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::replicated::Taker;
 use super::to_local::ranks_along;
 use crate::autograd::{Backward, Grads, Recorded, Saves};
 use crate::comm::{ReduceOp, Site};
@@ -37,7 +38,7 @@ const OP: &str = "from_local";
 #[derive(Clone, Debug, Default)]
 pub struct FromLocalOptions {
     /// Compares dtype and shape over ranks, and along mesh dims with [`Replicate`] broadcasts the value of the first rank. This
-    /// communicates.
+    /// communicates. Without it, [`check_replicated`](crate::check_replicated) finds different values, and does not communicate.
     pub run_check: bool,
     /// The global shape. Default: every rank is assumed to have a shard of the same shape.
     pub shape: Option<Shape>,
@@ -191,19 +192,30 @@ impl Tensor {
         placements: impl Into<Placements>,
         options: FromLocalOptions,
     ) -> Result<Tensor> {
-        let mesh = mesh_or_active(OP, mesh.into())?;
+        let taker = Taker { by: OP, argument: &"local" };
+        Tensor::from_local_as(local, mesh_or_active(OP, mesh.into())?, placements.into(), options, taker)
+    }
+
+    /// Same as [`from_local_with`](Tensor::from_local_with), for a caller whose name errors about replicated tensors show.
+    #[track_caller]
+    pub(crate) fn from_local_as(
+        local: &Tensor,
+        mesh: DeviceMesh,
+        placements: Placements,
+        options: FromLocalOptions,
+        taker: Taker<'_>,
+    ) -> Result<Tensor> {
         if local.is_distributed() {
             let message = "local_tensor argument only accepts local tensors, but this one is distributed";
             return Err(Error::argument(OP, message));
         }
-        let placements = placements.into();
         // Exchange before any check, so that an error on one rank is an error on all.
         let shards = if options.run_check || options.uneven {
             exchange(&mesh, &ShardInfo::of(local, &placements, options.shape.as_ref()))?
         } else {
             Vec::new()
         };
-        Tensor::from_shards(local, mesh, placements, options, &shards)
+        Tensor::from_shards(local, mesh, placements, options, &shards, taker)
     }
 
     /// The rest of [`from_local_with`](Tensor::from_local_with), after ranks have exchanged descriptions of their local tensors.
@@ -214,6 +226,7 @@ impl Tensor {
         placements: Placements,
         options: FromLocalOptions,
         shards: &[ShardInfo],
+        taker: Taker<'_>,
     ) -> Result<Tensor> {
         let at = Site::caller();
         let ndim = options.shape.as_ref().map_or(local.ndim(), |shape| shape.ndim());
@@ -250,7 +263,9 @@ impl Tensor {
                 local.shape()
             );
             return Err(Error::argument(OP, message));
-        } else if options.run_check && !local.is_meta() {
+        } else if !options.run_check {
+            taker.note(local, &mesh, &placements)?;
+        } else if !local.is_meta() {
             for (dim, _) in placements.iter().enumerate().filter(|(_, p)| **p == Replicate) {
                 shard = mesh.group(dim)?.broadcast(&shard, 0)?;
             }

@@ -50,7 +50,7 @@ pub(super) struct InnerGroups {
 }
 
 /// Returns true if `all`, which is in ascending order, contains all of `ranks`.
-fn contains_all(all: &[usize], ranks: &[usize]) -> bool {
+pub(super) fn contains_all(all: &[usize], ranks: &[usize]) -> bool {
     ranks.len() <= all.len() && ranks.iter().all(|rank| all.binary_search(rank).is_ok())
 }
 

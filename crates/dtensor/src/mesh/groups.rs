@@ -2,8 +2,9 @@
 
 use dtensor_layout::{Mesh, MeshNames};
 
-use super::DeviceMesh;
-use crate::comm::{Group, Site, World};
+use super::draws::contains_all;
+use super::{DeviceMesh, Shared};
+use crate::comm::{Group, Site, World, WorldKind};
 use crate::{Error, Result};
 use dtensor_array::Shape;
 
@@ -21,6 +22,23 @@ impl DeviceMesh {
         }
         let name = dims.iter().map(|&dim| self.name_of(dim)).collect::<Vec<_>>().join("×");
         self.0.shared.group(&self.topology().line(dims), &name, at)
+    }
+
+    /// Returns the groups whose members differ from this rank only along these dims. Empty if no rank compares values with this
+    /// one: in a simulated world, and outside the mesh.
+    pub(crate) fn groups_inside(&self, dims: &[usize]) -> Vec<Group> {
+        let Shared { world, groups, .. } = &*self.0.shared;
+        let mut line = self.topology().line(dims);
+        if self.coordinate().is_none() || line.len() == 1 || world.kind() == WorldKind::Simulated {
+            return Vec::new();
+        }
+        line.sort_unstable();
+        let groups = groups.lock();
+        groups
+            .values()
+            .filter(|group| group.size() > 1 && contains_all(&line, group.ranks()))
+            .cloned()
+            .collect()
     }
 
     /// Creates a 1-d mesh of the ranks of an existing group, which communicates through that group and with its timeout.

@@ -9,6 +9,7 @@ use parking_lot::RwLock;
 
 use super::{Inputs, Module, Outputs};
 use crate::Result;
+use crate::comm::RunningModule;
 use crate::owner::Owner;
 
 /// A hook before `forward`: takes the module and its inputs, and returns the inputs to use instead.
@@ -100,6 +101,8 @@ pub(crate) struct BaseState {
     hooks: RwLock<Hooks>,
     /// Name of the style or function that distributed the module's parameters.
     distributed: RwLock<Option<String>>,
+    /// The module's path in the tree that a plan was applied to.
+    named: RwLock<Option<&'static RunningModule>>,
     pub(super) owner: Owner,
 }
 
@@ -121,6 +124,7 @@ impl Default for BaseState {
             has_hooks: AtomicBool::new(false),
             hooks: RwLock::default(),
             distributed: RwLock::default(),
+            named: RwLock::default(),
             owner: Owner::default(),
         }
     }
@@ -133,6 +137,7 @@ impl BaseState {
             has_hooks: AtomicBool::new(self.has_hooks.load(Ordering::Relaxed)),
             hooks: RwLock::new(self.hooks.read().clone()),
             distributed: RwLock::new(self.distributed.read().clone()),
+            named: RwLock::new(*self.named.read()),
             owner: Owner::default(),
         }
     }
@@ -209,6 +214,15 @@ impl Base {
 
     pub(crate) fn mark_distributed(&self, by: &str) {
         *self.state.distributed.write() = Some(by.to_string());
+    }
+
+    /// Returns the name that a plan has given to the module, for errors.
+    pub(crate) fn name(&self) -> Option<&'static RunningModule> {
+        *self.state.named.read()
+    }
+
+    pub(crate) fn set_name(&self, name: &'static RunningModule) {
+        *self.state.named.write() = Some(name);
     }
 
     /// Restores the hooks and the distribution mark.

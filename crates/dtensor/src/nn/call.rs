@@ -2,7 +2,7 @@
 #![allow(missing_docs)]
 
 use std::any::Any;
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::marker::PhantomData;
 use std::panic::Location;
 
@@ -10,7 +10,9 @@ use super::argument::{Argument, Inputs, Outputs, Passed, Returned};
 use super::base::Hooks;
 use super::track::{MODULES, RunningGuard, name_module};
 use super::{Base, Module};
+use crate::comm::{RunningModule, enter_styled_module};
 use crate::{Error, Result};
+use dtensor_array::mode::Scope;
 use dtensor_array::origin::{caller_line, with_caller_line};
 
 /// A call of a module that has hooks or listeners.
@@ -20,6 +22,7 @@ pub struct HookedCall<'m> {
     at: &'static Location<'static>,
     /// The module's scope, once it is open.
     scope: OnceCell<Box<dyn Any>>,
+    _styled: Option<Scope<Cell<Option<&'static RunningModule>>>>,
     _running: Option<RunningGuard>,
 }
 
@@ -34,6 +37,7 @@ pub fn begin_call<M: Module>(module: &M) -> Option<HookedCall<'_>> {
         hooks: module.base().and_then(Base::hooks).unwrap_or_default(),
         at: caller_line(Location::caller()),
         scope: OnceCell::new(),
+        _styled: module.base().and_then(Base::name).map(enter_styled_module),
         _running: RunningGuard::enter(module),
     })
 }

@@ -6,7 +6,8 @@ use std::panic::Location;
 use super::walk::{Node, Walk};
 use super::{Buffer, Module, Parameter};
 use crate::comm::Site;
-use crate::{Error, Result, Tensor, distribute_tensor_from};
+use crate::distributed::{Taker, distribute_as};
+use crate::{Error, Result, Tensor};
 use dtensor_array::origin::{caller_line, with_caller_line};
 
 /// The values of a model's parameters and buffers, by dotted path.
@@ -147,7 +148,7 @@ pub(super) fn load<M: Module + ?Sized>(
         let target = place.get();
         match mismatch(path, value, &target, "the model") {
             Some(why) => wrong.push(why),
-            None => values.push((place, value, target)),
+            None => values.push((path, place, value, target)),
         }
     }
     if !wrong.is_empty() {
@@ -157,7 +158,10 @@ pub(super) fn load<M: Module + ?Sized>(
     let fitted = with_caller_line(at, || {
         values
             .into_iter()
-            .map(|(place, value, target)| Ok((place, fit_to(value, &target)?)))
+            .map(|(path, place, value, target)| {
+                let taker = Taker { by: "load_state_dict", argument: path };
+                Ok((place, fit_to(value, &target, taker)?))
+            })
             .collect::<Result<Vec<_>>>()
     })?;
     fitted.iter().try_for_each(|(place, value)| place.set(value))?;
@@ -181,7 +185,7 @@ pub(crate) fn mismatch(path: &str, value: &Tensor, target: &Tensor, whose: &str)
 
 /// Casts a value of a state dict to the dtype of `target`, moves it to its device, and distributes or redistributes it to its layout.
 #[track_caller]
-pub(crate) fn fit_to(value: &Tensor, target: &Tensor) -> Result<Tensor> {
+pub(crate) fn fit_to(value: &Tensor, target: &Tensor, taker: Taker<'_>) -> Result<Tensor> {
     let mut value = value.detach().to_dtype(target.dtype())?;
     if !value.is_meta() && !target.is_meta() {
         value = value.to_device(target.device())?;
@@ -189,7 +193,7 @@ pub(crate) fn fit_to(value: &Tensor, target: &Tensor) -> Result<Tensor> {
     match target.layout() {
         // A plain value is equal on all ranks, and each rank takes its shard without communication.
         Some(layout) if !value.is_distributed() => {
-            distribute_tensor_from(&value, layout.mesh(), layout.placements().to_vec(), None)
+            distribute_as(&value, layout.mesh().clone(), layout.placements().to_vec().into(), None, taker)
         }
         Some(layout) => value.redistribute_to(layout, &Site::caller()),
         None => Ok(value),

@@ -418,7 +418,7 @@ impl Tensor {
                 [Some(self), Some(&target), options.weight].into_iter().flatten().collect();
             op.shape(&cast_metas(&op, &inputs))?;
             target = place_targets(op.name(), self, &target, class_dim(self.ndim()))?;
-            weight = weight.map(|weight| replicate_like(self, &weight)).transpose()?;
+            weight = weight.map(|weight| replicate_like(op.name(), self, "weight", &weight)).transpose()?;
         }
         let inputs: Vec<&Tensor> =
             [Some(self), Some(&target), weight.as_ref()].into_iter().flatten().collect();

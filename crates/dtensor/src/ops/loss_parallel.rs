@@ -7,7 +7,8 @@ use dtensor_array::mode::Scope;
 
 use super::Aside;
 use crate::dispatch::allow_merging;
-use crate::{Error, Result, Tensor};
+use crate::distributed::Taker;
+use crate::{Error, FromLocalOptions, Result, Tensor};
 use dtensor_layout::{Placement, Replicate, Shard, StridedShard, format_list};
 
 mode! {
@@ -133,7 +134,7 @@ pub(super) fn place_targets(
         );
         return Err(Error::argument(op, message));
     }
-    replicate_like(logits, target)
+    replicate_like(op, logits, "target", target)
 }
 
 /// Reduces partial placements.
@@ -143,11 +144,19 @@ pub(super) fn reduce_partials(x: &Tensor) -> Result<Tensor> {
     x.redistribute(layout.without_partials().placements())
 }
 
-/// Puts a tensor that is equal on all ranks onto the mesh of the logits, replicated.
+/// Puts an argument of a loss that is equal on all ranks onto the mesh of the logits, replicated.
 #[track_caller]
-pub(super) fn replicate_like(logits: &Tensor, x: &Tensor) -> Result<Tensor> {
+pub(super) fn replicate_like(
+    op: &'static str,
+    logits: &Tensor,
+    argument: &str,
+    x: &Tensor,
+) -> Result<Tensor> {
     match logits.mesh() {
-        Some(mesh) if x.mesh().is_none() => Tensor::from_local(x, mesh, ()),
+        Some(mesh) if x.mesh().is_none() => {
+            let taker = Taker { by: op, argument: &argument };
+            Tensor::from_local_as(x, mesh.clone(), ().into(), FromLocalOptions::default(), taker)
+        }
         _ => Ok(x.clone()),
     }
 }

@@ -9,6 +9,7 @@ use std::panic::Location;
 
 use super::descent::{Groups, ParameterState};
 use super::update::Update;
+use crate::distributed::Taker;
 use crate::nn::{StateDict, fit_to, mismatch};
 use crate::{Error, Result, Tensor};
 use dtensor_array::origin::{caller_line, with_caller_line};
@@ -156,7 +157,9 @@ pub(super) fn load<O: Update>(groups: &mut Groups<O>, state: &StateDict) -> Resu
     super::update::expect_not_negative(O::NAME, "factor of the learning rate", factor)?;
     let states = with_caller_line(at, || {
         let fitted = |found: &LoadedState<'_>| -> Result<ParameterState> {
-            let slots = found.slots.iter().map(|slot| fit_to(slot, &found.target)).collect::<Result<_>>()?;
+            let taker = Taker { by: "load_state_dict", argument: &O::NAME };
+            let fit = |slot: &&Tensor| fit_to(slot, &found.target, taker);
+            let slots = found.slots.iter().map(fit).collect::<Result<_>>()?;
             Ok(ParameterState { count: found.count, slots })
         };
         found.iter().map(fitted).collect::<Result<Vec<_>>>()

@@ -7,6 +7,7 @@ use std::panic::Location;
 use serde::{Deserialize, Serialize};
 
 use crate::comm::{Group, ReduceOp};
+use crate::distributed::Taker;
 use crate::nn::{Buffer, Module, Parameter};
 use crate::{DType, DeviceMesh, Error, Result, Tensor, no_grad};
 use dtensor_array::origin::{caller_line, with_caller_line};
@@ -25,7 +26,8 @@ pub struct DataParallelOptions {
     /// The size of a gradient bucket in bytes: gradients are all-reduced together up to this size. A larger gradient
     /// is reduced alone.
     pub bucket_bytes: usize,
-    /// If true, every replica starts with the values of replica 0. If false, the values must already be equal.
+    /// If true, every replica starts with the values of replica 0. If false, the values must already be equal, and
+    /// [`check_replicated`](crate::check_replicated) finds a difference.
     pub broadcast: bool,
 }
 
@@ -92,6 +94,10 @@ impl DataParallel {
             expect_identical(&group, &tensors)?;
             if options.broadcast && group.size() > 1 {
                 no_grad(|| broadcast(&group, &tensors, options.bucket_bytes))?;
+            } else {
+                for ModelTensor { path, cell } in &tensors {
+                    Taker { by: OP, argument: path }.note_over(&cell.get(), &group)?;
+                }
             }
             let parameters = model.parameters();
             Ok(DataParallel { parameters, group, bucket_bytes: options.bucket_bytes })
@@ -189,6 +195,15 @@ enum Cell {
     Buffer(Buffer),
 }
 
+impl Cell {
+    fn get(&self) -> Tensor {
+        match self {
+            Cell::Parameter(parameter) => parameter.get(),
+            Cell::Buffer(buffer) => buffer.get(),
+        }
+    }
+}
+
 impl ModelTensor {
     /// Returns all parameters and buffers of a model, each once.
     fn all(model: &(impl Module + ?Sized)) -> Vec<ModelTensor> {
@@ -199,10 +214,7 @@ impl ModelTensor {
     }
 
     fn get(&self) -> Tensor {
-        match &self.cell {
-            Cell::Parameter(parameter) => parameter.get(),
-            Cell::Buffer(buffer) => buffer.get(),
-        }
+        self.cell.get()
     }
 
     fn set(&self, value: &Tensor) -> Result<()> {

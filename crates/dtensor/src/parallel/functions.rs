@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::distribute::{OP, replicate_rest};
+use crate::comm::RunningModule;
 use crate::nn::{Base, Inputs, Module, Outputs};
 use crate::{DeviceMesh, Error, Result, Tensor};
 
@@ -109,6 +110,7 @@ impl<'p> DistributeModule<'p> {
         let Some(base) = module.base() else { return Ok(()) };
         self.register_hooks(base, mesh);
         base.mark_distributed(OP);
+        base.set_name(RunningModule::below(None, module.kind(), "", module.kind(), None));
         Ok(())
     }
 

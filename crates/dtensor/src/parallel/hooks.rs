@@ -1,5 +1,6 @@
 //! Hooks on inputs and outputs that the parallel styles share.
 
+use crate::distributed::Taker;
 use crate::nn::{Argument, Base, Inputs, Linear, Module, Outputs, downcast};
 use crate::{
     DeviceMesh, Error, FromLocalOptions, Placement, Placements, RedistributeOptions, Result, Shape, Tensor,
@@ -18,12 +19,18 @@ pub(super) fn base_of<'m>(style: &'static str, module: &'m dyn Module) -> Result
     Err(Error::argument(style, message))
 }
 
-/// Converts a plain tensor to a distributed one: it is taken as this rank's shard in this layout. A distributed
+/// Converts a plain tensor to a distributed one: `taker` takes it as this rank's shard in this layout. A distributed
 /// tensor is returned as it is.
 ///
 /// `last` is the size of the last dim of the full tensor, if it is known. Shards along that dim may then be uneven.
 #[track_caller]
-fn to_distributed(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option<usize>) -> Result<Tensor> {
+fn to_distributed(
+    x: &Tensor,
+    mesh: &DeviceMesh,
+    layout: Placement,
+    last: Option<usize>,
+    taker: Taker<'_>,
+) -> Result<Tensor> {
     if x.is_distributed() {
         return Ok(x.clone());
     }
@@ -35,7 +42,7 @@ fn to_distributed(x: &Tensor, mesh: &DeviceMesh, layout: Placement, last: Option
         _ => None,
     };
     let options = FromLocalOptions { shape, ..FromLocalOptions::default() };
-    Tensor::from_local_with(x, mesh, layout, options).map_err(|error| match last {
+    Tensor::from_local_as(x, mesh.clone(), layout.into(), options, taker).map_err(|error| match last {
         Some(size) => {
             let what =
                 format!("the layer takes {size} features, and its local input is this rank's shard of them");
@@ -111,7 +118,9 @@ pub(super) fn register_input_hook(
     let mesh = mesh.clone();
     base.register_forward_pre_hook(move |module, mut inputs| {
         let (given, desired) = layouts(module);
-        let x = to_distributed(first_tensor(style, module, &inputs)?, &mesh, given, in_features(module))?;
+        let taker = Taker { by: style, argument: &inputs.names().next().unwrap_or_default() };
+        let x = first_tensor(style, module, &inputs)?;
+        let x = to_distributed(x, &mesh, given, in_features(module), taker)?;
         inputs[0] = redistribute_to(&x, &mesh, desired)?.into();
         Ok(inputs)
     });
@@ -171,11 +180,17 @@ impl LayoutChange {
 
     /// Distributes and redistributes an argument, and converts it to this rank's shard if `local` is true.
     #[track_caller]
-    pub(super) fn convert(self, argument: &Argument, mesh: &DeviceMesh, local: bool) -> Result<Argument> {
+    pub(super) fn convert(
+        self,
+        argument: &Argument,
+        mesh: &DeviceMesh,
+        local: bool,
+        taker: Taker<'_>,
+    ) -> Result<Argument> {
         let (Some(layout), Argument::Tensor(x)) = (self.layout, argument) else {
             return Ok(argument.clone());
         };
-        let mut x = to_distributed(x, mesh, layout, None)?;
+        let mut x = to_distributed(x, mesh, layout, None, taker)?;
         if let Some(desired) = self.desired {
             x = redistribute_to(&x, mesh, desired)?;
         }

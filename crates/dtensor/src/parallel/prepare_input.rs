@@ -8,6 +8,7 @@ use super::hooks::{LayoutChange, base_of, describe};
 use super::layouts::LayoutPairs;
 use super::{Layouts, NamedLayouts, ParallelStyle, Partition};
 use crate::declare::debug_is_display;
+use crate::distributed::Taker;
 use crate::nn::{Argument, Inputs, Module};
 use crate::{DeviceMesh, Error, Result};
 
@@ -148,7 +149,8 @@ impl PrepareModuleInput {
             return Err(Error::argument(STYLE, message));
         }
         for (at, change) in all {
-            inputs[at] = change.convert(&inputs[at], mesh, self.use_local_output)?;
+            let taker = Taker { by: STYLE, argument: &inputs.names().nth(at).unwrap_or_default() };
+            inputs[at] = change.convert(&inputs[at], mesh, self.use_local_output, taker)?;
         }
         Ok(inputs)
     }

@@ -6,6 +6,7 @@ use super::hooks::{base_of, describe};
 use super::layouts::LayoutPairs;
 use super::{Layouts, ParallelStyle, Partition};
 use crate::declare::debug_is_display;
+use crate::distributed::Taker;
 use crate::nn::{Module, Outputs};
 use crate::{DeviceMesh, Error, Result};
 
@@ -79,7 +80,8 @@ impl PrepareModuleOutput {
             }
         }
         for (i, change) in self.outputs.iter().enumerate() {
-            outputs[i] = change.convert(&outputs[i], mesh, self.use_local_output)?;
+            let taker = Taker { by: STYLE, argument: &format_args!("output {i}") };
+            outputs[i] = change.convert(&outputs[i], mesh, self.use_local_output, taker)?;
         }
         Ok(outputs)
     }

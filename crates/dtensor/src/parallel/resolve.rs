@@ -5,43 +5,64 @@ use std::collections::{HashMap, HashSet};
 use super::hooks::base_of;
 use super::path::resolve;
 use super::{ParallelPlan, ParallelStyle, Partition};
+use crate::comm::RunningModule;
+use crate::distributed::{Taker, distribute_as};
 use crate::nn::{Module, Parameter};
-use crate::{
-    DeviceMesh, Error, Layout, Placement, Placements, Replicate, Result, Tensor, distribute_tensor_from,
-};
+use crate::{DeviceMesh, Error, Layout, Placement, Placements, Replicate, Result, Tensor};
 
 pub(super) const OP: &str = "parallelize_module";
 
 /// A style to be applied to one module.
 pub(super) struct StyledModule<'p> {
     path: String,
+    /// The type of the root of the tree.
+    root: &'static str,
     module: &'p dyn Module,
     style: &'p dyn ParallelStyle,
     /// The parameters that the style shards or replicates, or `None` if it only handles inputs and outputs.
-    parameters: Option<Vec<(Parameter, Placement)>>,
+    parameters: Option<Vec<PlannedParameter>>,
+}
+
+/// A parameter and its name in the tree, and the placement that it will have.
+struct PlannedParameter {
+    name: String,
+    parameter: Parameter,
+    placement: Placement,
 }
 
 impl StyledModule<'_> {
     #[track_caller]
     pub(super) fn apply(&self, mesh: &DeviceMesh, source: Option<usize>) -> Result<()> {
+        let distribute = |x: &Tensor, placement: Placement, name: &str| {
+            let taker = Taker { by: OP, argument: &name };
+            distribute_as(x, mesh.clone(), placement.into(), source, taker)
+        };
         if let Some(parameters) = &self.parameters {
-            for (parameter, placement) in parameters {
-                parameter.replace(&distribute_tensor_from(&parameter.get(), mesh, *placement, source)?)?;
+            for PlannedParameter { name, parameter, placement } in parameters {
+                parameter.replace(&distribute(&parameter.get(), *placement, name)?)?;
             }
-            for (_, buffer) in self.module.named_buffers() {
+            for (name, buffer) in self.module.named_buffers() {
                 let value = buffer.get();
                 if !value.is_distributed() {
-                    buffer.replace(&distribute_tensor_from(&value, mesh, Replicate, source)?);
+                    buffer.replace(&distribute(&value, Replicate, &full_name(&self.path, &name))?);
                 }
             }
             if let Some(base) = self.module.base() {
                 base.mark_distributed(&format!("{:?}", self.style));
             }
         }
+        if let Some(base) = self.module.base() {
+            base.set_name(RunningModule::below(None, self.root, &self.path, self.module.kind(), None));
+        }
         self.style
             .apply(self.module, mesh)
             .map_err(|error| error.with_context(OP, describe(&self.path, self.module)))
     }
+}
+
+/// Returns the name of a module's parameter or buffer in the whole tree.
+fn full_name(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_string() } else { format!("{path}.{name}") }
 }
 
 /// Formats a module for a message.
@@ -51,6 +72,7 @@ fn describe(path: &str, module: &dyn Module) -> String {
 
 /// The entries of a plan, resolved and checked so far.
 pub(super) struct ResolvedPlan<'p> {
+    root: &'static str,
     mesh: &'p DeviceMesh,
     pub(super) entries: Vec<StyledModule<'p>>,
     /// The planned placement of each parameter, by address, and the style that requested it.
@@ -66,8 +88,13 @@ impl<'p> ResolvedPlan<'p> {
         plan: &'p ParallelPlan,
         lenient: bool,
     ) -> Result<Self> {
-        let mut resolved =
-            ResolvedPlan { mesh, entries: Vec::new(), placements: HashMap::new(), placed_by: HashMap::new() };
+        let mut resolved = ResolvedPlan {
+            root: root.kind(),
+            mesh,
+            entries: Vec::new(),
+            placements: HashMap::new(),
+            placed_by: HashMap::new(),
+        };
         for (path, style) in plan.iter() {
             match resolve(root, path) {
                 Ok(found) => resolved.add(found, &**style)?,
@@ -100,7 +127,7 @@ impl<'p> ResolvedPlan<'p> {
                 }
                 None => None,
             };
-            self.entries.push(StyledModule { path, module, style, parameters });
+            self.entries.push(StyledModule { path, root: self.root, module, style, parameters });
         }
         Ok(())
     }
@@ -128,13 +155,12 @@ impl<'p> ResolvedPlan<'p> {
         module: &dyn Module,
         style: &dyn ParallelStyle,
         partition: Partition,
-    ) -> Result<Vec<(Parameter, Placement)>> {
+    ) -> Result<Vec<PlannedParameter>> {
         let mut planned = Vec::new();
-        let full = |name: &str| if path.is_empty() { name.to_string() } else { format!("{path}.{name}") };
         for (name, placement) in partition {
             let place = describe(path, module);
             let parameter = module.get_parameter(&name).map_err(|error| error.with_context(OP, &place))?;
-            let (name, value) = (full(&name), parameter.get());
+            let (name, value) = (full_name(path, &name), parameter.get());
             let layout = self
                 .layout(&value, placement)
                 .map_err(|error| error.with_context(OP, format!("`{name}` in {style:?}")))?;
@@ -156,7 +182,7 @@ impl<'p> ResolvedPlan<'p> {
         }
         for (name, parameter) in module.named_parameters() {
             if !parameter.get().is_distributed() && !self.placements.contains_key(&parameter.address()) {
-                self.plan_parameter(&mut planned, parameter, Replicate, full(&name), style);
+                self.plan_parameter(&mut planned, parameter, Replicate, full_name(path, &name), style);
             }
         }
         Ok(planned)
@@ -164,14 +190,14 @@ impl<'p> ResolvedPlan<'p> {
 
     fn plan_parameter(
         &mut self,
-        planned: &mut Vec<(Parameter, Placement)>,
+        planned: &mut Vec<PlannedParameter>,
         parameter: Parameter,
         placement: Placement,
         name: String,
         style: &dyn ParallelStyle,
     ) {
         self.placements.insert(parameter.address(), (placement, format!("`{name}` in {style:?}")));
-        planned.push((parameter, placement));
+        planned.push(PlannedParameter { name, parameter, placement });
     }
 
     fn layout(&self, tensor: &Tensor, placement: Placement) -> Result<Layout> {

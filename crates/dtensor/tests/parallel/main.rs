@@ -10,4 +10,5 @@ mod data_parallel;
 mod local_map;
 mod loss_parallel;
 mod parallelize;
+mod replicated;
 mod whole_models;

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{Leaf, Leaves, OP, PerTensor, Settings, format_leaves};
-use crate::distributed::{ShardInfo, exchange};
+use crate::distributed::{ShardInfo, Taker, exchange};
 use crate::{DeviceMesh, Error, FromLocalOptions, Layout, Result, Tensor};
 
 /// Checks that the settings fit the outputs. It needs only their types, so that errors are found before the function
@@ -173,5 +173,6 @@ fn wrap_one(
         grad_placements: settings.out_grad_placements.get(i).cloned(),
         ..FromLocalOptions::default()
     };
-    Tensor::from_shards(part, mesh.clone(), placements.clone(), options, shards)
+    let taker = Taker { by: OP, argument: &format_args!("output {i}") };
+    Tensor::from_shards(part, mesh.clone(), placements.clone(), options, shards, taker)
 }
