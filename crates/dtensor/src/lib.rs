@@ -191,14 +191,14 @@ pub mod prelude {
         PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput, RowwiseParallel, SequenceParallel,
         distribute_module, fully_shard, local_map, loss_parallel, parallelize_module,
     };
-    pub use crate::plan;
     pub use crate::{
         AttentionOptions, CrossEntropyOptions, DType, Device, DeviceMesh, Error, FromLocalOptions, Gelu,
-        ImplicitCommunication, Layout, Partial, Placement, Reduction, Replicate, Result, Shape, Shard,
+        INFER, ImplicitCommunication, Layout, Partial, Placement, Reduction, Replicate, Result, Shape, Shard,
         StridedShard, Tensor, autocast, checkpoint, checkpoint_all, distribute_tensor,
         explicit_communication, implicit_replication, init_device_mesh, manual_seed, no_grad, sharded,
         use_mesh,
     };
+    pub use crate::{module, plan};
 }
 
 /// Compiles and runs the example of the README.
