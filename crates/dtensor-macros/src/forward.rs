@@ -238,7 +238,7 @@ fn shared_reference(ty: &Type) -> Option<(&Type, &Option<syn::Lifetime>)> {
 }
 
 /// Makes a signature take an `impl IntoTensor` for each `&Tensor`, and returns the names of these arguments. A reference
-/// with a named lifetime is unchanged, because the result may borrow from it.
+/// with a named lifetime is unchanged.
 fn accept_into_tensor(signature: &mut syn::Signature) -> Vec<syn::Ident> {
     let mut converted = Vec::new();
     for input in &mut signature.inputs {

@@ -98,7 +98,8 @@ fn derive_deep_copy(input: &DeriveInput, visited: &[&syn::Field], skipped: &[&sy
             copies.push(quote! { #ident: #path::#method(&self.#ident) });
             // A struct that contains itself can be copied if its other fields can.
             if !mentions(ty.to_token_stream(), name) {
-                let bound = syn::parse_quote! { for<'copied> #ty: #path };
+                // The span is that of the type: an error about a field points there.
+                let bound = syn::parse_quote_spanned! { ty.span() => for<'copied> #ty: #path };
                 generics.make_where_clause().predicates.push(bound);
             }
         }

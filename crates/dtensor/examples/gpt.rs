@@ -2,7 +2,7 @@
 //!
 //! `cargo run --example gpt`
 
-use dtensor::nn::{Embedding, LayerNorm, Linear};
+use dtensor::nn::{Embedding, Gelu, LayerNorm, Linear};
 use dtensor::optim::AdamW;
 use dtensor::prelude::*;
 
@@ -36,6 +36,7 @@ module! {
         attention: Attention = Attention::new(width, heads),
         mlp_norm: LayerNorm = LayerNorm::new(width),
         up: Linear = Linear::new(width, 4 * width, true),
+        gelu: Gelu = Gelu::default(),
         down: Linear = Linear::new(4 * width, width, true),
     }
 }
@@ -44,7 +45,7 @@ module! {
 impl Block {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let x = (x + self.attention.forward(self.attention_norm.forward(x)))?;
-        &x + self.down.forward(self.up.forward(self.mlp_norm.forward(&x))?.gelu(Gelu::Tanh))
+        &x + self.down.forward(self.gelu.forward(self.up.forward(self.mlp_norm.forward(&x))))
     }
 }
 

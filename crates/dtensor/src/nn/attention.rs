@@ -2,7 +2,7 @@
 
 use super::{Base, Dropout, Linear, Module, forward};
 use crate::ops::probability;
-use crate::{AttentionOptions, Error, Result, Tensor};
+use crate::{AttentionOptions, Error, INFER, Result, Tensor};
 
 /// Multi-head self-attention: three linear layers project the input to queries, keys and values, every head attends
 /// with its slice of them, and a fourth layer projects the concatenated heads to the output. No layer has a bias.
@@ -92,10 +92,7 @@ impl MultiHeadAttention {
         let dropout = if self.base.is_training() { self.dropout_p } else { 0.0 };
         let options = AttentionOptions { causal: self.causal, dropout, ..AttentionOptions::default() };
         let attended = queries.scaled_dot_product_attention(&keys, &values, options)?.transpose(1, 2)?;
-        let &[batch, length, heads, size] = attended.dims() else {
-            unreachable!("it has the dims of the queries")
-        };
-        self.resid_dropout.forward(&self.wo.forward(&attended.view([batch, length, heads * size])?)?)
+        self.resid_dropout.forward(self.wo.forward(attended.flatten(2, 3)))
     }
 
     /// Reshapes `[batch, length, heads · size]` to `[batch, heads, length, size]`, with all heads or those of this
@@ -103,8 +100,8 @@ impl MultiHeadAttention {
     #[track_caller]
     fn heads(&self, what: &str, x: &Tensor) -> Result<Tensor> {
         match *x.dims() {
-            [batch, length, width] if width.is_multiple_of(self.head_dim) => {
-                x.view([batch, length, width / self.head_dim, self.head_dim])?.transpose(1, 2)
+            [_, _, width] if width.is_multiple_of(self.head_dim) => {
+                x.unflatten(2, [INFER, self.head_dim])?.transpose(1, 2)
             }
             _ => {
                 let message = format!(

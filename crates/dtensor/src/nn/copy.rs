@@ -53,7 +53,7 @@ pub fn deep_copy<M: Module + DeepCopy>(module: &M) -> Result<M> {
         };
         if shared {
             let message = format!(
-                "`{}` would be shared with the original: its module is held behind an `Arc` or a reference, which a copy shares",
+                "`{}` would be shared with the original: its module is held behind an `Arc` or an `Rc`, which a copy shares",
                 a.path
             );
             return Err(Error::argument("deep_copy", message));
@@ -147,7 +147,7 @@ macro_rules! cloned {
 // What is behind a pointer is shared with the original, so `deep_copy` returns an error if parameters are.
 cloned!(
     bool, char, u8, u16, u32, u64, usize, i8, i16, i32, i64, isize, f32, f64, String, DType, Device, Dim, Shape,
-    Parameter, Buffer, Base, Sequential; &T, Arc<T>, Rc<T>, PhantomData<T>
+    &str, Parameter, Buffer, Base, Sequential; Arc<T>, Rc<T>, PhantomData<T>
 );
 
 impl<T: DeepCopy> DeepCopy for Option<T> {

@@ -88,7 +88,7 @@ macro_rules! module {
             /// Creates the module: computes the initial values of its fields, in order, and returns the first error.
             #[allow(clippy::too_many_arguments)]
             $visibility fn new($($argument: $argument_type),*) -> $crate::Result<Self> {
-                $(let $field: $field_type = $crate::nn::derive::InitialValue::or_error($value)?;)*
+                $(let $field: $field_type = <_ as $crate::nn::derive::InitialValue<$field_type>>::or_error($value)?;)*
                 Ok($name { $($field),* })
             }
         }

@@ -16,7 +16,7 @@
 //! #[forward]
 //! impl Mlp {
 //!     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-//!         self.net2.forward(&self.relu.forward(&self.net1.forward(x)?)?)
+//!         self.net2.forward(self.relu.forward(self.net1.forward(x)))
 //!     }
 //! }
 //!
@@ -28,6 +28,9 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! `forward` is called with a `&Tensor`, a `Tensor` or a `Result<Tensor>` ([`IntoTensor`]), so that layers are chained without a `?` for
+//! each. [`module!`](crate::module) writes a struct and its constructor in one.
 //!
 //! `#[forward]` makes a call of `forward` run the module's [hooks](Base) and notify a
 //! [`CommDebugMode`](crate::debug::CommDebugMode) of the module that runs. Without hooks and listeners it costs the

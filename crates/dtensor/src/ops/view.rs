@@ -368,8 +368,7 @@ impl Tensor {
         self.reshape_as("flatten", [self.numel()], false)
     }
 
-    /// Splits one dim into several, of which one size may be −1 (or [`INFER`](crate::INFER)). Like [`view`](Tensor::view), it never
-    /// redistributes a distributed tensor.
+    /// Splits one dim into several, of which one size may be −1 (or [`INFER`](crate::INFER)).
     ///
     /// With the size of a head instead of the number of heads, the same line splits all heads on one device, the sharded
     /// heads of a distributed tensor, and the heads of a local shard:
@@ -397,7 +396,7 @@ impl Tensor {
         let split = split
             .map_err(|error| locate(error.with_context("unflatten", format!("dim {dim}")), &[self], at))?;
         let shape: Shape = dims[..dim].iter().chain(&split[..]).chain(&dims[dim + 1..]).copied().collect();
-        self.reshape_as("unflatten", shape, true)
+        self.reshape_as("unflatten", shape, false)
     }
 
     /// Broadcasts to `shape` without copying: dims of size 1 are repeated, and new dims are added at the front.

@@ -512,7 +512,7 @@ fn shapes(all: &mut Vec<Case>) {
         // Only the first result is used: the unused ones must add nothing to the gradient.
         all.push(case("split", x(shape), move |x| Ok(x[0].split(sizes, dim)?.remove(0))));
     }
-    let views: [(&'static str, &[usize], Unary); 33] = [
+    let views: [(&'static str, &[usize], Unary); 36] = [
         ("reshape", &[3, 4], |x| x.reshape([2, -1])),
         ("reshape", &[4], |x| x.reshape([2, 1, 2])),
         ("reshape", &[], |x| x.reshape([1, 1])),
