@@ -24,9 +24,8 @@ impl Attention {
             |layer: &Linear| layer.forward(x)?.unflatten(-1, [INFER, self.head_size])?.transpose(1, 2);
         // The mask is an attribute, not a tensor.
         let causal = AttentionOptions { causal: true, ..Default::default() };
-        let (q, k, v) = (heads(&self.q)?, heads(&self.k)?, heads(&self.v)?);
-        let attended = q.scaled_dot_product_attention(&k, &v, causal)?;
-        self.out.forward(attended.transpose(1, 2)?.flatten(2, 3))
+        let y = heads(&self.q)?.scaled_dot_product_attention(&heads(&self.k)?, &heads(&self.v)?, causal)?;
+        self.out.forward(y.transpose(1, 2)?.flatten(2, 3))
     }
 }
 
@@ -63,10 +62,8 @@ module! {
 impl Gpt {
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let positions = Tensor::arange(0, tokens.dims()[1], 1, DType::I64);
-        let mut x = (self.tokens.forward(tokens) + self.positions.forward(positions)?)?;
-        for block in &self.blocks {
-            x = block.forward(x)?;
-        }
+        let x = (self.tokens.forward(tokens) + self.positions.forward(positions)?)?;
+        let x = self.blocks.iter().try_fold(x, |x, block| block.forward(x));
         self.head.forward(self.norm.forward(x))
     }
 }
