@@ -83,21 +83,21 @@ pub(crate) fn derive(input: DeriveInput) -> Result<TokenStream> {
     })
 }
 
-/// Implements `DeepCopy`, on condition that every field can be copied. Without the lifetime in the bounds, a field that cannot
-/// would be a compile error even where nothing is copied.
+/// Implements `DeepCopy`, on condition that every field can be copied. Without the lifetime in the bounds, a field that
+/// cannot be would be a compile error even where nothing is copied.
 fn derive_deep_copy(input: &DeriveInput, visited: &[&syn::Field], skipped: &[&syn::Field]) -> TokenStream {
     let name = &input.ident;
     let mut generics = input.generics.clone();
     let mut copies = Vec::new();
-    for (fields, path, method) in [
-        (visited, quote! { ::dtensor::nn::DeepCopy }, quote! { duplicate }),
-        (skipped, quote! { ::core::clone::Clone }, quote! { clone }),
+    for (fields, path, method, is_skipped) in [
+        (visited, quote! { ::dtensor::nn::DeepCopy }, quote! { duplicate }, false),
+        (skipped, quote! { ::core::clone::Clone }, quote! { clone }, true),
     ] {
         for field in fields {
             let (ident, ty) = (&field.ident, &field.ty);
             copies.push(quote! { #ident: #path::#method(&self.#ident) });
-            // A struct that contains itself can be copied if its other fields can.
-            if !mentions(ty.to_token_stream(), name) {
+            // A bound on a child of the module's own type would depend on itself.
+            if is_skipped || !mentions(ty.to_token_stream(), name) {
                 // The span is that of the type: an error about a field points there.
                 let bound = syn::parse_quote_spanned! { ty.span() => for<'copied> #ty: #path };
                 generics.make_where_clause().predicates.push(bound);

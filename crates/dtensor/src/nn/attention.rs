@@ -2,7 +2,7 @@
 
 use super::{Base, Dropout, Linear, Module, forward};
 use crate::ops::probability;
-use crate::{AttentionOptions, Error, INFER, Result, Tensor};
+use crate::{AttentionOptions, Error, Result, Tensor};
 
 /// Multi-head self-attention: three linear layers project the input to queries, keys and values, every head attends
 /// with its slice of them, and a fourth layer projects the concatenated heads to the output. No layer has a bias.
@@ -100,8 +100,8 @@ impl MultiHeadAttention {
     #[track_caller]
     fn heads(&self, what: &str, x: &Tensor) -> Result<Tensor> {
         match *x.dims() {
-            [_, _, width] if width.is_multiple_of(self.head_dim) => {
-                x.unflatten(2, [INFER, self.head_dim])?.transpose(1, 2)
+            [batch, length, width] if width.is_multiple_of(self.head_dim) => {
+                x.view([batch, length, width / self.head_dim, self.head_dim])?.transpose(1, 2)
             }
             _ => {
                 let message = format!(

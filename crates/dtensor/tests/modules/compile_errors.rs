@@ -53,6 +53,13 @@ fn a_mistake_in_a_module_is_one_error() {
     let cases = [
         ("valid", mlp.clone(), None),
         (
+            "valid_without_copies",
+            "pub struct Words; #[derive(Module)] pub struct Node { #[module(skip)] words: Words, out: Linear, \
+             #[module(skip)] last: Option<Box<Node>>, all: Vec<Node> }"
+                .into(),
+            None,
+        ),
+        (
             "no_derive",
             format!("pub struct Mlp {{ up: Linear }} {forward}"),
             Some(["`Mlp` is not a module", "#[derive(Module)]"]),
