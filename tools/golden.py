@@ -971,6 +971,8 @@ def windows():
     case(
         "index_copy", lambda x, i, s: torch.index_copy(x, 0, i, s), i64([2**60 + 1, 2]), i64([1]), i64([2**60 + 3]), dim=0,
     )
+    for shape, dim, sizes in (((2, 6), -1, [-1, 2]), ((6, 2), 0, [3, 2]), ((2, 0), 1, [-1, 3]), ((2, 4, 3), 1, [2, 1, -1])):
+        case("unflatten", lambda x: x.unflatten(dim, sizes), randn(*shape), dim=dim, sizes=sizes)
 
 
 if __name__ == "__main__":

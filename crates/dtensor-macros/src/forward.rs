@@ -37,6 +37,15 @@ pub(crate) fn rewrite(arguments: TokenStream, item: TokenStream) -> Result<Token
     block.items = others;
     let (generics, _, bounds) = block.generics.split_for_impl();
     let ty = &block.self_ty;
+    // A supertrait of `Forwards` already makes a missing `#[derive(Module)]` an error. `Layer` would repeat it, but for a
+    // bound: the lifetime keeps the compiler from checking it here.
+    let layer_bounds = match bounds {
+        Some(bounds) => {
+            let predicates = &bounds.predicates;
+            quote! { where for<'module> Self: ::dtensor::nn::Module, #predicates }
+        }
+        None => quote! { where for<'module> Self: ::dtensor::nn::Module },
+    };
     let mut traits = quote! { impl #generics ::dtensor::nn::derive::Forwards for #ty #bounds {} };
     for item in forwards {
         let ImplItem::Fn(inner) = item else { continue };
@@ -45,7 +54,7 @@ pub(crate) fn rewrite(arguments: TokenStream, item: TokenStream) -> Result<Token
             let configured = inner.attrs.iter().filter(|attribute| is_configuration(attribute));
             traits.extend(quote! {
                 #(#configured)*
-                impl #generics ::dtensor::nn::Layer for #ty #bounds {
+                impl #generics ::dtensor::nn::Layer for #ty #layer_bounds {
                     #[track_caller]
                     fn forward(&self, x: &::dtensor::Tensor) -> ::dtensor::Result<::dtensor::Tensor> {
                         <#ty>::forward(self, x)
@@ -53,7 +62,7 @@ pub(crate) fn rewrite(arguments: TokenStream, item: TokenStream) -> Result<Token
                 }
             });
         }
-        let (wrapper, body) = split(inner)?;
+        let (wrapper, body) = split(inner, may_be_layer)?;
         block.items.push(ImplItem::Verbatim(wrapper));
         block.items.push(ImplItem::Fn(body));
     }
@@ -75,29 +84,52 @@ fn result_type(function: &ImplItemFn) -> Result<&Type> {
     }
 }
 
-/// Splits a `forward` into the wrapper that runs hooks, and the function as written, under another name.
-fn split(inner: ImplItemFn) -> Result<(TokenStream, ImplItemFn)> {
+/// Splits a `forward` into the wrapper that runs hooks, and the function as written, under another name. If
+/// `may_convert`, the wrapper takes an `impl IntoTensor` for each `&Tensor`.
+fn split(inner: ImplItemFn, may_convert: bool) -> Result<(TokenStream, ImplItemFn)> {
     let (inputs, names) = named_inputs(&inner)?;
     let mut outer = inner.sig.clone();
     outer.inputs = inputs;
+    let mut hooked = outer.clone();
+    let converted = if may_convert { accept_into_tensor(&mut outer) } else { Vec::new() };
     let mut body = inner.clone();
     body.sig.ident = format_ident!("__forward");
     body.vis = syn::Visibility::Inherited;
     body.attrs.retain(|attribute| {
         attribute.path().is_ident("track_caller") || is_lint(attribute) || is_configuration(attribute)
     });
-    let attributes = inner
+    let attributes: Vec<_> = inner
         .attrs
         .iter()
         .filter(|attribute| !attribute.path().is_ident("track_caller"))
-        .map(expect_to_allow);
-    let visibility = &inner.vis;
+        .map(expect_to_allow)
+        .collect();
+    let mut visibility = inner.vis.clone();
+    let mut conversion = TokenStream::new();
+    if !converted.is_empty() {
+        hooked.ident = format_ident!("__hooked");
+        let arguments = names.iter().map(|name| match converted.contains(name) {
+            true => quote! { ::core::borrow::Borrow::borrow(&#name) },
+            false => quote! { #name },
+        });
+        conversion = quote! {
+            #(#attributes)*
+            #[track_caller]
+            #[inline]
+            #visibility #outer {
+                #(let #converted = ::dtensor::nn::IntoTensor::into_tensor(#converted)?;)*
+                self.__hooked(#(#arguments),*)
+            }
+        };
+        visibility = syn::Visibility::Inherited;
+    }
     let hook_arguments: Vec<_> = (0..names.len()).map(|i| format_ident!("__argument{i}")).collect();
     let labels = names.iter().map(|name| name.to_string().trim_start_matches("r#").to_string());
     let wrapper = quote! {
+        #conversion
         #(#attributes)*
         #[track_caller]
-        #visibility #outer {
+        #visibility #hooked {
             #[allow(unused_imports)]
             use ::dtensor::nn::derive::{
                 HiddenArgument as _, HiddenError as _, HiddenResult as _, VisibleArgument as _, VisibleError as _,
@@ -191,14 +223,43 @@ fn last_segment(ty: &Type) -> Option<String> {
     }
 }
 
+fn is_tensor(ty: &Type) -> bool {
+    last_segment(ty).is_some_and(|name| name == "Tensor")
+}
+
+/// Returns the type behind a shared reference, with the reference's lifetime.
+fn shared_reference(ty: &Type) -> Option<(&Type, &Option<syn::Lifetime>)> {
+    match ty {
+        Type::Reference(reference) if reference.mutability.is_none() => {
+            Some((&reference.elem, &reference.lifetime))
+        }
+        _ => None,
+    }
+}
+
+/// Makes a signature take an `impl IntoTensor` for each `&Tensor`, and returns the names of these arguments. A reference
+/// with a named lifetime is unchanged.
+fn accept_into_tensor(signature: &mut syn::Signature) -> Vec<syn::Ident> {
+    let mut converted = Vec::new();
+    for input in &mut signature.inputs {
+        if let FnArg::Typed(argument) = input
+            && shared_reference(&argument.ty)
+                .is_some_and(|(ty, lifetime)| lifetime.is_none() && is_tensor(ty))
+            && let Pat::Ident(name) = &*argument.pat
+        {
+            converted.push(name.ident.clone());
+            argument.ty = syn::parse_quote! { impl ::dtensor::nn::IntoTensor };
+        }
+    }
+    converted
+}
+
 /// Returns true if the function takes one tensor and returns one.
 fn is_layer(function: &ImplItemFn, output: &Type) -> bool {
-    let is_tensor = |ty: &Type| last_segment(ty).is_some_and(|name| name == "Tensor");
     let takes_tensor = match function.sig.inputs.iter().nth(1) {
-        Some(FnArg::Typed(argument)) if function.sig.inputs.len() == 2 => match &*argument.ty {
-            Type::Reference(reference) => reference.mutability.is_none() && is_tensor(&reference.elem),
-            _ => false,
-        },
+        Some(FnArg::Typed(argument)) if function.sig.inputs.len() == 2 => {
+            shared_reference(&argument.ty).is_some_and(|(ty, _)| is_tensor(ty))
+        }
         _ => false,
     };
     let returns_tensor = match output {

@@ -6,7 +6,7 @@ mod module;
 
 use proc_macro::TokenStream;
 
-/// Implements `dtensor::nn::Module`. Every field that is itself a module (a layer, a parameter, a list of either)
+/// Implements `dtensor::nn::Module`, and `dtensor::nn::DeepCopy` if every field can be copied. Every field that is itself a module (a layer, a parameter, a list of either)
 /// becomes a child under its own name. Numbers, strings and the like are plain data. Any other field is a compile error unless it
 /// is marked `#[module(skip)]`: see `dtensor::nn::ModuleField`.
 #[proc_macro_derive(Module, attributes(module))]
@@ -20,6 +20,9 @@ pub fn derive_module(input: TokenStream) -> TokenStream {
 /// tensors, optional tensors, lists of tensors, integers, floating-point numbers or flags; other arguments are passed
 /// through unchanged. Hooks see the result if it is a tensor, an optional tensor, a list of tensors or a tuple of
 /// these.
+///
+/// For every `&Tensor`, callers pass a `&Tensor`, a `Tensor` or a `Result<Tensor>`, whose error is returned before anything
+/// runs: see `dtensor::nn::IntoTensor`.
 ///
 /// A module whose `forward` takes one `&Tensor` and returns one also becomes a `dtensor::nn::Layer`. `Tensor` and
 /// `Result` are recognized by their names alone; if they belong to another library, write

@@ -20,11 +20,11 @@ pub(crate) fn derive(input: DeriveInput) -> Result<TokenStream> {
         }
     };
     let mut visited = Vec::new();
+    let mut skipped = Vec::new();
     for field in fields {
-        if !is_skipped(field)? {
-            visited.push(field);
-        }
+        if is_skipped(field)? { skipped.push(field) } else { visited.push(field) }
     }
+    let deep_copy = derive_deep_copy(&input, &visited, &skipped);
     let name = &input.ident;
     let kind = name.to_string();
     // A field whose type mentions a type parameter must be a module.
@@ -78,7 +78,41 @@ pub(crate) fn derive(input: DeriveInput) -> Result<TokenStream> {
 
             #concrete
         }
+
+        #deep_copy
     })
+}
+
+/// Implements `DeepCopy`, on condition that every field can be copied. Without the lifetime in the bounds, a field that
+/// cannot be would be a compile error even where nothing is copied.
+fn derive_deep_copy(input: &DeriveInput, visited: &[&syn::Field], skipped: &[&syn::Field]) -> TokenStream {
+    let name = &input.ident;
+    let mut generics = input.generics.clone();
+    let mut copies = Vec::new();
+    for (fields, path, method, is_skipped) in [
+        (visited, quote! { ::dtensor::nn::DeepCopy }, quote! { duplicate }, false),
+        (skipped, quote! { ::core::clone::Clone }, quote! { clone }, true),
+    ] {
+        for field in fields {
+            let (ident, ty) = (&field.ident, &field.ty);
+            copies.push(quote! { #ident: #path::#method(&self.#ident) });
+            // A bound on a child of the module's own type would depend on itself.
+            if is_skipped || !mentions(ty.to_token_stream(), name) {
+                // The span is that of the type: an error about a field points there.
+                let bound = syn::parse_quote_spanned! { ty.span() => for<'copied> #ty: #path };
+                generics.make_where_clause().predicates.push(bound);
+            }
+        }
+    }
+    let (generics, types, bounds) = generics.split_for_impl();
+    quote! {
+        #[automatically_derived]
+        impl #generics ::dtensor::nn::DeepCopy for #name #types #bounds {
+            fn duplicate(&self) -> Self {
+                #name { #(#copies),* }
+            }
+        }
+    }
 }
 
 /// Returns true if the field is marked `#[module(skip)]`.

@@ -6,19 +6,20 @@ use dtensor::comm::record;
 use dtensor::nn::{Base, Linear};
 use dtensor::prelude::*;
 
-/// The sum of three linear layers of one input, plus an optional mask.
-#[derive(Debug, Module)]
-struct Heads {
-    wq: Linear,
-    wk: Linear,
-    wv: Linear,
-    base: Base,
+module! {
+    /// The sum of three linear layers of one input, plus an optional mask.
+    struct Heads(width: usize) {
+        wq: Linear = Linear::new(width, width, false),
+        wk: Linear = Linear::new(width, width, false),
+        wv: Linear = Linear::new(width, width, false),
+        base: Base = Base::new(),
+    }
 }
 
 #[forward]
 impl Heads {
     fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-        let sum = self.wq.forward(x)?.add(&self.wk.forward(x)?)?.add(&self.wv.forward(x)?)?;
+        let sum = (self.wq.forward(x)? + self.wk.forward(x) + self.wv.forward(x)?)?;
         mask.map_or(Ok(sum.clone()), |mask| sum.add(mask))
     }
 }
@@ -27,8 +28,7 @@ pub(crate) fn main() -> Result<()> {
     launch(4, |world| {
         let mesh = DeviceMesh::new(&world, [4], "tp")?;
         manual_seed(0);
-        let layer = || Linear::new(8, 8, false);
-        let model = Heads { wq: layer()?, wk: layer()?, wv: layer()?, base: Base::new() };
+        let model = Heads::new(8)?;
         let plan = plan! {
             // Placements in the order of the inputs; `None` leaves an input unchanged.
             "" => PrepareModuleInput::new(Shard(0), Replicate)?.and_named([("mask", Replicate)], [("mask", Shard(-1))])?,

@@ -58,7 +58,7 @@
 //! #[forward]
 //! impl Mlp {
 //!     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-//!         self.down.forward(&self.up.forward(x)?.relu()?)
+//!         self.down.forward(self.up.forward(x)?.relu())
 //!     }
 //! }
 //!
@@ -88,7 +88,7 @@
 //! | change its placements | [`Tensor::redistribute`]; [`Tensor::explain_redistribute`] shows the collectives |
 //! | get a local tensor | [`Tensor::to_local`], [`Tensor::full_tensor`] |
 //! | compute gradients | [`Tensor::backward`], [`grad`], [`no_grad`], [`checkpoint()`] |
-//! | write a model | [`nn`], [`nn::Module`]; [`models`] has small examples |
+//! | write a model | [`nn`], [`nn::Module`], [`module!`]; [`models`] has small examples |
 //! | shard a model | [`parallel`], [`plan!`], [`parallel::parallelize_module`] |
 //! | train | [`optim`], [`autocast`], [`parallel::DataParallel`], [`parallel::fully_shard`] |
 //! | save and load files | [`mod@checkpoint`] |
@@ -195,14 +195,14 @@ pub mod prelude {
         PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput, RowwiseParallel, SequenceParallel,
         distribute_module, fully_shard, local_map, loss_parallel, parallelize_module,
     };
-    pub use crate::plan;
     pub use crate::{
         AttentionOptions, CrossEntropyOptions, DType, Device, DeviceMesh, Error, FromLocalOptions, Gelu,
-        ImplicitCommunication, Layout, Partial, Placement, Reduction, Replicate, Result, Shape, Shard,
+        INFER, ImplicitCommunication, Layout, Partial, Placement, Reduction, Replicate, Result, Shape, Shard,
         StridedShard, Tensor, autocast, check_replicated, checkpoint, checkpoint_all, distribute_tensor,
         explicit_communication, implicit_replication, init_device_mesh, manual_seed, no_grad, sharded,
         use_mesh,
     };
+    pub use crate::{module, plan};
 }
 
 /// Compiles and runs the example of the README.

@@ -13,6 +13,7 @@ macro_rules! examples {
 }
 
 examples! {
+    gpt: "../examples/gpt.rs";
     colwise_parallel: "../examples/colwise_parallel.rs";
     rowwise_parallel: "../examples/rowwise_parallel.rs";
     sequence_parallel: "../examples/sequence_parallel.rs";

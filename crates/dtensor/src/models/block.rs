@@ -2,7 +2,7 @@
 
 use super::ModelArgs;
 use crate::nn::{Base, Dropout, Gelu, LayerNorm, Linear, Module, MultiHeadAttention, forward};
-use crate::{Result, Tensor};
+use crate::{Result, Tensor, module};
 
 /// The attention of a [`Transformer`](super::Transformer).
 ///
@@ -65,51 +65,43 @@ impl FeedForward {
 
     /// Applies the network.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let hidden = self.gelu.forward(&self.w1.forward(x)?)?;
-        self.resid_dropout.forward(&self.w2.forward(&hidden)?)
+        let hidden = self.gelu.forward(self.w1.forward(x));
+        self.resid_dropout.forward(self.w2.forward(hidden))
     }
 }
 
-/// A pre-norm transformer block: attention and [`FeedForward`], each with a norm before it and a residual around it.
-///
-/// ```
-/// use dtensor::models::{ModelArgs, TransformerBlock};
-/// use dtensor::prelude::*;
-/// # fn main() -> Result<()> {
-/// let block = TransformerBlock::new(&ModelArgs::default())?;
-/// assert_eq!(block.forward(&Tensor::ones([2, 5, 16], DType::F32)?)?.dims(), [2, 5, 16]);
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug, Module)]
-pub struct TransformerBlock {
-    /// Norm before the attention.
-    pub attention_norm: LayerNorm,
-    /// Self-attention.
-    pub attention: Attention,
-    /// Norm before the feed-forward network.
-    pub ffn_norm: LayerNorm,
-    /// The feed-forward network.
-    pub feed_forward: FeedForward,
-    base: Base,
+module! {
+    /// A pre-norm transformer block: attention and [`FeedForward`], each with a norm before it and a residual around it. The
+    /// hidden size of the feed-forward network is four times `args.dim`.
+    ///
+    /// ```
+    /// use dtensor::models::{ModelArgs, TransformerBlock};
+    /// use dtensor::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// let block = TransformerBlock::new(&ModelArgs::default())?;
+    /// assert_eq!(block.forward(&Tensor::ones([2, 5, 16], DType::F32)?)?.dims(), [2, 5, 16]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[derive(Clone, Debug)]
+    pub struct TransformerBlock(args: &ModelArgs) {
+        /// Norm before the attention.
+        pub attention_norm: LayerNorm = LayerNorm::new(args.dim),
+        /// Self-attention.
+        pub attention: Attention = args.attention(),
+        /// Norm before the feed-forward network.
+        pub ffn_norm: LayerNorm = LayerNorm::new(args.dim),
+        /// The feed-forward network.
+        pub feed_forward: FeedForward = FeedForward::new(args.dim, 4 * args.dim, args.dropout_p),
+        base: Base = Base::new(),
+    }
 }
 
 #[forward]
 impl TransformerBlock {
-    /// Creates a block. The hidden size is four times `args.dim`.
-    pub fn new(args: &ModelArgs) -> Result<Self> {
-        Ok(TransformerBlock {
-            attention_norm: LayerNorm::new(args.dim)?,
-            attention: args.attention()?,
-            ffn_norm: LayerNorm::new(args.dim)?,
-            feed_forward: FeedForward::new(args.dim, 4 * args.dim, args.dropout_p)?,
-            base: Base::new(),
-        })
-    }
-
     /// Applies the block to `[batch, length, dim]`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let h = (x + self.attention.forward(&self.attention_norm.forward(x)?))?;
-        &h + self.feed_forward.forward(&self.ffn_norm.forward(&h)?)
+        let h = (x + self.attention.forward(self.attention_norm.forward(x)))?;
+        &h + self.feed_forward.forward(self.ffn_norm.forward(&h))
     }
 }

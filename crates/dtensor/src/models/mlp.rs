@@ -1,7 +1,7 @@
 //! An MLP of two linear layers, and stacks of it.
 
 use crate::nn::{Base, Linear, Module, ModuleList, Relu, forward};
-use crate::{Result, Tensor, manual_seed};
+use crate::{Result, Tensor, manual_seed, module};
 
 /// Two linear layers, from 10 to 16 and back to 10, with a [`Relu`] between them.
 ///
@@ -46,38 +46,34 @@ impl MLPModule {
 
     /// Applies the model.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.net2.forward(&self.relu.forward(&self.net1.forward(x)?)?)
+        self.net2.forward(self.relu.forward(self.net1.forward(x)))
     }
 }
 
-/// A stack of [`MLPModule`]s.
-///
-/// ```
-/// use dtensor::models::MLPStacked;
-/// use dtensor::nn::Module;
-/// use dtensor::prelude::*;
-/// # fn main() -> Result<()> {
-/// let model = MLPStacked::new(2)?;
-/// assert_eq!(model.forward(&Tensor::ones([4, 10], DType::F32)?)?.dims(), [4, 10]);
-/// assert!(model.get_parameter("layers.1.net2.weight").is_ok());
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug, Module)]
-pub struct MLPStacked {
-    /// The MLPs.
-    pub layers: ModuleList<MLPModule>,
-    base: Base,
+module! {
+    /// A stack of [`MLPModule`]s with biases.
+    ///
+    /// ```
+    /// use dtensor::models::MLPStacked;
+    /// use dtensor::nn::Module;
+    /// use dtensor::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// let model = MLPStacked::new(2)?;
+    /// assert_eq!(model.forward(&Tensor::ones([4, 10], DType::F32)?)?.dims(), [4, 10]);
+    /// assert!(model.get_parameter("layers.1.net2.weight").is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[derive(Clone, Debug)]
+    pub struct MLPStacked(n_layers: usize) {
+        /// The MLPs.
+        pub layers: ModuleList<MLPModule> = (0..n_layers).map(|_| MLPModule::new(true)).collect::<Result<_>>(),
+        base: Base = Base::new(),
+    }
 }
 
 #[forward]
 impl MLPStacked {
-    /// Creates a stack of `n_layers` MLPs with biases.
-    pub fn new(n_layers: usize) -> Result<Self> {
-        let layers = (0..n_layers).map(|_| MLPModule::new(true)).collect::<Result<_>>()?;
-        Ok(MLPStacked { layers, base: Base::new() })
-    }
-
     /// Applies the MLPs in order.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let mut x = x.clone();

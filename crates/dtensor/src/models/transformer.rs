@@ -1,11 +1,11 @@
 //! A small language model, and its plan for tensor and sequence parallelism.
 
 use super::{ModelArgs, TransformerBlock};
-use crate::nn::{Base, Dropout, Embedding, LayerNorm, Linear, Module, ModuleList, forward, positions};
+use crate::nn::{Base, Dropout, Embedding, LayerNorm, Linear, ModuleList, forward, positions};
 use crate::parallel::{
     ColwiseParallel, ParallelPlan, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module,
 };
-use crate::{DType, DeviceMesh, Error, Replicate, Result, Shard, Tensor, checkpoint, plan};
+use crate::{DType, DeviceMesh, Error, Replicate, Result, Shard, Tensor, checkpoint, module, plan};
 
 /// How a [`Transformer`] is sharded over a mesh. A `bool` converts to the options with that `sequence_parallel`.
 ///
@@ -29,64 +29,51 @@ impl From<bool> for TransformerParallel {
     }
 }
 
-/// A causal language model: computes the logits of the next token for each position of a sequence.
-///
-/// ```
-/// use dtensor::models::{ModelArgs, Transformer};
-/// use dtensor::nn::Module;
-/// use dtensor::optim::Sgd;
-/// use dtensor::prelude::*;
-/// # fn main() -> Result<()> {
-/// let model = Transformer::new(&ModelArgs::default())?;
-/// let tokens = Tensor::randint(0, 8, [4, 9])?;
-/// let (now, next) = (tokens.narrow(1, 0, 8)?, tokens.narrow(1, 1, 8)?);
-/// let logits = model.forward(&now)?.flatten(0, 1)?;
-/// logits.cross_entropy(&next.flatten_all()?, CrossEntropyOptions::default())?.backward()?;
-/// Sgd::new(model.parameters(), 0.1)?.step()?;
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug, Module)]
-pub struct Transformer {
-    /// Token embedding table.
-    pub tok_embeddings: Embedding,
-    /// Position embedding table.
-    pub pos_embeddings: Embedding,
-    /// Dropout on the summed embeddings.
-    pub dropout: Dropout,
-    /// The blocks.
-    pub layers: ModuleList<TransformerBlock>,
-    /// Norm after the last block.
-    pub norm: LayerNorm,
-    /// Computes the logits. It shares the weight of `tok_embeddings` if weights are tied.
-    pub output: Linear,
-    #[module(skip)]
-    args: ModelArgs,
-    base: Base,
+module! {
+    /// A causal language model: computes the logits of the next token for each position of a sequence. Its
+    /// parameters are drawn from this thread's generator.
+    ///
+    /// ```
+    /// use dtensor::models::{ModelArgs, Transformer};
+    /// use dtensor::nn::Module;
+    /// use dtensor::optim::Sgd;
+    /// use dtensor::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// let model = Transformer::new(&ModelArgs::default())?;
+    /// let tokens = Tensor::randint(0, 8, [4, 9])?;
+    /// let (now, next) = (tokens.narrow(1, 0, 8)?, tokens.narrow(1, 1, 8)?);
+    /// let logits = model.forward(&now)?.flatten(0, 1)?;
+    /// logits.cross_entropy(&next.flatten_all()?, CrossEntropyOptions::default())?.backward()?;
+    /// Sgd::new(model.parameters(), 0.1)?.step()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[derive(Clone, Debug)]
+    pub struct Transformer(args: &ModelArgs) {
+        #[module(skip)]
+        args: ModelArgs = args.check().map(|()| args.clone()),
+        /// Token embedding table.
+        pub tok_embeddings: Embedding = Embedding::new(args.vocab_size, args.dim),
+        /// Position embedding table.
+        pub pos_embeddings: Embedding = Embedding::new(args.max_seq_len, args.dim),
+        /// Dropout on the summed embeddings.
+        pub dropout: Dropout = Dropout::new(args.dropout_p),
+        /// The blocks.
+        pub layers: ModuleList<TransformerBlock> =
+            (0..args.n_layers).map(|_| TransformerBlock::new(&args)).collect::<Result<_>>(),
+        /// Norm after the last block.
+        pub norm: LayerNorm = LayerNorm::new(args.dim),
+        /// Computes the logits. It shares the weight of `tok_embeddings` if weights are tied.
+        pub output: Linear = match args.weight_tying {
+            true => Linear::from_parameters(tok_embeddings.weight.clone(), None),
+            false => Linear::new(args.dim, args.vocab_size, false),
+        },
+        base: Base = Base::new(),
+    }
 }
 
 #[forward]
 impl Transformer {
-    /// Creates a model. Its parameters are drawn from this thread's generator.
-    pub fn new(args: &ModelArgs) -> Result<Self> {
-        args.check()?;
-        let tok_embeddings = Embedding::new(args.vocab_size, args.dim)?;
-        let tied = args.weight_tying.then(|| tok_embeddings.weight.clone());
-        Ok(Transformer {
-            tok_embeddings,
-            pos_embeddings: Embedding::new(args.max_seq_len, args.dim)?,
-            dropout: Dropout::new(args.dropout_p)?,
-            layers: (0..args.n_layers).map(|_| TransformerBlock::new(args)).collect::<Result<_>>()?,
-            norm: LayerNorm::new(args.dim)?,
-            output: match tied {
-                Some(weight) => Linear::from_parameters(weight, None)?,
-                None => Linear::new(args.dim, args.vocab_size, false)?,
-            },
-            args: args.clone(),
-            base: Base::new(),
-        })
-    }
-
     /// Returns the sizes and options that the model was created with.
     pub fn args(&self) -> &ModelArgs {
         &self.args
@@ -178,8 +165,8 @@ impl Transformer {
                 return Err(Error::argument("Transformer", message));
             }
         };
-        let h = self.tok_embeddings.forward(tokens)?;
-        let mut h = self.dropout.forward(&(h + self.pos_embeddings.forward(&positions(length, tokens)?))?)?;
+        let positions = self.pos_embeddings.forward(positions(length, tokens));
+        let mut h = self.dropout.forward(self.tok_embeddings.forward(tokens) + positions?)?;
         for layer in &self.layers {
             h = if self.args.checkpoint_activations {
                 let layer = layer.clone();
@@ -188,6 +175,6 @@ impl Transformer {
                 layer.forward(&h)?
             };
         }
-        self.output.forward(&self.norm.forward(&h)?)?.to_dtype(DType::F32)
+        self.output.forward(self.norm.forward(h))?.to_dtype(DType::F32)
     }
 }

@@ -92,10 +92,7 @@ impl MultiHeadAttention {
         let dropout = if self.base.is_training() { self.dropout_p } else { 0.0 };
         let options = AttentionOptions { causal: self.causal, dropout, ..AttentionOptions::default() };
         let attended = queries.scaled_dot_product_attention(&keys, &values, options)?.transpose(1, 2)?;
-        let &[batch, length, heads, size] = attended.dims() else {
-            unreachable!("it has the dims of the queries")
-        };
-        self.resid_dropout.forward(&self.wo.forward(&attended.view([batch, length, heads * size])?)?)
+        self.resid_dropout.forward(self.wo.forward(attended.flatten(2, 3)))
     }
 
     /// Reshapes `[batch, length, heads · size]` to `[batch, heads, length, size]`, with all heads or those of this

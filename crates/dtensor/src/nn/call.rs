@@ -9,6 +9,7 @@ use std::panic::Location;
 use super::argument::{Argument, Inputs, Outputs, Passed, Returned};
 use super::base::Hooks;
 use super::track::{MODULES, RunningGuard, name_module};
+use super::walk::derive::Forwards;
 use super::{Base, Module};
 use crate::comm::{RunningModule, enter_styled_module};
 use crate::{Error, Result};
@@ -28,7 +29,7 @@ pub struct HookedCall<'m> {
 
 /// Begins a call, or returns `None` if there are neither hooks nor listeners.
 #[track_caller]
-pub fn begin_call<M: Module>(module: &M) -> Option<HookedCall<'_>> {
+pub fn begin_call<M: Forwards>(module: &M) -> Option<HookedCall<'_>> {
     if !MODULES.any() && !module.base().is_some_and(Base::has_hooks) {
         return None;
     }
@@ -208,12 +209,12 @@ pub struct ForwardError<E>(pub Option<E>);
 /// Method resolution selects this trait for errors of this library.
 pub trait VisibleError<E> {
     /// Returns the error with the module's name in it.
-    fn name_module<M: Module>(&mut self, module: &M) -> E;
+    fn name_module<M: Forwards>(&mut self, module: &M) -> E;
 }
 
 impl VisibleError<Error> for ForwardError<Error> {
     #[cold]
-    fn name_module<M: Module>(&mut self, module: &M) -> Error {
+    fn name_module<M: Forwards>(&mut self, module: &M) -> Error {
         match self.0.take().expect("it holds an error until it is named") {
             Error::Located(mut located) => {
                 name_module(&mut located, module);
@@ -227,11 +228,11 @@ impl VisibleError<Error> for ForwardError<Error> {
 /// Method resolution falls back to this trait, one reference further, for errors of other libraries.
 pub trait HiddenError<E> {
     /// Returns the error with the module's name in it.
-    fn name_module<M: Module>(&mut self, module: &M) -> E;
+    fn name_module<M: Forwards>(&mut self, module: &M) -> E;
 }
 
 impl<E> HiddenError<E> for &mut ForwardError<E> {
-    fn name_module<M: Module>(&mut self, _: &M) -> E {
+    fn name_module<M: Forwards>(&mut self, _: &M) -> E {
         self.0.take().expect("it holds an error until it is taken")
     }
 }

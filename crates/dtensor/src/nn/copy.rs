@@ -1,15 +1,19 @@
 //! Deep copies of modules.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::BuildHasher;
+use std::marker::PhantomData;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use dtensor_array::mode;
 use parking_lot::Mutex;
 
 use super::walk::{Node, Walk};
-use super::{Base, Buffer, Module, Parameter};
-use crate::{Error, Result};
+use super::{Base, Buffer, Module, Parameter, Sequential};
+use crate::declare::tuples;
+use crate::{DType, Device, Dim, Error, Result, Shape};
 
 /// The cells copied so far, by the address of the original.
 type Copies = Arc<Mutex<HashMap<usize, Box<dyn Any + Send>>>>;
@@ -22,7 +26,8 @@ mode! {
 /// Returns an independent copy of a module, with its own parameters, buffers, gradients and hooks. A clone, in
 /// contrast, is the same module. A shared parameter stays shared within the copy.
 ///
-/// Returns an error if parameters are held behind an [`Arc`], because cloning the module does not copy those.
+/// Works for every struct with `#[derive(Module)]`; fields marked `#[module(skip)]` must be `Clone`. Returns an error if
+/// parameters are held behind an [`Arc`], because the copy would share them.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module, deep_copy};
@@ -36,8 +41,8 @@ mode! {
 /// # Ok(())
 /// # }
 /// ```
-pub fn deep_copy<M: Module + Clone>(module: &M) -> Result<M> {
-    let copy = COPIES.within(Some(Copies::default()), || module.clone());
+pub fn deep_copy<M: Module + DeepCopy>(module: &M) -> Result<M> {
+    let copy = COPIES.within(Some(Copies::default()), || module.duplicate());
     let (originals, copies) = (Walk::over(module, usize::MAX), Walk::over(&copy, usize::MAX));
     for (a, b) in originals.iter().zip(&copies) {
         let shared = match (&a.node, &b.node) {
@@ -48,7 +53,7 @@ pub fn deep_copy<M: Module + Clone>(module: &M) -> Result<M> {
         };
         if shared {
             let message = format!(
-                "`{}` would be shared with the original: its module is held behind an `Arc` or a reference, which a clone shares",
+                "`{}` would be shared with the original: its module is held behind an `Arc` or an `Rc`, which a copy shares",
                 a.path
             );
             return Err(Error::argument("deep_copy", message));
@@ -83,3 +88,120 @@ impl Clone for Base {
         Base { state: clone_or_copy(&self.state, |state| state.copy_state()) }
     }
 }
+
+/// A type that [`deep_copy`] can copy. `#[derive(Module)]` implements it, and plain data has it.
+///
+/// A module that implements [`Module`] by hand copies its fields:
+///
+/// ```
+/// use dtensor::nn::{DeepCopy, Module, Parameter, Walk, deep_copy};
+/// use dtensor::prelude::*;
+///
+/// struct Scale {
+///     by: Parameter,
+/// }
+///
+/// impl Module for Scale {
+///     fn visit<'a>(&'a self, walk: &mut Walk<'a>) {
+///         walk.module("Scale", self, |walk| walk.child("factor", &self.by));
+///     }
+/// }
+///
+/// impl DeepCopy for Scale {
+///     fn duplicate(&self) -> Self {
+///         Scale { by: self.by.duplicate() }
+///     }
+/// }
+///
+/// # fn main() -> Result<()> {
+/// let scale = Scale { by: Parameter::new(&Tensor::ones([1], DType::F32)?)? };
+/// assert!(!deep_copy(&scale)?.by.is(&scale.by));
+/// # Ok(())
+/// # }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be copied by `deep_copy`",
+    note = "a struct can be if it has `#[derive(Module)]`, its fields can be copied, and those marked `#[module(skip)]` are `Clone`"
+)]
+pub trait DeepCopy {
+    /// Returns a copy of every field. [`deep_copy`] calls this: within it, a cell that is cloned is a new cell.
+    fn duplicate(&self) -> Self;
+}
+
+/// Declares types that are copied as they are cloned.
+macro_rules! cloned {
+    ($($plain:ty),* $(,)?; $($shared:ty),*) => {
+        $(impl DeepCopy for $plain {
+            fn duplicate(&self) -> Self {
+                self.clone()
+            }
+        })*
+        $(impl<T: ?Sized> DeepCopy for $shared {
+            fn duplicate(&self) -> Self {
+                <$shared>::clone(self)
+            }
+        })*
+    };
+}
+
+// What is behind a pointer is shared with the original, so `deep_copy` returns an error if parameters are.
+cloned!(
+    bool, char, u8, u16, u32, u64, usize, i8, i16, i32, i64, isize, f32, f64, String, DType, Device, Dim, Shape,
+    &str, Parameter, Buffer, Base, Sequential; Arc<T>, Rc<T>, PhantomData<T>
+);
+
+impl<T: DeepCopy> DeepCopy for Option<T> {
+    fn duplicate(&self) -> Self {
+        self.as_ref().map(T::duplicate)
+    }
+}
+
+impl<T: DeepCopy> DeepCopy for Box<T> {
+    fn duplicate(&self) -> Self {
+        Box::new((**self).duplicate())
+    }
+}
+
+impl<T: DeepCopy> DeepCopy for Vec<T> {
+    fn duplicate(&self) -> Self {
+        self.iter().map(T::duplicate).collect()
+    }
+}
+
+impl<T: DeepCopy> DeepCopy for Box<[T]> {
+    fn duplicate(&self) -> Self {
+        self.iter().map(T::duplicate).collect()
+    }
+}
+
+impl<T: DeepCopy, const N: usize> DeepCopy for [T; N] {
+    fn duplicate(&self) -> Self {
+        self.each_ref().map(T::duplicate)
+    }
+}
+
+impl<T: DeepCopy> DeepCopy for BTreeMap<String, T> {
+    fn duplicate(&self) -> Self {
+        self.iter().map(|(name, value)| (name.clone(), value.duplicate())).collect()
+    }
+}
+
+impl<T: DeepCopy, S: BuildHasher + Clone> DeepCopy for HashMap<String, T, S> {
+    fn duplicate(&self) -> Self {
+        let mut copy = HashMap::with_capacity_and_hasher(self.len(), self.hasher().clone());
+        copy.extend(self.iter().map(|(name, value)| (name.clone(), value.duplicate())));
+        copy
+    }
+}
+
+macro_rules! tuples_of {
+    ($(($($part:ident $i:tt),*);)*) => {$(
+        impl<$($part: DeepCopy),*> DeepCopy for ($($part,)*) {
+            fn duplicate(&self) -> Self {
+                ($(self.$i.duplicate(),)*)
+            }
+        }
+    )*};
+}
+
+tuples!(tuples_of);

@@ -16,7 +16,7 @@
 //! #[forward]
 //! impl Mlp {
 //!     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-//!         self.net2.forward(&self.relu.forward(&self.net1.forward(x)?)?)
+//!         self.net2.forward(self.relu.forward(self.net1.forward(x)))
 //!     }
 //! }
 //!
@@ -28,6 +28,9 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! `forward` is called with a `&Tensor`, a `Tensor` or a `Result<Tensor>` ([`IntoTensor`]), so that layers are chained without a `?` for
+//! each. [`module!`](crate::module) writes a struct and its constructor in one.
 //!
 //! `#[forward]` makes a call of `forward` run the module's [hooks](Base) and notify a
 //! [`CommDebugMode`](crate::debug::CommDebugMode) of the module that runs. Without hooks and listeners it costs the
@@ -42,10 +45,12 @@ mod call;
 mod containers;
 mod conv;
 mod copy;
+mod define;
 mod dropout;
 mod embedding;
 mod field;
 pub mod init;
+mod into_tensor;
 mod layer;
 mod linear;
 mod module;
@@ -67,7 +72,7 @@ pub use buffer::Buffer;
 pub(crate) use containers::LIST;
 pub use containers::ModuleList;
 pub use conv::{Conv1d, Conv2d};
-pub use copy::deep_copy;
+pub use copy::{DeepCopy, deep_copy};
 pub use dropout::Dropout;
 /// ```
 /// use dtensor::nn::{Base, Buffer, Linear, Module, Parameter};
@@ -153,6 +158,7 @@ pub use dtensor_macros::forward;
 pub use embedding::Embedding;
 pub(crate) use embedding::positions;
 pub use field::ModuleField;
+pub use into_tensor::IntoTensor;
 pub use layer::Layer;
 pub use linear::Linear;
 pub(crate) use module::all_children;
@@ -175,5 +181,6 @@ pub mod derive {
         ForwardError, HiddenArgument, HiddenError, HiddenResult, HookArgument, HookResult, HookedCall,
         VisibleArgument, VisibleError, VisibleResult, begin_call,
     };
+    pub use super::define::InitialValue;
     pub use super::walk::derive::{BaseField, Field, Forwards, OtherField, PlainForward, WithForward};
 }

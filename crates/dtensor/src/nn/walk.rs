@@ -97,7 +97,7 @@ leaves!(Parameter, Buffer, Base);
 /// Items that the derive macro generates calls to.
 #[doc(hidden)]
 pub(super) mod derive {
-    use super::Base;
+    use super::{Base, Module};
 
     #[derive(Debug)]
     pub struct Field<'a, T: ?Sized>(pub &'a T);
@@ -114,7 +114,7 @@ pub(super) mod derive {
     }
 
     /// Marks a module whose `forward` runs its hooks. `#[forward]` implements it.
-    pub trait Forwards {}
+    pub trait Forwards: Module {}
 
     /// Method resolution selects this trait if the module's `forward` runs hooks.
     pub trait WithForward {

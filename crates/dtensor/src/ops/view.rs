@@ -386,6 +386,37 @@ impl Tensor {
         self.reshape_as("flatten", [self.numel()], false)
     }
 
+    /// Splits one dim into several, of which one size may be −1 (or [`INFER`](crate::INFER)).
+    ///
+    /// With the size of a head instead of the number of heads, the same line splits all heads on one device, the sharded
+    /// heads of a distributed tensor, and the heads of a local shard:
+    ///
+    /// ```
+    /// use dtensor::comm::World;
+    /// use dtensor::{DType, DeviceMesh, INFER, Shard, sharded};
+    /// # fn main() -> dtensor::Result<()> {
+    /// let head_dim = 2;
+    /// let mesh = DeviceMesh::new(&World::simulated(4, 0)?, [4], "tp")?;
+    /// let x = sharded::ones([3, 5, 8], DType::F32, &mesh, [Shard(2)])?;
+    /// assert_eq!(x.unflatten(2, [INFER, head_dim])?.dims(), [3, 5, 4, 2]);
+    /// assert_eq!(x.to_local()?.unflatten(2, [INFER, head_dim])?.dims(), [3, 5, 1, 2]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[track_caller]
+    pub fn unflatten(&self, dim: impl Into<Dim>, sizes: impl Into<NewShape>) -> Result<Tensor> {
+        let (dim, at) = (self.dim("unflatten", dim)?, Location::caller());
+        if self.ndim() == 0 {
+            return Err(Error::argument("unflatten", "a scalar has no dim to split"));
+        }
+        let dims = self.dims();
+        let split = sizes.into().resolve("unflatten", &Shape::from([dims[dim]]));
+        let split = split
+            .map_err(|error| locate(error.with_context("unflatten", format!("dim {dim}")), &[self], at))?;
+        let shape: Shape = dims[..dim].iter().chain(&split[..]).chain(&dims[dim + 1..]).copied().collect();
+        self.reshape_as("unflatten", shape, false)
+    }
+
     /// Broadcasts to `shape` without copying: dims of size 1 are repeated, and new dims are added at the front.
     ///
     /// ```

@@ -39,7 +39,7 @@ pub(super) const OP: &str = "distribute_module";
 /// #[forward]
 /// impl Model {
 ///     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-///         self.second.forward(&self.first.forward(x)?)
+///         self.second.forward(self.first.forward(x))
 ///     }
 /// }
 ///

@@ -17,7 +17,7 @@
 //! #[forward]
 //! impl Mlp {
 //!     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-//!         self.net2.forward(&self.relu.forward(&self.net1.forward(x)?)?)
+//!         self.net2.forward(self.relu.forward(self.net1.forward(x)))
 //!     }
 //! }
 //!
@@ -51,6 +51,11 @@
 //! | [`RowwiseParallel`] | sharded along the input features of a linear layer, or the rows (token ids) of an embedding | sharded along the last dim (token ids: replicated) | replicated |
 //! | [`SequenceParallel`] | replicated | sharded along the sequence dim | sharded along the sequence dim |
 //! | [`PrepareModuleInput`], [`PrepareModuleOutput`], [`PrepareModuleInputOutput`] | unchanged | redistributed as requested | redistributed as requested |
+//!
+//! A model with attention heads is written with the size of a head, not the number of heads
+//! ([`unflatten`](crate::Tensor::unflatten)), and with a mask that is an attribute
+//! ([`causal`](crate::AttentionOptions::causal)). It then runs on the heads of this rank, whether a style returns local or distributed
+//! tensors.
 //!
 //! Each of these implements [`ParallelStyle`], and so can your own type. If no style fits, [`distribute_module`]
 //! takes functions that set the placements of the parameters and convert the inputs and outputs.

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use dtensor::nn::{Argument, Base, Layer, Linear, Module, Outputs, Parameter, Relu, forward};
+use dtensor::nn::{Argument, Base, Dropout, Layer, Linear, Module, Outputs, Parameter, Relu, forward};
 use dtensor::prelude::*;
 
 fn ones(shape: &[usize]) -> Tensor {
@@ -63,7 +63,7 @@ fn run(layer: &dyn Layer, x: &Tensor) -> Result<(Tensor, usize)> {
 #[test]
 fn generic_modules_are_layers() -> Result<()> {
     let model = Residual { inner: Residual { inner: Relu::new(), base: Base::new() }, base: Base::new() };
-    assert_eq!(model.forward(&ones(&[2]))?.to_vec::<f32>()?, [3., 3.]);
+    assert_eq!(model.forward(ones(&[2]))?.to_vec::<f32>()?, [3., 3.]);
     let (y, hooks) = run(&model, &ones(&[2]))?;
     assert_eq!((y.to_vec::<f32>()?, hooks), (vec![3., 3.], 1));
     let layers = [Relu::new(), Relu::new()];
@@ -291,5 +291,96 @@ fn forward_macro_respects_cfg() -> Result<()> {
     }
     let (y, hooks) = run(&Configured { base: Base::new() }, &ones(&[1]))?;
     assert_eq!((y.to_vec::<f32>()?, hooks), (vec![-1.], 1));
+    Ok(())
+}
+
+/// `forward` of two tensors, one of which it returns, and of an optional one.
+#[derive(Module)]
+struct Takes {
+    base: Base,
+}
+
+#[forward]
+impl Takes {
+    fn forward(&self, x: &Tensor, times: f64, y: &Tensor, z: Option<&Tensor>) -> Result<Tensor> {
+        let sum = (x * times)? + y;
+        z.map_or(sum.clone(), |z| z + sum)
+    }
+}
+
+#[test]
+fn forward_takes_tensors_references_and_results() -> Result<()> {
+    let takes = Takes { base: Base::new() };
+    let (one, z) = (ones(&[1]), ones(&[1]));
+    let value = |y: Result<Tensor>| y.unwrap().item::<f32>().unwrap();
+    let all = || {
+        [
+            value(takes.forward(&one, 2.0, &one, None)),
+            value(takes.forward(one.clone(), 2.0, one.neg(), Some(&z))),
+            value(takes.forward(one.mul(3.0), 2.0, one.clone(), None)),
+        ]
+    };
+    assert_eq!(all(), [3., 2., 7.]);
+    // With hooks, which see the tensors.
+    let runs = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = runs.clone();
+    takes.base.register_forward_pre_hook(move |_, mut inputs| {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        inputs["y"] = inputs.tensor("y")?.add(1.0)?.into();
+        Ok(inputs)
+    });
+    assert_eq!(all(), [4., 3., 8.]);
+    // An error that is passed in comes out, and neither hooks nor `forward` run.
+    let failed = || one.reshape([7]);
+    for result in [takes.forward(failed(), 1.0, &one, None), takes.forward(&one, 1.0, failed(), None)] {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("reshape") && error.contains("[7]") && !error.contains("Takes"), "{error}");
+    }
+    assert_eq!(runs.load(std::sync::atomic::Ordering::Relaxed), 3);
+    Ok(())
+}
+
+module! {
+    /// A stack of layers, the first and the last of which share a weight.
+    #[derive(Clone, Debug)]
+    pub(crate) struct Stack(width: usize, layers: usize, label: &str) {
+        /// The first layer.
+        pub(crate) first: Linear = Linear::new(width, width, false),
+        /// The layers in between.
+        layers: Vec<Linear> = (0..layers).map(|_| Linear::new(width, width, true)).collect::<Result<_>>(),
+        last: Linear = Linear::from_parameters(first.weight.clone(), None)?.with_heads(1),
+        scale: Option<Parameter> = None,
+        width: usize = width,
+        label: String = label.to_string(),
+        #[module(skip)]
+        unheard: std::time::Duration = std::time::Duration::from_secs(1),
+        base: Base = Base::default(),
+    }
+}
+
+#[test]
+fn module_writes_the_struct_and_its_constructor() -> Result<()> {
+    let stack = Stack::new(2, 1, "a")?;
+    assert_eq!(names(&stack), ["first.weight", "layers.0.weight", "layers.0.bias"]);
+    assert!(stack.last.weight.is(&stack.first.weight) && stack.scale.is_none());
+    assert_eq!((stack.width, &stack.label[..], stack.unheard.as_secs()), (2, "a", 1));
+    assert!(stack.clone().base.is(&stack.base) && stack.kind() == "Stack");
+    // The values are drawn in the order of the fields.
+    manual_seed(3);
+    let stack = Stack::new(2, 1, "b")?;
+    manual_seed(3);
+    let (first, second) = (Linear::new(2, 2, false)?, Linear::new(2, 2, true)?);
+    let values = |layer: &Linear| layer.weight.get().to_vec::<f32>().unwrap();
+    assert_eq!((values(&stack.first), values(&stack.layers[0])), (values(&first), values(&second)));
+    // The first error is returned.
+    module! {
+        struct Dropouts(first: f64, second: f64) {
+            first: Dropout = Dropout::new(first),
+            second: Dropout = Dropout::new(second),
+        }
+    }
+    assert!(Dropouts::new(0.1, 0.2).is_ok());
+    let error = Dropouts::new(3.0, 2.0).err().unwrap().to_string();
+    assert!(error.contains("between 0 and 1, but got 3"), "{error}");
     Ok(())
 }

@@ -5,6 +5,7 @@ mod common;
 
 mod autocast;
 mod checkpoint;
+mod compile_errors;
 mod forward_macro;
 mod layers;
 mod located_errors;

@@ -37,7 +37,7 @@ fn the_transformer_matches_pytorchs_test_model() -> Result<()> {
     assert_eq!((args.dropout_p, args.head_dim()), (0.1, 4));
     assert!(args.use_attn_mask && args.weight_tying && !args.checkpoint_activations);
     let model = Transformer::new(&args)?;
-    let logits = model.forward(&tokens(3, 16))?;
+    let logits = model.forward(tokens(3, 16))?;
     assert_eq!((logits.dims(), logits.dtype()), (&[3, 16, 8][..], DType::F32));
     let numbers = |model: &Transformer| model.parameters().iter().map(|p| p.get().numel()).sum::<usize>();
     let block = 4 * 16 + 4 * 16 * 16 + (64 * 16 + 64) + (16 * 64 + 16);
@@ -47,7 +47,7 @@ fn the_transformer_matches_pytorchs_test_model() -> Result<()> {
     assert_eq!((model.args(), model.layers[0].attention.n_heads()), (&args, 4));
     // Zero blocks and zero tokens work.
     let none = Transformer::new(&ModelArgs { n_layers: 0, ..args })?;
-    assert_eq!(none.forward(&tokens(1, 2))?.dims(), [1, 2, 8]);
+    assert_eq!(none.forward(tokens(1, 2))?.dims(), [1, 2, 8]);
     for shape in [[0, 4], [2, 0]] {
         assert_eq!(model.forward(&Tensor::zeros(shape, DType::I64)?)?.dims(), [shape[0], shape[1], 8]);
     }
@@ -115,7 +115,7 @@ fn dropout_follows_the_seed_and_is_off_in_evaluation() -> Result<()> {
     let run = |seed: u64| -> Result<(Vec<f64>, Vec<Vec<f64>>)> {
         manual_seed(seed);
         model.zero_grad();
-        let logits = model.forward(&tokens(4, 8))?;
+        let logits = model.forward(tokens(4, 8))?;
         logits.pow(2.0)?.sum_all()?.backward()?;
         Ok((values(&logits), model.parameters().iter().map(|p| values(&p.grad().unwrap())).collect()))
     };
@@ -135,7 +135,7 @@ fn dropout_follows_the_seed_and_is_off_in_evaluation() -> Result<()> {
     // Zero dropout is the same as evaluation mode.
     let without = Transformer::new(&ModelArgs { dropout_p: 0.0, ..ModelArgs::default() })?;
     without.load_state_dict(&model.state_dict(), true)?;
-    assert_eq!(values(&without.forward(&tokens(4, 8))?), evaluated.0);
+    assert_eq!(values(&without.forward(tokens(4, 8))?), evaluated.0);
     Ok(())
 }
 

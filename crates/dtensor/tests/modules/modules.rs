@@ -63,7 +63,7 @@ fn mix() -> Mix {
 }
 
 fn run(model: &Mix, y: Option<&Tensor>) -> Result<(f64, Option<f64>)> {
-    let (a, b) = model.forward(&ones(&[1]), y, &[ones(&[1])], 3, 0.5, false, "untouched")?;
+    let (a, b) = model.forward(ones(&[1]), y, &[ones(&[1])], 3, 0.5, false, "untouched")?;
     Ok((values(&a)[0], b.map(|b| values(&b)[0])))
 }
 
@@ -241,7 +241,7 @@ fn a_hook_can_be_on_any_module_of_the_tree() -> Result<()> {
             Ok(inputs)
         }));
     }
-    model.forward(&ones(&[1, 10]))?;
+    model.forward(ones(&[1, 10]))?;
     let expected = [
         ": MLPStacked",
         "layers.0: MLPModule",
@@ -255,7 +255,7 @@ fn a_hook_can_be_on_any_module_of_the_tree() -> Result<()> {
     ];
     assert_eq!(*std::mem::take(&mut *entered.lock().unwrap()), expected);
     handles.into_iter().for_each(|handle| handle.remove());
-    model.forward(&ones(&[1, 10]))?;
+    model.forward(ones(&[1, 10]))?;
     assert!(entered.lock().unwrap().is_empty());
 
     // A clone is the same module, so both share hooks.
@@ -264,9 +264,9 @@ fn a_hook_can_be_on_any_module_of_the_tree() -> Result<()> {
         outputs[0] = outputs.tensor(0)?.zeros_like()?.into();
         Ok(outputs)
     });
-    assert_eq!(values(&model.forward(&ones(&[1, 10]))?), [0.; 10]);
+    assert_eq!(values(&model.forward(ones(&[1, 10]))?), [0.; 10]);
     hook.remove();
-    assert_ne!(values(&model.forward(&ones(&[1, 10]))?), [0.; 10]);
+    assert_ne!(values(&model.forward(ones(&[1, 10]))?), [0.; 10]);
     Ok(())
 }
 
@@ -287,7 +287,7 @@ fn a_running_hook_may_remove_itself_and_register_others() -> Result<()> {
         outputs[0] = outputs.tensor(0)?.add(1.0)?.into();
         Ok(outputs)
     }));
-    let run = || values(&layer.forward(&ones(&[1])).unwrap());
+    let run = || values(&layer.forward(ones(&[1])).unwrap());
     assert_eq!((run(), run(), run()), (vec![2.], vec![11.], vec![11.]));
     Ok(())
 }
@@ -356,7 +356,7 @@ fn deep_copy_copies_a_sequential_layer_by_layer() -> Result<()> {
     shared.weight.set(&Tensor::zeros([3, 3], DType::F32)?)?;
     assert_eq!(values(&same.get_parameter("2.weight")?.get()), [0.; 9]);
     assert_ne!(values(&weight.get()), [0.; 9]);
-    assert_eq!(copy.forward(&ones(&[2, 3]))?.dims(), [2, 3]);
+    assert_eq!(copy.forward(ones(&[2, 3]))?.dims(), [2, 3]);
     // `deep_copy` cannot copy a module inside an `Arc`.
     #[derive(Clone, Module)]
     struct Behind {
@@ -364,6 +364,72 @@ fn deep_copy_copies_a_sequential_layer_by_layer() -> Result<()> {
     }
     let error = message(deep_copy(&Behind { inner: Arc::new(shared) }));
     assert!(error.contains("`inner.weight` would be shared") && error.contains("Arc"), "{error}");
+    Ok(())
+}
+
+/// Modules without `Clone`: fields of every kind, a field that is skipped, a type parameter, and a tree.
+#[test]
+fn deep_copy_needs_no_clone() -> Result<()> {
+    #[derive(Module)]
+    struct Tree {
+        value: Parameter,
+        children: Vec<Tree>,
+    }
+    #[derive(Module)]
+    struct Wrapper<M> {
+        inner: M,
+    }
+    #[derive(Module)]
+    struct Model<'a> {
+        tied: Linear,
+        pair: (Wrapper<Linear>, [Buffer; 1]),
+        tree: Box<Tree>,
+        map: std::collections::BTreeMap<String, Parameter>,
+        hashed: std::collections::HashMap<String, Relu>,
+        none: Option<Wrapper<Tree>>,
+        label: &'a str,
+        sizes: Vec<usize>,
+        #[module(skip)]
+        args: ModelArgs,
+        #[module(skip)]
+        unseen: Parameter,
+        base: Base,
+    }
+    let tied = Linear::new(2, 2, false)?;
+    let leaf = || Tree { value: Parameter::new(&ones(&[1])).unwrap(), children: Vec::new() };
+    let model = Model {
+        pair: (Wrapper { inner: tied.clone() }, [Buffer::new(&ones(&[1]))]),
+        tree: Box::new(Tree { value: Parameter::new(&ones(&[3]))?, children: vec![leaf(), leaf()] }),
+        map: [("m".to_string(), tied.weight.clone())].into(),
+        hashed: [("h".to_string(), Relu::new())].into(),
+        none: None,
+        label: "label",
+        sizes: vec![1, 2],
+        args: small(),
+        unseen: tied.weight.clone(),
+        base: Base::new(),
+        tied,
+    };
+    let hook = model.base.register_forward_pre_hook(|_, inputs| Ok(inputs));
+    let copy = deep_copy(&model)?;
+    let (mine, theirs) = (copy.named_parameters(), model.named_parameters());
+    assert_eq!(mine.len(), 4);
+    for ((name, p), (other, q)) in mine.iter().zip(&theirs) {
+        assert_eq!((name, values(&p.get())), (other, values(&q.get())));
+        assert!(!p.is(q), "{name}");
+    }
+    // What was one cell is one cell in the copy, also where a walk does not come.
+    let weight = &copy.tied.weight;
+    assert!(copy.pair.0.inner.weight.is(weight) && copy.map["m"].is(weight) && copy.unseen.is(weight));
+    assert!(!copy.pair.1[0].is(&model.pair.1[0]) && !copy.base.is(&model.base));
+    assert!(!copy.hashed["h"].base().unwrap().is(model.hashed["h"].base().unwrap()));
+    assert_eq!(
+        (copy.label, &copy.sizes, copy.args, copy.none.is_none()),
+        ("label", &model.sizes, small(), true)
+    );
+    hook.remove();
+    assert_eq!(format!("{:?}", copy.base), "Base(training, 1 hooks before and 0 after)");
+    assert_eq!(format!("{:?}", model.base), "Base(training, 0 hooks before and 0 after)");
     Ok(())
 }
 

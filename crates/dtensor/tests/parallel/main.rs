@@ -7,6 +7,7 @@ mod common;
 mod comm_debug_mode;
 mod context_parallel;
 mod data_parallel;
+mod heads;
 mod local_map;
 mod loss_parallel;
 mod parallelize;

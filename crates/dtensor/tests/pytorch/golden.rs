@@ -352,6 +352,7 @@ fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
         "expand" => x[0].expand(a.sizes("shape")),
         "flatten" => x[0].flatten(a.int("start"), a.int("end")),
         "flatten_all" => x[0].flatten_all(),
+        "unflatten" => x[0].unflatten(dim(), &a.sizes("sizes")[..]),
         "contiguous" => x[0].contiguous(),
         "narrow" => x[0].narrow(dim(), a.size("start"), a.size("length")),
         "slice" => x[0].slice(dim(), a.int("start"), a.int("end"), a.size("step")),

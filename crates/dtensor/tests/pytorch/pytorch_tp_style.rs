@@ -6,7 +6,7 @@
 use dtensor::comm::World;
 use dtensor::models::RMSNormPython;
 use dtensor::nn::{
-    Base, Dropout, Embedding, Identity, Layer, LayerNorm, Linear, Parameter, RmsNorm, deep_copy,
+    Base, DeepCopy, Dropout, Embedding, Identity, Layer, LayerNorm, Linear, Parameter, RmsNorm, deep_copy,
 };
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
@@ -307,7 +307,11 @@ fn test_sequence_parallel_style() {
     const BATCH: usize = 20;
     const N: usize = 8;
     const DIM: usize = 12;
-    fn norm<'a, L: Layer + Clone + 'static>(name: &'a str, layer: &L, mesh: &DeviceMesh) -> Result<Norm<'a>> {
+    fn norm<'a, L: Layer + DeepCopy + 'static>(
+        name: &'a str,
+        layer: &L,
+        mesh: &DeviceMesh,
+    ) -> Result<Norm<'a>> {
         let copy = parallelize_module(deep_copy(layer)?, mesh, SequenceParallel::new())?;
         let parameters = copy.parameters();
         Ok((name, Box::new(move |x| copy.forward(x)), parameters))
@@ -421,7 +425,7 @@ fn part(x: &Tensor, mesh: &DeviceMesh, placement: Placement) -> Result<Tensor> {
 
 impl<S: ParallelStyle + 'static> Row<S> {
     /// Counts collectives, and compares the output and all gradients to those of a single device.
-    fn check<L: Layer + Clone>(&self, mesh: &DeviceMesh, single: &L, x: &Tensor) -> Result<()> {
+    fn check<L: Layer + DeepCopy>(&self, mesh: &DeviceMesh, single: &L, x: &Tensor) -> Result<()> {
         let weights = Tensor::rand(single.forward(x)?.shape(), DType::F32)?;
         single.zero_grad();
         x.zero_grad();

@@ -61,7 +61,7 @@ impl Recorded for RecomputeNode {
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        let y = in_phase(Phase::Recomputation, || self.0.forward(&cx.input(0)?.detach()))?;
+        let y = in_phase(Phase::Recomputation, || self.0.forward(cx.input(0)?.detach()))?;
         Ok(Grads::from_elem(Some(cx.dy()?.mul(&y)?), 1))
     }
 }

@@ -512,7 +512,7 @@ fn shapes(all: &mut Vec<Case>) {
         // Only the first result is used: the unused ones must add nothing to the gradient.
         all.push(case("split", x(shape), move |x| Ok(x[0].split(sizes, dim)?.remove(0))));
     }
-    let views: [(&'static str, &[usize], Unary); 33] = [
+    let views: [(&'static str, &[usize], Unary); 36] = [
         ("reshape", &[3, 4], |x| x.reshape([2, -1])),
         ("reshape", &[4], |x| x.reshape([2, 1, 2])),
         ("reshape", &[], |x| x.reshape([1, 1])),
@@ -535,6 +535,9 @@ fn shapes(all: &mut Vec<Case>) {
         ("flatten", &[2, 3, 2], |x| x.flatten(1, -1)),
         ("flatten", &[], |x| x.flatten(0, -1)),
         ("flatten", &[2, 0, 3], |x| x.flatten(0, 1)),
+        ("unflatten", &[2, 6], |x| x.unflatten(-1, [-1, 2])),
+        ("unflatten", &[4, 3], |x| x.unflatten(0, [2, 2])),
+        ("unflatten", &[2, 0], |x| x.unflatten(1, [-1, 3])),
         ("expand", &[3, 1], |x| x.expand([2, 3, 4])),
         ("expand", &[], |x| x.expand([2, 2])),
         ("expand", &[2, 1], |x| x.expand([2, 0])),

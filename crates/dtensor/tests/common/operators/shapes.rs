@@ -43,7 +43,7 @@ pub(super) fn operators() -> Vec<Operator> {
         let view = Operator::one("view", format!("{to:?}"), move |x| x[0].view(to));
         all.push(view.exact().strict().on([half(from, 1)]));
     }
-    let forms: [(&'static str, &str, &[&[usize]], Unary); 34] = [
+    let forms: [(&'static str, &str, &[&[usize]], Unary); 36] = [
         ("transpose", "0, -1", &[&[8, 4], &[5, 2, 3], &[2, 0]], |x| x.transpose(0, -1)),
         ("transpose", "0, 0", &[&[8, 4], &[]], |x| x.transpose(0, 0)),
         ("permute", "2, 0, 1", &[&[4, 2, 8], &[5, 1, 3]], |x| x.permute([2, 0, 1])),
@@ -59,6 +59,8 @@ pub(super) fn operators() -> Vec<Operator> {
         ("flatten", "1, -1", &[&[4, 8, 2], &[2, 5, 3], &[4, 1]], |x| x.flatten(1, -1)),
         ("flatten", "0, -1", &[&[4, 4], &[]], |x| x.flatten(0, -1)),
         ("flatten_all", "", &[&[8, 4], &[5, 3], &[2, 1, 4], &[0, 4], &[]], |x| x.flatten_all()),
+        ("unflatten", "0, [-1, 2]", &[&[8, 4], &[6, 3], &[0, 3]], |x| x.unflatten(0, [-1, 2])),
+        ("unflatten", "-1, [2, -1, 1]", &[&[3, 8], &[4, 1, 6]], |x| x.unflatten(-1, [2, -1, 1])),
         ("expand", "4, 8, 3", &[&[8, 3], &[4, 1, 3], &[8, 1], &[3], &[1, 1, 1], &[]], |x| {
             x.expand([4, 8, 3])
         }),

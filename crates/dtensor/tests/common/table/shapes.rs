@@ -39,6 +39,9 @@ fn views() -> Vec<Row> {
         Row::new("flatten_all")
             .cast_here(AS_IS, |a, _| a(&[3, 3]).flatten_all())
             .call(|x, _| x[0].flatten_all()),
+        Row::new("unflatten")
+            .cast_here(AS_IS, |a, _| a(&[6]).unflatten(0, [2, -1]))
+            .call(|x, c| x[0].unflatten(c.dim, [c.other as i32, c.n as i32])),
         Row::new("expand")
             .cast_here(AS_IS, |a, _| a(&[3]).expand([2, 3]))
             .call(|x, c| x[0].expand(c.shapes[1].clone())),

@@ -10,7 +10,7 @@ use crate::common::refused::refused;
 #[test]
 fn dims_out_of_range_are_an_error_that_names_the_range() -> Result<()> {
     type Along = fn(&Tensor, isize) -> Result<()>;
-    let functions: [(&str, Along); 35] = [
+    let functions: [(&str, Along); 36] = [
         ("size", |x, d| x.size(d).map(drop)),
         ("sum", |x, d| x.sum(d).map(drop)),
         ("sum", |x, d| x.sum([0, d]).map(drop)),
@@ -42,6 +42,7 @@ fn dims_out_of_range_are_an_error_that_names_the_range() -> Result<()> {
         ("squeeze", |x, d| x.squeeze(d).map(drop)),
         ("flatten", |x, d| x.flatten(d, 0).map(drop)),
         ("flatten", |x, d| x.flatten(0, d).map(drop)),
+        ("unflatten", |x, d| x.unflatten(d, [-1, 1]).map(drop)),
         ("narrow", |x, d| x.narrow(d, 0, 1).map(drop)),
         ("slice", |x, d| x.slice(d, 0, 1, 1).map(drop)),
         ("select", |x, d| x.select(d, 0).map(drop)),
@@ -73,6 +74,9 @@ fn dims_out_of_range_are_an_error_that_names_the_range() -> Result<()> {
     refused(zeros([2, 3]).permute([1, 1]), &["permute", "dim 1", "multiple times"]);
     refused(zeros([2, 3]).permute([0]), &["permute", "1 dims", "of 2"]);
     refused(zeros([2, 3, 4]).flatten(2, 1), &["flatten", "start dim 2", "end dim 1"]);
+    refused(zeros([2, 6]).unflatten(1, [-1, 4]), &["unflatten", "dim 1", "[-1, 4]", "shape [6]"]);
+    refused(zeros([2, 6]).unflatten(1, [-1, -1]), &["unflatten", "dim 1", "[-1, -1]"]);
+    refused(Tensor::scalar(1f32)?.unflatten(0, [1, 1]), &["unflatten", "scalar"]);
     Ok(())
 }
 

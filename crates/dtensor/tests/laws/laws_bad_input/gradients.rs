@@ -49,7 +49,7 @@ fn impossible_gradients_are_an_error_and_change_nothing() -> Result<()> {
     refused(p.set(&meta([2])), &["set", "device", "cpu", "meta"]);
     assert_eq!(p.get().to_vec::<f32>()?, [0., 0.]);
     refused(Parameter::new(&ints([2])), &["requires_grad_", "i64"]);
-    refused(Linear::new(3, 2, true)?.forward(&zeros([2, 4])), &["linear", "[2, 4]", "[2, 3]"]);
+    refused(Linear::new(3, 2, true)?.forward(zeros([2, 4])), &["linear", "[2, 4]", "[2, 3]"]);
     Ok(())
 }
 
