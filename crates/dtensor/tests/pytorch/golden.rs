@@ -4,7 +4,9 @@
 //! inputs in several memory layouts: the result of an operator must not depend on them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
+use crate::common::golden;
 use crate::common::table::{Golden, assert_rows, steps, table};
 use dtensor::{
     AttentionOptions, BackwardOptions, ConvOptions, CrossEntropyOptions, DType, Error, Gelu, INFER,
@@ -470,7 +472,7 @@ fn check(case: &Case, layout: Layout, exact: bool) -> Result<Vec<String>> {
 }
 
 fn cases() -> Vec<Case> {
-    serde_json::from_str(include_str!("../golden/operators.json")).expect("operators.json")
+    golden::cases(include_str!("../golden/operators.json"))
 }
 
 /// Factories of tensors: they are not operators, but have golden values.
@@ -558,6 +560,22 @@ fn differentiable_operators_have_cases_with_gradients() {
             case.op == *op && !case.grads.is_empty() && case.outputs.iter().any(|y| !y.2.is_empty())
         };
         assert!(cases.iter().any(has), "{op} has no case with a gradient");
+    }
+}
+
+#[test]
+fn every_file_is_of_the_version_that_its_program_needs() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let program = std::fs::read_to_string(tests.join("../../../../tools/golden_file.py")).unwrap();
+    let version = program.split_once("\nPYTORCH = ").unwrap().1.lines().next().unwrap();
+    let files: Vec<_> = std::fs::read_dir(tests).unwrap().map(|file| file.unwrap().path()).collect();
+    assert_eq!(files.len(), 4);
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(
+            text.starts_with(&format!("{{\"torch\": {version},\n")),
+            "{file:?} is not of PyTorch {version}"
+        );
     }
 }
 
