@@ -7,10 +7,8 @@ The programs beside this one compute them. Each takes the same arguments:
     python tools/golden.py --check             # computes everything again, and fails if the file says anything else
 
 A file holds the version of PyTorch and one or more lists of cases, one case per line. The first field of a case is its name, which
-several cases may share. A file has the answers of one version of PyTorch, the one below; any other is an error. Any Python will do,
-and a CPU build of PyTorch suffices:
-
-    pip install torch==2.15.0 numpy expecttest
+several cases may share. A file has the answers of one version of PyTorch, `PYTORCH` below; any other is an error. Any Python will do,
+and a CPU build of PyTorch suffices. `golden_fsdp.py` needs `numpy` and `expecttest` as well.
 """
 
 import argparse
