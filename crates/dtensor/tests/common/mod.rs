@@ -5,6 +5,7 @@
 
 pub(crate) mod cases;
 pub(crate) mod golden;
+pub(crate) mod inputs;
 pub(crate) mod laid;
 pub(crate) mod layouts;
 pub(crate) mod methods;
