@@ -317,6 +317,16 @@ def elementwise():
     case("rdiv", lambda x: 0.5 / x, positive(2, 3), scalar=0.5)
     case("rdiv", lambda x: 2 / x, f32([0.0, -4.0, INF]), scalar=2, grad=False)
 
+    for a, b, w in (
+        ((2, 3), (2, 3), (2, 3)), ((3, 1), (4,), (2, 1, 1)), ((), (2,), ()), ((7,), (7,), (1,)), ((2, 0), (1, 1), (2, 1)),
+    ):
+        case("lerp", torch.lerp, randn(*a), randn(*b), randn(*w))
+    # At both ends, on both sides of the middle, and outside.
+    case("lerp", torch.lerp, f32(1e9), f32(0.1), f32([0.0, 1.0, 0.4999, 0.5, -0.5, 2.0]))
+    case("lerp", torch.lerp, *crossed, f32([0.5, 0.5, 1.0, 0.25, INF, NAN]))
+    for weight in (0.25, 0.75, 1, -0.5):
+        case("lerp", lambda x, y: torch.lerp(x, y, weight), randn(2, 3), randn(3), weight=weight)
+
     case("pow", torch.pow, positive(2, 3), randn(2, 3))
     case("pow", torch.pow, positive(3, 1), randn(2))
     case("pow", torch.pow, positive(), randn())
@@ -892,6 +902,7 @@ def precisions():
         case("div", lambda x: x / 3.0, n(9), scalar=3.0)
         case("pow", lambda x: x**2, n(9), exponent=2)
         case("maximum", torch.maximum, n(5), n(5))
+        case("lerp", torch.lerp, n(5), n(5), n(5))
         case("lt", torch.lt, n(5), n(5))
         for op, function in {"exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu,
                              "silu": F.silu, "erf": torch.erf, "sin": torch.sin, "neg": torch.neg}.items():

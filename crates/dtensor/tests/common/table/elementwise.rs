@@ -29,6 +29,7 @@ type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
 pub(super) fn rows() -> Vec<Row> {
     let mut all = unary();
     all.extend(binary());
+    all.extend(ternary());
     all.extend(comparisons());
     all.extend(masks());
     all.extend(likes());
@@ -267,6 +268,43 @@ fn binary() -> Vec<Row> {
             .form(zip(real, real, |a, b| a.minimum(b)))
             .form(zip_integers(|a, b| a.minimum(b))),
         sum_to(),
+    ]
+}
+
+/// Shapes that broadcast together.
+const TRIPLES: [(Sizes, Sizes, Sizes); 8] = [
+    (&[8, 4], &[8, 4], &[8, 4]),
+    (&[5, 3], &[5, 3], &[]),
+    (&[8, 4], &[4], &[8, 1]),
+    (&[4], &[8, 1], &[8, 4]),
+    (&[2, 1, 3], &[4, 1], &[3]),
+    (&[1], &[2, 3], &[2, 1]),
+    (&[], &[], &[]),
+    (&[0, 4], &[1, 4], &[4]),
+];
+
+/// Returns a form of an operator with three inputs, on all triples of shapes that broadcast.
+fn zip3(f: fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>) -> Form {
+    let form = TRIPLES.iter().fold(one("tensors", move |x| f(&x[0], &x[1], &x[2])), |form, (a, b, c)| {
+        form.on([real(a), real(b), real(c)])
+    });
+    form.fails([real(&[4, 3]), real(&[3]), real(&[4])])
+}
+
+fn ternary() -> Vec<Row> {
+    vec![
+        Row::new("lerp")
+            .cast(WIDEST, |a, b| a(&[3]).lerp(&b(&[3]), &a(&[3])))
+            .cast_of("a 0-d weight", AS_IS, |a, b| a(&[3]).lerp(&a(&[3]), &b(&[])))
+            .cast_of("a number", WIDEST, |a, b| a(&[3]).lerp(&b(&[3]), 0.25))
+            .call(|x, _| x[0].lerp(&x[1], &x[2]))
+            .call(|x, c| x[0].lerp(&x[1], c.dim as f64 / 2.0))
+            .golden(|x, a| match a.has("weight") {
+                true => x[0].lerp(&x[1], a.scalar("weight")),
+                false => x[0].lerp(&x[1], &x[2]),
+            })
+            .form(zip3(|a, b, w| a.lerp(b, w)))
+            .form(zip(real, real, |a, b| a.lerp(b, 0.25))),
     ]
 }
 
