@@ -1,10 +1,7 @@
 #!/usr/bin/env python3
 """Writes the cases that `cargo test -p dtensor --test pytorch golden` compares every operator with: PyTorch's own answers.
 
-Any Python with PyTorch will do (a CPU build suffices, nothing else is needed):
-
-    python tools/golden.py            # rewrites crates/dtensor/tests/golden/operators.json
-    python tools/golden.py --stdout   # prints it instead
+    python tools/golden.py            # rewrites crates/dtensor/tests/golden/operators.json; golden_file.py has more
 
 The file is a list of cases, one per line:
 
@@ -15,7 +12,7 @@ The file is a list of cases, one per line:
     dys       for each output the gradient given to it, or null
     grads     for each input the gradient that comes back, or null; absent where only the forward is compared
 
-Seeds are fixed. Inputs and cotangents have three decimals; results have the fewest digits that read back as the same
+The seed of a case is its name, attributes and inputs, so that a new case changes no other. Inputs and cotangents have three decimals; results have the fewest digits that read back as the same
 number. JSON has no NaN or infinity: they are the strings "nan", "inf" and "-inf". Doubles are strings too, since not
 every reader of JSON gets their last bit right. Logical tensors are u8.
 
@@ -37,17 +34,22 @@ and, because PyTorch's own answer is chance or too far off:
 dropout and the random constructors have no answer to compare with.
 """
 
+import functools
 import json
 import math
-import os
 import struct
-import sys
+import warnings
+import zlib
+from collections import Counter
 
-import torch
+from golden_file import File, torch
+
 import torch.nn.functional as F
 
 torch.set_num_threads(1)
-generator = torch.Generator().manual_seed(20240607)
+# Cases at the edge: a variance of one number, padding of one side.
+warnings.filterwarnings("ignore", r"(var|std)\(\): degrees of freedom|Using padding='same'")
+generator = torch.Generator()
 NAN, INF = math.nan, math.inf
 NAMES = {
     torch.bool: "u8",
@@ -60,30 +62,74 @@ NAMES = {
 }
 DTYPES = {"u8": torch.uint8, "i64": torch.int64, "f16": torch.float16, "bf16": torch.bfloat16,
           "f32": torch.float32, "f64": torch.float64}
-cases = []
+golden = File("operators.json", __doc__)
+seeds = Counter()
 
 
 # --- Inputs -----------------------------------------------------------------------------------------------------------
 
 
-def randn(*shape, dtype=torch.float32):
+def drawn(draw):
+    """Random inputs: `case` draws them, from the seed of the case."""
+    return lambda *args, **how: functools.partial(draw, *args, **how)
+
+
+def normal(shape, dtype=torch.float64):
     """Normal numbers, of three decimals so that the file stays small."""
     exact = torch.randn(shape, generator=generator, dtype=torch.float64)
     return ((exact * 1000).round() / 1000).to(dtype)
 
 
+@drawn
+def randn(*shape, dtype=torch.float32):
+    return normal(shape, dtype)
+
+
+@drawn
 def positive(*shape, dtype=torch.float32):
-    return (randn(*shape, dtype=torch.float64).abs() + 0.1).to(dtype)
+    return (normal(shape).abs() + 0.1).to(dtype)
 
 
-def integers(low, high, *shape):
-    return torch.randint(low, high, shape, generator=generator)
+@drawn
+def negative(*shape):
+    return -(normal(shape).abs() + 0.1).float()
 
 
+@drawn
+def nonzero(*shape):
+    """Of both signs, and not close to zero."""
+    x = normal(shape)
+    return (x.sign() * (x.abs() + 0.1)).float()
+
+
+@drawn
+def integers(low, high, *shape, dtype=torch.int64):
+    return torch.randint(low, high, shape, generator=generator).to(dtype)
+
+
+@drawn
 def mask(*shape):
     return torch.randint(0, 2, shape, generator=generator).bool()
 
 
+@drawn
+def seen(*shape):
+    """A mask that leaves each query a key."""
+    m = torch.randint(0, 2, shape, generator=generator).bool()
+    m[..., 0] = True
+    return m
+
+
+@drawn
+def labels(classes, ignored, *shape):
+    """Classes, one of which is the index that is ignored."""
+    target = torch.randint(0, classes, shape, generator=generator)
+    if ignored:
+        target.view(-1)[1] = -100
+    return target
+
+
+@drawn
 def distinct(*shape):
     """No two elements alike, so that their order is not a matter of taste."""
     count = math.prod(shape)
@@ -143,7 +189,21 @@ def attribute(value):
 def case(op, function, *inputs, grad=True, **attrs):
     """One case: `function` of the inputs. Real inputs of single and double precision get gradients unless `grad` says
     no, or says which by position."""
-    inputs = list(inputs)
+    attrs = compact({k: attribute(v) for k, v in attrs.items() if v is not None})
+    golden.case(op, lambda: line(op, function, inputs, grad, attrs))
+
+
+def seed(op, attrs, inputs):
+    """Seeds the generator for one case. Cases that look alike are counted."""
+    describe = lambda x: f"{x.func.__name__}{x.args}{x.keywords}" if callable(x) else tensor(x)
+    name = f"{op} {attrs} {' '.join(map(describe, inputs))}"
+    seeds[name] += 1
+    generator.manual_seed(zlib.crc32(f"{name} {seeds[name]}".encode()))
+
+
+def line(op, function, inputs, grad, attrs):
+    seed(op, attrs, inputs)
+    inputs = [x() if callable(x) else x for x in inputs]
     real = [i for i, x in enumerate(inputs) if x.dtype in (torch.float32, torch.float64)]
     wanted = [i for i in real if grad is True or (grad is not False and i in grad)]
     leaves = [x.clone().requires_grad_(i in wanted) for i, x in enumerate(inputs)]
@@ -152,19 +212,19 @@ def case(op, function, *inputs, grad=True, **attrs):
     smooth = [y for y in outputs if y.requires_grad]
     fields = {
         "op": json.dumps(op),
-        "attrs": compact({k: attribute(v) for k, v in attrs.items() if v is not None}),
+        "attrs": attrs,
         "inputs": "[" + ",".join(map(tensor, inputs)) + "]",
         "outputs": "[" + ",".join(map(tensor, outputs)) + "]",
     }
     if smooth:
-        dys = [randn(*y.shape, dtype=y.dtype) if y.requires_grad else None for y in outputs]
+        dys = [normal(y.shape, y.dtype) if y.requires_grad else None for y in outputs]
         grads = torch.autograd.grad(
             smooth, [leaves[i] for i in wanted], [d for d in dys if d is not None], materialize_grads=True
         )
         by_input = dict(zip(wanted, grads))
         fields["dys"] = "[" + ",".join(map(tensor, dys)) + "]"
         fields["grads"] = "[" + ",".join(tensor(by_input.get(i)) for i in range(len(inputs))) + "]"
-    cases.append("{" + ",".join(f'"{k}":{v}' for k, v in fields.items()) + "}")
+    return "{" + ",".join(f'"{k}":{v}' for k, v in fields.items()) + "}"
 
 
 # --- Element by element -----------------------------------------------------------------------------------------------
@@ -222,7 +282,7 @@ def elementwise():
         "minimum": torch.minimum,
     }
     for op, function in binary.items():
-        other = (lambda *s: randn(*s).sign() * positive(*s)) if op == "div" else randn
+        other = nonzero if op == "div" else randn
         case(op, function, randn(2, 3), other(2, 3))
         case(op, function, randn(3, 1, 4), other(5, 1))
         case(op, function, randn(), other(2, 2))
@@ -257,6 +317,16 @@ def elementwise():
     case("rdiv", lambda x: 0.5 / x, positive(2, 3), scalar=0.5)
     case("rdiv", lambda x: 2 / x, f32([0.0, -4.0, INF]), scalar=2, grad=False)
 
+    for a, b, w in (
+        ((2, 3), (2, 3), (2, 3)), ((3, 1), (4,), (2, 1, 1)), ((), (2,), ()), ((7,), (7,), (1,)), ((2, 0), (1, 1), (2, 1)),
+    ):
+        case("lerp", torch.lerp, randn(*a), randn(*b), randn(*w))
+    # At both ends, on both sides of the middle, and outside.
+    case("lerp", torch.lerp, f32(1e9), f32(0.1), f32([0.0, 1.0, 0.4999, 0.5, -0.5, 2.0]))
+    case("lerp", torch.lerp, *crossed, f32([0.5, 0.5, 1.0, 0.25, INF, NAN]))
+    for weight in (0.25, 0.75, 1, -0.5):
+        case("lerp", lambda x, y: torch.lerp(x, y, weight), randn(2, 3), randn(3), weight=weight)
+
     case("pow", torch.pow, positive(2, 3), randn(2, 3))
     case("pow", torch.pow, positive(3, 1), randn(2))
     case("pow", torch.pow, positive(), randn())
@@ -285,8 +355,8 @@ def elementwise():
 
     for op in ("eq", "ne", "lt", "le", "gt", "ge"):
         function = getattr(torch, op)
-        case(op, function, integers(-1, 2, 2, 3).float(), integers(-1, 2, 2, 3).float())
-        case(op, function, integers(-1, 2, 4, 1).float(), integers(-1, 2, 3).float())
+        case(op, function, integers(-1, 2, 2, 3, dtype=torch.float32), integers(-1, 2, 2, 3, dtype=torch.float32))
+        case(op, function, integers(-1, 2, 4, 1, dtype=torch.float32), integers(-1, 2, 3, dtype=torch.float32))
         case(op, function, randn(), randn())
         case(op, function, randn(0, 2), randn(2))
         case(op, function, *crossed)
@@ -565,12 +635,6 @@ def layers():
         case("scaled_dot_product_attention", lambda q, k, v: attend(q, k, v, is_causal=causal, scale=scale),
              randn(*q), randn(*k), randn(*v), causal=causal, scale=scale)
 
-    def seen(*shape):
-        """A mask that leaves each query a key."""
-        m = mask(*shape)
-        m[..., 0] = True
-        return m
-
     for q, k, m in (
         ((2, 3, 4), (2, 5, 4), seen(3, 5)), ((2, 2, 3, 4), (2, 2, 4, 4), seen(2, 1, 1, 4)),
         ((1, 2, 3, 4), (1, 2, 4, 4), seen(1, 2, 3, 4)), ((1, 2, 3, 4), (1, 2, 4, 4), randn(3, 4)),
@@ -588,16 +652,14 @@ def layers():
         shapes = (((5,), ()), ((3, 4), (3,)), ((2, 3, 4), (2, 4)), ((2, 3, 2, 2), (2, 2, 2)), ((1, 1), (1,)))
         for shape, positions in shapes:
             classes = shape[0] if len(shape) == 1 else shape[1]
-            target = integers(0, classes, *positions)
+            target, ignored = (labels(classes, ignored, *positions) for ignored in (False, True))
             for reduction in ("mean", "sum", "none"):
                 for smoothing in smoothings:
                     how = dict(reduction=reduction, **({"label_smoothing": smoothing} if smoothing else {}))
                     case(op, lambda x, t: function(x, t, **how), scores(*shape), target, **how)
                     case(op, lambda x, t, w: function(x, t, weight=w, **how), scores(*shape), target,
                          positive(classes), grad=(0,), **how)
-                    if target.numel() > 1:
-                        ignored = target.clone()
-                        ignored.view(-1)[1] = -100
+                    if math.prod(positions) > 1:
                         case(op, lambda x, t: function(x, t, **how), scores(*shape), ignored, **how)
         target = i64([1, 0, 2, 1])
         for reduction in ("mean", "sum", "none"):
@@ -616,7 +678,7 @@ def layers():
         )
 
     class_losses("cross_entropy", F.cross_entropy, randn, (0.0, 0.1))
-    class_losses("nll_loss", F.nll_loss, lambda *s: -positive(*s), (0.0,))
+    class_losses("nll_loss", F.nll_loss, negative, (0.0,))
     case(
         "cross_entropy", F.cross_entropy, f32([1000.0, 0.0, -1000.0, 0.0, 500.0, 0.0], 2, 3), i64([0, 2]),
         reduction="mean",
@@ -659,7 +721,7 @@ def indexing():
         ((4, 2), 0, i64([[1, 1], [1, 1], [1, 0]])),
     ):
         case("gather", lambda x, i: torch.gather(x, dim, i), randn(*x), index, dim=dim)
-        source = randn(*index.shape)
+        source = randn(*(index.args[2:] if callable(index) else index.shape))
         case("scatter_add", lambda x, i, s: torch.scatter_add(x, dim, i, s), randn(*x), index, source, dim=dim)
     case("gather", lambda x, i: torch.gather(x, 1, i), i64([[2**60 + 1, 2], [3, 4]]), i64([[1, 0], [0, 0]]), dim=1)
     case(
@@ -840,6 +902,7 @@ def precisions():
         case("div", lambda x: x / 3.0, n(9), scalar=3.0)
         case("pow", lambda x: x**2, n(9), exponent=2)
         case("maximum", torch.maximum, n(5), n(5))
+        case("lerp", torch.lerp, n(5), n(5), n(5))
         case("lt", torch.lt, n(5), n(5))
         for op, function in {"exp": torch.exp, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "relu": torch.relu,
                              "silu": F.silu, "erf": torch.erf, "sin": torch.sin, "neg": torch.neg}.items():
@@ -978,13 +1041,4 @@ def windows():
 if __name__ == "__main__":
     for group in (elementwise, reductions, products, layers, indexing, views, precisions, windows):
         group()
-    text = "[\n" + ",\n".join(cases) + "\n]\n"
-    json.loads(text)
-    if "--stdout" in sys.argv[1:]:
-        sys.stdout.write(text)
-    else:
-        here = os.path.dirname(os.path.abspath(__file__))
-        path = os.path.join(here, "..", "crates", "dtensor", "tests", "golden", "operators.json")
-        with open(path, "w") as file:
-            file.write(text)
-        print(f"{len(cases)} cases, {len(text)} bytes", file=sys.stderr)
+    golden.finish()

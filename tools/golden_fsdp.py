@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
 """Writes the collectives that PyTorch's FSDP2 issues, which `tests/laws/laws_fully_sharded` expects of `fully_shard`.
 
-    pip install torch numpy expecttest
-    python tools/golden_fsdp.py     # rewrites crates/dtensor/tests/golden/fully_shard.json
+    python tools/golden_fsdp.py     # rewrites crates/dtensor/tests/golden/fully_shard.json; golden_file.py has more
 
 The model is the transformer of PyTorch's own tests with three blocks; each block is sharded, then the model. Each case is a line: the
 calls of all-gather, reduce-scatter and all-reduce in the forward and in the backward pass of the second step, on one of the ranks.
 """
 
-import json
 import os
 import socket
 
-import torch
+from golden_file import File, torch
+
 import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch.distributed.device_mesh import init_device_mesh
@@ -66,8 +65,7 @@ def count(name, shape, options, args):
             loss = model(tokens).sum()
         with backward:
             loss.backward()
-    return [forward.calls, backward.calls]
-
+    return {"case": name, "forward": forward.calls, "backward": backward.calls}
 
 
 def rank(i, ranks, port, results):
@@ -89,11 +87,10 @@ def free_port():
 
 
 if __name__ == "__main__":
+    golden = File("fully_shard.json", __doc__)
     results = processes.Manager().dict()
     for ranks in (2, 4):
         processes.spawn(rank, (ranks, free_port(), results), nprocs=ranks)
-    path = os.path.join(os.path.dirname(__file__), "../crates/dtensor/tests/golden/fully_shard.json")
-    lines = [json.dumps({"case": name, "forward": results[name][0], "backward": results[name][1]}) for name, *_ in CASES]
-    with open(path, "w") as file:
-        file.write("[\n" + ",\n".join(lines) + "\n]\n")
-    print("\n".join(lines), f"\nPyTorch {torch.__version__}")
+    for name, *_ in CASES:
+        golden.case(name, lambda: results[name])
+    golden.finish()

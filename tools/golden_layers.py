@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the cases that `tests/modules/layers.rs` compares layers and models with: PyTorch's own answers, in double precision.
 
-    python tools/golden_layers.py     # rewrites crates/dtensor/tests/golden/layers.json
+    python tools/golden_layers.py     # rewrites crates/dtensor/tests/golden/layers.json; golden_file.py has more
 
 The file is a list of cases, one per line:
 
@@ -16,11 +16,10 @@ Element i of parameter k is 0.3 sin(1 + k + 0.7 i), plus 1 for the weights of no
 cos(0.5 i). Numbers have twelve digits.
 """
 
-import json
 import math
-import os
 
-import torch
+from golden_file import File, torch
+
 from torch import nn
 
 
@@ -193,8 +192,7 @@ def case(name, make, x):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    lines = [json.dumps(case(name, make, x), separators=(",", ":")) for name, (make, x) in CASES.items()]
-    here = os.path.dirname(os.path.abspath(__file__))
-    path = os.path.join(here, "..", "crates", "dtensor", "tests", "golden", "layers.json")
-    with open(path, "w") as file:
-        file.write("[\n" + ",\n".join(lines) + "\n]\n")
+    golden = File("layers.json", __doc__)
+    for name, (make, x) in CASES.items():
+        golden.case(name, lambda: case(name, make, x))
+    golden.finish()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the cases that `tests/modules/optimizers` compares optimizers, schedules and clipping with: PyTorch's own answers.
 
-    python tools/golden_optim.py     # rewrites crates/dtensor/tests/golden/optimizers.json
+    python tools/golden_optim.py     # rewrites crates/dtensor/tests/golden/optimizers.json; golden_file.py has more
 
 The file has three lists, of one case per line.
 
@@ -26,11 +26,9 @@ gradient. All are rounded to the dtype. Half precision is computed by PyTorch's 
     grads       of each parameter, after
 """
 
-import json
 import math
-import os
 
-import torch
+from golden_file import File, torch
 
 SHAPES = [(3, 5), (7,), (2, 1, 2)]
 DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16}
@@ -102,7 +100,7 @@ ADAM = [
 ]
 
 
-def schedules():
+def schedules(golden):
     def factors(make):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
         schedule = make(optimizer)
@@ -125,41 +123,32 @@ def schedules():
         parts = [warmup(optimizer, 4), cosine(optimizer, 8, 0.1)]
         return scheduler.SequentialLR(optimizer, parts, milestones=[4])
 
-    return [
-        {"name": "constant", "factors": factors(lambda o: scheduler.ConstantLR(o, factor=1.0))},
-        {"name": "warmup", "factors": factors(lambda o: warmup(o, 5))},
-        {"name": "cosine", "factors": factors(lambda o: cosine(o, 12, 0.25))},
-        {"name": "both", "factors": factors(both)},
-    ]
+    made = {
+        "constant": lambda o: scheduler.ConstantLR(o, factor=1.0),
+        "warmup": lambda o: warmup(o, 5),
+        "cosine": lambda o: cosine(o, 12, 0.25),
+        "both": both,
+    }
+    for name, make in made.items():
+        golden.case(name, lambda: dict(name=name, factors=factors(make)), "schedules")
 
 
-def clips():
-    found = []
-    for p in (2.0, 1.0, math.inf, 3.0, 0.5):
-        for bound in (0.5, 100.0):
-            parameters = [parameter(k, torch.float64) for k in range(len(SHAPES))]
-            for k, x in enumerate(parameters):
-                x.grad = gradient(k, 0, torch.float64)
-            norm = torch.nn.utils.clip_grad_norm_(parameters, bound, norm_type=p)
-            norm_type = "inf" if math.isinf(p) else p
-            grads = [numbers(x.grad) for x in parameters]
-            found.append(dict(norm_type=str(norm_type), max_norm=bound, norm=norm.item(), grads=grads))
-    return found
-
-
-def main():
-    cases = []
-    for dtype in DTYPES:
-        cases += [steps("Sgd", dtype, groups) for groups in SGD]
-        for kind in ("Adam", "AdamW"):
-            cases += [steps(kind, dtype, groups) for groups in ADAM]
-    here = os.path.dirname(os.path.abspath(__file__))
-    path = os.path.join(here, "..", "crates", "dtensor", "tests", "golden", "optimizers.json")
-    with open(path, "w") as file:
-        lists = {"steps": cases, "schedules": schedules(), "clips": clips()}
-        show = lambda cases: "[\n" + ",\n".join(json.dumps(case) for case in cases) + "\n]"
-        file.write("{" + ",\n".join(f'"{name}": {show(cases)}' for name, cases in lists.items()) + "}\n")
+def clip(norm_type, p, bound):
+    parameters = [parameter(k, torch.float64) for k in range(len(SHAPES))]
+    for k, x in enumerate(parameters):
+        x.grad = gradient(k, 0, torch.float64)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, bound, norm_type=p)
+    return dict(norm_type=norm_type, max_norm=bound, norm=norm.item(), grads=[numbers(x.grad) for x in parameters])
 
 
 if __name__ == "__main__":
-    main()
+    golden = File("optimizers.json", __doc__)
+    for dtype in DTYPES:
+        for kind in KINDS:
+            for groups in SGD if kind == "Sgd" else ADAM:
+                golden.case(kind, lambda: steps(kind, dtype, groups), "steps")
+    schedules(golden)
+    for p in (2.0, 1.0, math.inf, 3.0, 0.5):
+        for bound in (0.5, 100.0):
+            golden.case(str(p), lambda: clip(str(p), p, bound), "clips")
+    golden.finish()

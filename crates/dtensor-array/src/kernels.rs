@@ -587,6 +587,12 @@ families! {
         ) -> Result<(Array, Array)>;
     }
 
+    /// Element-wise functions of three arrays.
+    mod ternary use {Ternary} {
+        /// Computes `f` of three arrays, broadcast. They must have the same floating-point dtype.
+        fn ternary[a, b, c](f: Ternary, a: &Array, b: &Array, c: &Array) -> Result<Array>;
+    }
+
     /// Element-wise functions of one array.
     mod unary use {TANH_CUBE, TANH_SCALE, Unary} {
         /// Computes `f` of each element. Integer dtypes support only `Neg`, `Abs`, `Sign` and `Relu`.

@@ -39,6 +39,7 @@ pub(crate) mod select;
 pub(crate) mod shared;
 pub(crate) mod softmax;
 pub(crate) mod sort;
+pub(crate) mod ternary;
 #[cfg(test)]
 pub(crate) mod testing;
 pub(crate) mod unary;

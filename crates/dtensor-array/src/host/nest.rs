@@ -152,6 +152,31 @@ impl Output<u8> for u8 {
     }
 }
 
+/// Returns the loops over operands that broadcast to `shape`, and the operands to read: `dense` holds those that were made contiguous
+/// first.
+#[inline(always)]
+pub(super) fn prepare<'a, const N: usize>(
+    shape: &[usize],
+    operands: [&'a Array; N],
+    dense: &'a mut [Option<Array>; N],
+) -> Result<(Nest<N>, [&'a Array; N])> {
+    let loops = |operands: [&Array; N]| Nest::new(shape, operands.map(|x| (x.dims(), x.strides())));
+    if operands.iter().all(|x| x.dims() == shape && x.is_contiguous()) {
+        return Ok((Nest::dense(shape.iter().product()), operands));
+    }
+    let nest = loops(operands);
+    let needs_copy = nest.needs_copy();
+    if !needs_copy.contains(&true) {
+        return Ok((nest, operands));
+    }
+    for i in (0..N).filter(|&i| needs_copy[i]) {
+        dense[i] = Some(operands[i].contiguous()?);
+    }
+    let dense = &*dense;
+    let operands = std::array::from_fn(|i| dense[i].as_ref().unwrap_or(operands[i]));
+    Ok((loops(operands), operands))
+}
+
 /// A loop over the rows of a nest. It writes every element.
 type Loop<'a, A, O, const N: usize> = &'a dyn Fn(&Nest<N>, [&[A]; N], &mut [MaybeUninit<O>]);
 
@@ -165,22 +190,8 @@ unsafe fn run<T: Element, U: Output<O>, O: Copy + Default, const N: usize>(
     operands: [&Array; N],
     run: Loop<'_, T::Acc, O, N>,
 ) -> Result<Array> {
-    let mut nest = if operands.iter().all(|x| x.dims() == shape && x.is_contiguous()) {
-        Nest::dense(shape.iter().product())
-    } else {
-        Nest::new(shape, operands.map(|x| (x.dims(), x.strides())))
-    };
-    let needs_copy = nest.needs_copy();
     let mut dense = [const { None }; N];
-    if needs_copy.contains(&true) {
-        for i in (0..N).filter(|&i| needs_copy[i]) {
-            dense[i] = Some(operands[i].contiguous()?);
-        }
-    }
-    let operands: [&Array; N] = std::array::from_fn(|i| dense[i].as_ref().unwrap_or(operands[i]));
-    if needs_copy.contains(&true) {
-        nest = Nest::new(shape, operands.map(|x| (x.dims(), x.strides())));
-    }
+    let (nest, operands) = prepare(shape, operands, &mut dense)?;
     let mut reads = [const { None }; N];
     for i in 0..N {
         reads[i] = Some(operands[i].read::<T>()?);
@@ -266,12 +277,8 @@ pub(crate) fn map<T: Element>(x: &Array, f: impl Fn(T::Acc) -> T::Acc + Copy) ->
 /// Applies `f` to every element of `x`.
 #[inline(always)]
 pub(crate) fn convert<T: Element, U: Element>(x: &Array, f: impl Fn(T) -> U + Copy) -> Result<Array> {
-    let mut nest = Nest::new(x.dims(), [(x.dims(), x.strides())]);
-    let dense = nest.needs_copy()[0].then(|| x.contiguous()).transpose()?;
-    let x = dense.as_ref().unwrap_or(x);
-    if dense.is_some() {
-        nest = Nest::new(x.dims(), [(x.dims(), x.strides())]);
-    }
+    let mut dense = [None];
+    let (nest, [x]) = prepare(x.dims(), [x], &mut dense)?;
     let read = x.read::<T>()?;
     // SAFETY: `map_rows` writes every element.
     unsafe { fill_array::<U>(x.dims(), |out| map_rows(&nest, read.data(), out, f)) }
@@ -300,7 +307,11 @@ fn map_rows<T: Copy + SimdTargets, U: Copy>(
 }
 
 #[inline(always)]
-fn map_row<T: Copy, U: Copy>(out: &mut [MaybeUninit<U>], x: RowView<T>, f: impl Fn(T) -> U + Copy) {
+pub(super) fn map_row<T: Copy, U: Copy>(
+    out: &mut [MaybeUninit<U>],
+    x: RowView<T>,
+    f: impl Fn(T) -> U + Copy,
+) {
     match x {
         RowView::Contiguous(x) => {
             for (out, &x) in out.iter_mut().zip(x) {
@@ -391,6 +402,113 @@ fn zip_row<A: Copy, O: Copy>(
     }
 }
 
+/// Applies `f` to each triple of elements, broadcast and widened to the accumulation type.
+#[inline(always)]
+pub(crate) fn zip3<T: Element, U: Output<O>, O: Copy + Default>(
+    operands: [&Array; 3],
+    f: impl Fn(T::Acc, T::Acc, T::Acc) -> O + Copy,
+) -> Result<Array> {
+    let shape = broadcast3(operands);
+    // SAFETY: `zip3_rows` and `zip3_row` write every element.
+    unsafe {
+        run::<T, U, O, 3>(&shape, operands, &|nest, [a, b, c], out| {
+            zip3_rows(
+                nest,
+                (a, b, c),
+                out,
+                #[inline(always)]
+                |out, a, b, c| zip3_row(out, a, b, c, f),
+            )
+        })
+    }
+}
+
+/// Returns the shape that three operands broadcast to. They must be broadcastable.
+pub(super) fn broadcast3([a, b, c]: [&Array; 3]) -> Shape {
+    broadcast(&broadcast(a.dims(), b.dims()), c.dims())
+}
+
+/// Calls `row` for every row of three operands, which may have different types. It must write the row completely; the rows of the
+/// nest cover the result. The loop is compiled for the instruction sets of the second operand.
+#[inline(always)]
+pub(super) fn zip3_rows<A: Copy, B: Copy + SimdTargets, C: Copy, O: Copy>(
+    nest: &Nest<3>,
+    (a, b, c): (&[A], &[B], &[C]),
+    out: &mut [MaybeUninit<O>],
+    row: impl Fn(&mut [MaybeUninit<O>], RowView<A>, RowView<B>, RowView<C>) + Copy,
+) {
+    simd::<B, _>(
+        #[inline(always)]
+        || {
+            nest.rows(
+                #[inline(always)]
+                |range, at, steps| {
+                    let len = range.len();
+                    let a = RowView::new(a, at[0], len, steps[0]);
+                    let b = RowView::new(b, at[1], len, steps[1]);
+                    let c = RowView::new(c, at[2], len, steps[2]);
+                    row(&mut out[range], a, b, c);
+                },
+            )
+        },
+    )
+}
+
+/// Writes `f` of every triple of a row.
+#[inline(always)]
+pub(super) fn zip3_row<A: Copy, B: Copy, C: Copy, O: Copy>(
+    out: &mut [MaybeUninit<O>],
+    a: RowView<A>,
+    b: RowView<B>,
+    c: RowView<C>,
+    f: impl Fn(A, B, C) -> O + Copy,
+) {
+    use RowView::{Broadcast as One, Contiguous as Run};
+    // One loop for each way to broadcast, because each vectorises by itself.
+    match (a, b, c) {
+        (Run(a), Run(b), Run(c)) => {
+            for (((out, &a), &b), &c) in out.iter_mut().zip(a).zip(b).zip(c) {
+                out.write(f(a, b, c));
+            }
+        }
+        (Run(a), Run(b), One(c)) => {
+            for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
+                out.write(f(a, b, c));
+            }
+        }
+        (Run(a), One(b), Run(c)) => {
+            for ((out, &a), &c) in out.iter_mut().zip(a).zip(c) {
+                out.write(f(a, b, c));
+            }
+        }
+        (One(a), Run(b), Run(c)) => {
+            for ((out, &b), &c) in out.iter_mut().zip(b).zip(c) {
+                out.write(f(a, b, c));
+            }
+        }
+        (Run(a), One(b), One(c)) => {
+            for (out, &a) in out.iter_mut().zip(a) {
+                out.write(f(a, b, c));
+            }
+        }
+        (One(a), Run(b), One(c)) => {
+            for (out, &b) in out.iter_mut().zip(b) {
+                out.write(f(a, b, c));
+            }
+        }
+        (One(a), One(b), Run(c)) => {
+            for (out, &c) in out.iter_mut().zip(c) {
+                out.write(f(a, b, c));
+            }
+        }
+        _ => {
+            for (i, out) in out.iter_mut().enumerate() {
+                out.write(f(a.get(i), b.get(i), c.get(i)));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -467,6 +585,46 @@ mod tests {
                 check(&matrix, &x);
                 check(&matrix.transpose(0, 1).unwrap(), &doubles(3));
                 check(&matrix, &doubles(3).reshape(&[3, 1]).unwrap());
+            }
+        }
+    }
+
+    /// Every combination of contiguous, broadcast and transposed operands, in every dtype.
+    #[test]
+    fn triples_broadcast_in_every_way() {
+        use crate::DType;
+        use crate::host::cast::cast;
+
+        let (rows, columns) = (3, TILE + 5);
+        let doubles = |dims: &[usize], first: usize| {
+            let n = dims.iter().product();
+            Array::from_vec((0..n).map(|i| ((i + first) % 5) as f64).collect(), dims).unwrap()
+        };
+        let forms = |first: usize| {
+            [
+                doubles(&[rows, columns], first),
+                doubles(&[columns], first),
+                doubles(&[rows, 1], first),
+                doubles(&[], first),
+                doubles(&[columns, rows], first).transpose(0, 1).unwrap(),
+            ]
+        };
+        let values = |x: &Array| -> Vec<f64> {
+            let x = x.expand(&[rows, columns]).and_then(|x| x.contiguous()).unwrap();
+            x.copy_to_host_f64().unwrap()
+        };
+        for dtype in DType::ALL {
+            for (a, b, c) in forms(1).iter().flat_map(|a| {
+                forms(2).into_iter().flat_map(move |b| forms(4).map(|c| (a.clone(), b.clone(), c)))
+            }) {
+                let [x, y, z] = [&a, &b, &c].map(|x| cast(x, dtype).unwrap());
+                let got = crate::with_elem!(dtype, T => {
+                    zip3::<T, T, _>([&x, &y, &z], |a, b, c| a + b * c * c)
+                });
+                let each = values(&a).into_iter().zip(values(&b)).zip(values(&c));
+                let want: Vec<f64> = each.map(|((a, b), c)| a + b * c * c).collect();
+                let label = format!("{dtype} {:?} {:?} {:?}", a.dims(), b.dims(), c.dims());
+                assert_eq!(values(&got.unwrap()), want, "{label}");
             }
         }
     }

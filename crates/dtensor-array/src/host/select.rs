@@ -3,8 +3,8 @@
 use std::hint::select_unpredictable;
 use std::mem::MaybeUninit;
 
-use super::nest::{Nest, RowView, broadcast};
-use super::{fill_array, simd};
+use super::fill_array;
+use super::nest::{RowView, broadcast3, map_row, prepare, zip3_row, zip3_rows};
 use crate::{Array, Elem, Num, with_elem};
 use crate::{DType, Element, Error, Result};
 
@@ -23,7 +23,7 @@ pub(crate) fn where_(cond: &Array, a: &Array, b: &Array) -> Result<Array> {
     if left != right {
         return Err(Error::DTypeMismatch { op: "where", left, right });
     }
-    with_elem!(left, T => select::<T>(cond, Operand::Array(a.clone()), Operand::Array(b.clone())))
+    with_elem!(left, T => select::<T>(cond, a, b))
 }
 
 /// Returns `x` with `value` wherever `mask` is nonzero. The mask broadcasts to the shape of `x`.
@@ -31,75 +31,27 @@ pub(crate) fn masked_fill(x: &Array, mask: &Array, value: f64) -> Result<Array> 
     check_mask("masked_fill", mask)?;
     with_elem!(x.dtype(), T => {
         let value = T::from_acc(<T as Elem>::Acc::from_f64(value));
-        select::<T>(mask, Operand::Number(value), Operand::Array(x.clone()))
+        select::<T>(mask, &Array::from_vec(vec![value], &[])?, x)
     })
 }
 
-/// An operand of [`select`]: an array, or one number.
-#[derive(Clone, Debug)]
-enum Operand<T> {
-    /// An array.
-    Array(Array),
-    /// A number, broadcast to the shape of the result.
-    Number(T),
-}
-
-impl<T> Operand<T> {
-    /// Returns the dims and strides.
-    fn layout(&self) -> (&[usize], &[usize]) {
-        match self {
-            Operand::Array(x) => (x.dims(), x.strides()),
-            Operand::Number(_) => (&[], &[]),
-        }
-    }
-
-    /// Makes an array contiguous if `copy` is true.
-    fn contiguous_if(self, copy: bool) -> Result<Self> {
-        Ok(match self {
-            Operand::Array(x) if copy => Operand::Array(x.contiguous()?),
-            other => other,
-        })
-    }
-}
-
-/// Selects `a` where `cond` is nonzero, else `b`, broadcast.
-fn select<T: Element>(cond: &Array, a: Operand<T>, b: Operand<T>) -> Result<Array> {
-    let shape = broadcast(&broadcast(cond.dims(), a.layout().0), b.layout().0);
-    let mut nest = Nest::new(&shape, [(cond.dims(), cond.strides()), a.layout(), b.layout()]);
-    let (mut cond, mut a, mut b) = (cond.clone(), a, b);
-    let needs_copy = nest.needs_copy();
-    if needs_copy.contains(&true) {
-        cond = if needs_copy[0] { cond.contiguous()? } else { cond };
-        a = a.contiguous_if(needs_copy[1])?;
-        b = b.contiguous_if(needs_copy[2])?;
-        nest = Nest::new(&shape, [(cond.dims(), cond.strides()), a.layout(), b.layout()]);
-    }
-    let cond = cond.read::<u8>()?;
-    let cond = cond.data();
-    let [a, b] = [&a, &b].map(|x| match x {
-        Operand::Array(x) => x.read::<T>().map(|read| (Some(read), T::default())),
-        Operand::Number(x) => Ok((None, *x)),
-    });
-    let (a, b) = (a?, b?);
-    let a = a.0.as_ref().map_or(std::slice::from_ref(&a.1), |read| read.data());
-    let b = b.0.as_ref().map_or(std::slice::from_ref(&b.1), |read| read.data());
-    // SAFETY: the rows of the nest cover the result, and each is written completely.
+/// Selects `a` where `cond` is nonzero, else `b`, broadcast. The elements are copied, not widened and rounded.
+fn select<T: Element>(cond: &Array, a: &Array, b: &Array) -> Result<Array> {
+    let shape = broadcast3([cond, a, b]);
+    let mut dense = [const { None }; 3];
+    let (nest, [cond, a, b]) = prepare(&shape, [cond, a, b], &mut dense)?;
+    let (cond, a, b) = (cond.read::<u8>()?, a.read::<T>()?, b.read::<T>()?);
+    let data = (cond.data(), a.data(), b.data());
+    // SAFETY: the rows of the nest cover the result, and `select_row` writes each completely.
     unsafe {
         fill_array::<T>(&shape, |out| {
-            simd::<T, _>(
+            zip3_rows(
+                &nest,
+                data,
+                out,
+                // A closure, because a function that is passed by name is not always inlined.
                 #[inline(always)]
-                || {
-                    nest.rows(
-                        #[inline(always)]
-                        |row, at, steps| {
-                            let len = row.len();
-                            let cond = RowView::new(cond, at[0], len, steps[0]);
-                            let a = RowView::new(a, at[1], len, steps[1]);
-                            let b = RowView::new(b, at[2], len, steps[2]);
-                            select_row(&mut out[row], cond, a, b);
-                        },
-                    )
-                },
+                |out, cond, a, b| select_row(out, cond, a, b),
             )
         })
     }
@@ -107,46 +59,26 @@ fn select<T: Element>(cond: &Array, a: Operand<T>, b: Operand<T>) -> Result<Arra
 
 #[inline(always)]
 fn select_row<T: Elem>(out: &mut [MaybeUninit<T>], cond: RowView<u8>, a: RowView<T>, b: RowView<T>) {
-    match (cond, a, b) {
-        (RowView::Contiguous(cond), RowView::Contiguous(a), RowView::Contiguous(b)) => {
-            for (((out, &cond), &a), &b) in out.iter_mut().zip(cond).zip(a).zip(b) {
-                // A plain `if` would compile to a branch that loads only one of them.
-                out.write(select_unpredictable(cond != 0, a, b));
-            }
-        }
-        (RowView::Contiguous(cond), RowView::Broadcast(a), RowView::Contiguous(b)) => {
-            for ((out, &cond), &b) in out.iter_mut().zip(cond).zip(b) {
-                out.write(if cond != 0 { a } else { b });
-            }
-        }
-        (RowView::Contiguous(cond), RowView::Contiguous(a), RowView::Broadcast(b)) => {
-            for ((out, &cond), &a) in out.iter_mut().zip(cond).zip(a) {
-                out.write(if cond != 0 { a } else { b });
-            }
-        }
-        (RowView::Contiguous(cond), RowView::Broadcast(a), RowView::Broadcast(b)) => {
-            for (out, &cond) in out.iter_mut().zip(cond) {
-                out.write(if cond != 0 { a } else { b });
-            }
-        }
-        (RowView::Broadcast(cond), ..) => match if cond != 0 { a } else { b } {
-            RowView::Contiguous(run) => {
-                for (out, &x) in out.iter_mut().zip(run) {
-                    out.write(x);
-                }
-            }
-            row => {
-                for (i, out) in out.iter_mut().enumerate() {
-                    out.write(row.get(i));
-                }
-            }
-        },
-        _ => {
-            for (i, out) in out.iter_mut().enumerate() {
-                out.write(if cond.get(i) != 0 { a.get(i) } else { b.get(i) });
-            }
-        }
+    if let RowView::Broadcast(cond) = cond {
+        let selected = if cond != 0 { a } else { b };
+        return map_row(
+            out,
+            selected,
+            #[inline(always)]
+            |x| x,
+        );
     }
+    zip3_row(
+        out,
+        cond,
+        a,
+        b,
+        #[inline(always)]
+        |cond, a, b| {
+            // A plain `if` would compile to a branch that loads only one of them.
+            select_unpredictable(cond != 0, a, b)
+        },
+    )
 }
 
 /// Keeps the lower (or upper) triangle of each matrix in the last two dims, and sets the other elements to 0. The diagonal

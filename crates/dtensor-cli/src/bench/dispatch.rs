@@ -29,7 +29,7 @@ use super::timing::{describe_speedups, median};
 use crate::device::{DeviceChoice, synchronize};
 
 /// Operators per timing.
-const OPERATORS: usize = 1000;
+const CALLS: usize = 1000;
 /// Timings per round.
 const TIMINGS: usize = 9;
 /// Timings before those that count.
@@ -139,7 +139,7 @@ impl Case {
             let first = spans.iter().map(|rank| rank[timing].0).min();
             let last = spans.iter().map(|rank| rank[timing].1).max();
             let span = first.zip(last).map(|(first, last)| last - first).unwrap_or_default();
-            span.as_secs_f64() / OPERATORS as f64
+            span.as_secs_f64() / CALLS as f64
         };
         Ok(median((WARM_UP..WARM_UP + TIMINGS).map(time).collect()))
     }
@@ -161,7 +161,7 @@ fn spans(world: &World, body: impl Fn() -> Result<Tensor>) -> Result<Vec<(Instan
     for _ in 0..WARM_UP + TIMINGS {
         world.group().barrier()?;
         let start = Instant::now();
-        for _ in 0..OPERATORS {
+        for _ in 0..CALLS {
             drop(black_box(body()?));
         }
         synchronize(device)?;
@@ -211,7 +211,7 @@ fn row(
     for _ in 0..options.rounds {
         ours.push(case.seconds(world, ranks, options.device)?);
         if let Some(peer) = peer {
-            theirs.push(peer.seconds(&request, TIMINGS, OPERATORS)?);
+            theirs.push(peer.seconds(&request, TIMINGS, CALLS)?);
         }
     }
     let seconds = median(ours);

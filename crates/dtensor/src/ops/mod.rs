@@ -27,6 +27,7 @@ mod scan;
 mod slice;
 mod softmax;
 mod sort;
+mod ternary;
 mod together;
 mod unary;
 mod view;

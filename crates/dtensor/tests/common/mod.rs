@@ -4,6 +4,8 @@
 #![allow(dead_code)]
 
 pub(crate) mod cases;
+pub(crate) mod golden;
+pub(crate) mod inputs;
 pub(crate) mod laid;
 pub(crate) mod layouts;
 pub(crate) mod methods;

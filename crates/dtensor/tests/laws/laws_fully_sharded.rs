@@ -1,6 +1,7 @@
 //! Laws of `fully_shard`: a model whose parameters are sharded learns what one device learns, with the collectives of PyTorch's
 //! FSDP2, and no rank keeps gathered parameters.
 
+use crate::common::golden;
 use dtensor::comm::{Call, record};
 use dtensor::debug::record_memory;
 use dtensor::models::{MLPModule, MLPStacked, ModelArgs, Transformer, TransformerParallel};
@@ -206,7 +207,7 @@ struct Golden {
 
 #[test]
 fn the_collectives_are_those_of_pytorch() {
-    let golden: Vec<Golden> = serde_json::from_str(include_str!("../golden/fully_shard.json")).unwrap();
+    let golden: Vec<Golden> = golden::cases(include_str!("../golden/fully_shard.json"));
     for Golden { case: name, forward, backward } in golden {
         let shape = if name == "hybrid" { vec![2, 2] } else { vec![2] };
         spmd(shape.iter().product(), |world| {

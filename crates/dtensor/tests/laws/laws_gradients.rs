@@ -10,9 +10,10 @@ use dtensor::comm::{World, launch};
 use dtensor::testing::spmd;
 use dtensor::{Placement, Replicate, Result, Shard, Tensor};
 
+use crate::common::inputs::half;
 use crate::common::laid::{Combination, Field, Sample, Stop, Tally, difference, long, shown};
 use crate::common::layouts::{AVG, Grid, MAX, P};
-use crate::common::operators::{Operator, half, operators};
+use crate::common::operators::{Operator, operators};
 use crate::common::ranks::Random;
 use crate::common::table::steps;
 

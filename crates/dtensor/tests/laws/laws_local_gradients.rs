@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 
 use dtensor::{BackwardOptions, DType, Error, Result, Tensor, grad};
 
-use crate::common::cases::{Case, Numbers, Second, cases};
+use crate::common::cases::{Case, Second, cases};
+use crate::common::inputs::Numbers;
 use crate::common::table::{Examples, assert_complete, steps};
 
 /// Half the distance of the two inner points of a difference quotient. The formula is of fourth order: its truncation

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::common::golden;
 use dtensor::comm::record;
 use dtensor::models::{
     FeedForward, MLPModule, MLPStacked, ModelArgs, RMSNormPython, Transformer, TransformerBlock,
@@ -99,7 +100,7 @@ const CASES: usize = 27;
 
 #[test]
 fn every_layer_and_model_computes_what_pytorch_computes() -> Result<()> {
-    let cases: Vec<Case> = serde_json::from_str(include_str!("../golden/layers.json")).unwrap();
+    let cases: Vec<Case> = golden::cases(include_str!("../golden/layers.json"));
     assert_eq!(cases.len(), CASES);
     for case in cases {
         let what = &case.layer;

@@ -4,15 +4,14 @@
 //! inputs in several memory layouts: the result of an operator must not depend on them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
-use crate::common::table::{Golden, assert_rows, steps, table};
-use dtensor::{
-    AttentionOptions, BackwardOptions, ConvOptions, CrossEntropyOptions, DType, Error, Gelu, INFER,
-    Interpolation, Operand, Padding, QuantileOptions, Reduction, Result, Scalar, Shape, Tensor,
-};
+use crate::common::golden::{self, Attrs, dtype, float};
+use crate::common::table::{Golden, Replay, assert_rows, steps, table};
+use dtensor::{BackwardOptions, DType, Error, Result, Shape, Tensor};
 use half::{bf16, f16};
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 #[derive(Deserialize)]
 struct Case {
@@ -39,17 +38,6 @@ enum Layout {
     Transposed,
     /// A view into the middle of a larger tensor.
     Window,
-}
-
-fn float(value: &Value) -> f64 {
-    match value.as_str() {
-        Some(text) => text.parse().expect("a double, nan, inf or -inf"),
-        None => value.as_f64().expect("a number"),
-    }
-}
-
-fn dtype(name: &str) -> DType {
-    DType::ALL.into_iter().find(|d| d.name() == name).unwrap_or_else(|| panic!("no dtype {name}"))
 }
 
 impl Data {
@@ -106,119 +94,13 @@ impl ToContiguous for Tensor {
     }
 }
 
-/// The arguments that are not tensors.
-#[derive(Deserialize)]
-struct Attrs(Map<String, Value>);
-
-impl Attrs {
-    fn get(&self, name: &str) -> &Value {
-        self.0.get(name).unwrap_or_else(|| panic!("no attribute {name}"))
+/// Runs one case's operator: the call in its row, a factory of tensors, or an overloaded operator.
+fn run(rows: &BTreeMap<&str, Replay>, case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
+    let (op, a) = (case.op.as_str(), &case.attrs);
+    if let Some(replay) = rows.get(op) {
+        return replay(x, a);
     }
-    fn float(&self, name: &str) -> f64 {
-        float(self.get(name))
-    }
-    fn int(&self, name: &str) -> isize {
-        self.get(name).as_i64().expect("a whole number") as isize
-    }
-    fn size(&self, name: &str) -> usize {
-        usize::try_from(self.int(name)).expect("a size")
-    }
-    fn flag(&self, name: &str) -> bool {
-        self.get(name).as_bool().expect("a truth value")
-    }
-    fn text(&self, name: &str) -> &str {
-        self.get(name).as_str().expect("a text")
-    }
-    fn ints(&self, name: &str) -> Vec<isize> {
-        let list = self.get(name).as_array().expect("a list");
-        list.iter().map(|v| v.as_i64().expect("a whole number") as isize).collect()
-    }
-    /// Returns sizes, with −1 as [`INFER`].
-    fn sizes(&self, name: &str) -> Vec<usize> {
-        self.ints(name).into_iter().map(|n| usize::try_from(n).unwrap_or(INFER)).collect()
-    }
-    fn dtype(&self) -> DType {
-        dtype(self.text("dtype"))
-    }
-    fn scalar(&self, name: &str) -> Scalar {
-        let value = self.get(name);
-        value.as_i64().map_or_else(|| Scalar::Float(float(value)), Scalar::Int)
-    }
-    fn has(&self, name: &str) -> bool {
-        self.0.contains_key(name)
-    }
-    fn reduction(&self) -> Reduction {
-        match self.text("reduction") {
-            "mean" => Reduction::Mean,
-            "sum" => Reduction::Sum,
-            "none" => Reduction::None,
-            other => panic!("no reduction {other}"),
-        }
-    }
-    fn convolution<const N: usize>(&self) -> ConvOptions<N> {
-        let each = |name: &str, default: usize| {
-            if self.has(name) { self.sizes(name).try_into().expect("one for each dim") } else { [default; N] }
-        };
-        let same = self.0.get("padding").and_then(Value::as_str) == Some("same");
-        ConvOptions {
-            stride: each("stride", 1),
-            padding: if same { Padding::Same } else { each("padding", 0).into() },
-            dilation: each("dilation", 1),
-            groups: if self.has("groups") { self.size("groups") } else { 1 },
-        }
-    }
-    fn quantiles(&self) -> QuantileOptions {
-        match self.get("q").as_array() {
-            Some(several) => several.iter().map(float).collect::<Vec<_>>()[..].into(),
-            None => self.float("q").into(),
-        }
-    }
-    fn interpolation(&self) -> Interpolation {
-        match self.text("interpolation") {
-            "linear" => Interpolation::Linear,
-            "lower" => Interpolation::Lower,
-            "higher" => Interpolation::Higher,
-            "nearest" => Interpolation::Nearest,
-            "midpoint" => Interpolation::Midpoint,
-            other => panic!("no interpolation {other}"),
-        }
-    }
-}
-
-/// Runs one case's operator.
-fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
-    let a = &case.attrs;
-    // The second operand is the number in the attribute if there is one, else a tensor.
-    let operand =
-        |name: &str| -> Operand<'_> { if a.has(name) { a.scalar(name).into() } else { (&x[1]).into() } };
-    let dims = || a.ints("dims");
-    let dim = || a.int("dim");
-    let keepdim = || a.flag("keepdim");
-    let class_loss = |f: &dyn Fn(&Tensor, CrossEntropyOptions<'_>) -> Result<Tensor>| {
-        let mut options = CrossEntropyOptions {
-            weight: x.get(2),
-            reduction: a.reduction(),
-            ..CrossEntropyOptions::default()
-        };
-        if a.has("ignore_index") {
-            options.ignore_index = a.int("ignore_index") as i64;
-        }
-        if a.has("label_smoothing") {
-            options.label_smoothing = a.float("label_smoothing");
-        }
-        f(&x[1], options)
-    };
-    let all: Vec<&Tensor> = x.iter().collect();
-    let y = match case.op.as_str() {
-        "add" => x[0].add(operand("scalar")),
-        "sub" => x[0].sub(operand("scalar")),
-        "mul" => x[0].mul(operand("scalar")),
-        "div" => x[0].div(operand("scalar")),
-        "maximum" => x[0].maximum(operand("scalar")),
-        "minimum" => x[0].minimum(operand("scalar")),
-        "pow" => x[0].pow(operand("exponent")),
-        "rsub" => x[0].rsub(a.scalar("scalar")),
-        "rdiv" => x[0].rdiv(a.scalar("scalar")),
+    let y = match op {
         "operator_add" if a.has("scalar") => &x[0] + a.float("scalar"),
         "operator_sub" if a.has("scalar") => &x[0] - a.float("scalar"),
         "operator_mul" if a.has("scalar") => &x[0] * a.float("scalar"),
@@ -232,152 +114,18 @@ fn run(case: &Case, x: &[Tensor]) -> Result<Vec<Tensor>> {
         "reversed_sub" => a.float("scalar") - &x[0],
         "reversed_mul" => a.float("scalar") * &x[0],
         "reversed_div" => a.float("scalar") / &x[0],
-        "neg" => x[0].neg(),
-        "abs" => x[0].abs(),
-        "sign" => x[0].sign(),
-        "sqrt" => x[0].sqrt(),
-        "rsqrt" => x[0].rsqrt(),
-        "recip" => x[0].recip(),
-        "exp" => x[0].exp(),
-        "log" => x[0].log(),
-        "sin" => x[0].sin(),
-        "cos" => x[0].cos(),
-        "tanh" => x[0].tanh(),
-        "sigmoid" => x[0].sigmoid(),
-        "relu" => x[0].relu(),
-        "silu" => x[0].silu(),
-        "erf" => x[0].erf(),
-        "gelu" => x[0].gelu(match a.text("form") {
-            "exact" => Gelu::Exact,
-            "tanh" => Gelu::Tanh,
-            other => panic!("no form {other}"),
-        }),
-        "clamp" => x[0].clamp(a.scalar("lo"), a.scalar("hi")),
-        "clamp_min" => x[0].clamp_min(a.scalar("lo")),
-        "clamp_max" => x[0].clamp_max(a.scalar("hi")),
-        "eq" => x[0].eq(operand("scalar")),
-        "ne" => x[0].ne(operand("scalar")),
-        "lt" => x[0].lt(operand("scalar")),
-        "le" => x[0].le(operand("scalar")),
-        "gt" => x[0].gt(operand("scalar")),
-        "ge" => x[0].ge(operand("scalar")),
-        "where_" if a.has("this") => x[0].where_(a.scalar("this"), &x[1]),
-        "where_" if a.has("other") => x[0].where_(&x[1], a.scalar("other")),
-        "where_" => x[0].where_(&x[1], &x[2]),
-        "masked_fill" => x[0].masked_fill(&x[1], a.scalar("value")),
-        "tril" => x[0].tril(a.int("diagonal") as i64),
-        "triu" => x[0].triu(a.int("diagonal") as i64),
-
-        "sum_all" => x[0].sum_all(),
-        "mean_all" => x[0].mean_all(),
-        "max_all" => x[0].max_all(),
-        "min_all" => x[0].min_all(),
-        "prod_all" => x[0].prod_all(),
-        "sum" => x[0].sum(&dims()[..]),
-        "mean" => x[0].mean(&dims()[..]),
-        "max" => x[0].max(&dims()[..]),
-        "min" => x[0].min(&dims()[..]),
-        "prod" => x[0].prod(&dims()[..]),
-        "sum_keepdim" => x[0].sum_keepdim(&dims()[..]),
-        "mean_keepdim" => x[0].mean_keepdim(&dims()[..]),
-        "max_keepdim" => x[0].max_keepdim(&dims()[..]),
-        "min_keepdim" => x[0].min_keepdim(&dims()[..]),
-        "prod_keepdim" => x[0].prod_keepdim(&dims()[..]),
-        "var_all" => x[0].var_all(),
-        "std_all" => x[0].std_all(),
-        "var" => x[0].var(&dims()[..], a.float("correction"), keepdim()),
-        "std" => x[0].std(&dims()[..], a.float("correction"), keepdim()),
-        "norm_all" => x[0].norm_all(a.float("p")),
-        "norm" => x[0].norm(a.float("p"), &dims()[..], keepdim()),
-        "argmax" => x[0].argmax(dim(), keepdim()),
-        "argmin" => x[0].argmin(dim(), keepdim()),
-        "argmax_all" => x[0].argmax_all(),
-        "argmin_all" => x[0].argmin_all(),
-        "cumsum" => x[0].cumsum(dim()),
-        "sum_to" => x[0].sum_to(&Shape::from(a.sizes("shape"))),
-
-        "matmul" => x[0].matmul(&x[1]),
-        "mm" => x[0].mm(&x[1]),
-        "bmm" => x[0].bmm(&x[1]),
-        "addmm" => x[0].addmm(&x[1], &x[2]),
-        "linear" => x[0].linear(&x[1], x.get(2)),
-        "softmax" => x[0].softmax(dim()),
-        "log_softmax" => x[0].log_softmax(dim()),
-        "layer_norm" => {
-            let (weight, bias) = match a.text("parameters") {
-                "" => (None, None),
-                "w" => (Some(&x[1]), None),
-                "b" => (None, Some(&x[1])),
-                _ => (Some(&x[1]), Some(&x[2])),
-            };
-            x[0].layer_norm(a.size("dims"), weight, bias, a.float("eps"))
-        }
-        "rms_norm" => x[0].rms_norm(a.size("dims"), x.get(1), a.float("eps")),
-        "scaled_dot_product_attention" => {
-            let scale = a.has("scale").then(|| a.float("scale"));
-            let options = AttentionOptions {
-                mask: x.get(3),
-                causal: a.flag("causal"),
-                scale,
-                ..AttentionOptions::default()
-            };
-            x[0].scaled_dot_product_attention(&x[1], &x[2], options)
-        }
-        "cross_entropy" => class_loss(&|target, options| x[0].cross_entropy(target, options)),
-        "nll_loss" => class_loss(&|target, options| x[0].nll_loss(target, options)),
-        "mse_loss" => x[0].mse_loss(&x[1], a.reduction()),
-
-        "conv1d" => x[0].conv1d(&x[1], x.get(2), a.convolution()),
-        "conv2d" => x[0].conv2d(&x[1], x.get(2), a.convolution()),
-        "quantile" => x[0].quantile(a.quantiles(), dim(), keepdim(), a.interpolation()),
-        "quantile_all" => x[0].quantile_all(a.quantiles(), a.interpolation()),
-        "median_all" => x[0].median_all(),
-        "slice_scatter" => x[0].slice_scatter(&x[1], dim(), a.int("start"), a.int("end"), a.size("step")),
-        "select_scatter" => x[0].select_scatter(&x[1], dim(), a.int("index")),
-        "index_copy" => x[0].index_copy(dim(), &x[1], &x[2]),
-
-        "index_select" => x[0].index_select(dim(), &x[1]),
-        "embedding" => x[0].embedding(&x[1], a.has("padding").then(|| a.int("padding") as i64)),
-        "gather" => x[0].gather(dim(), &x[1]),
-        "scatter_add" => x[0].scatter_add(dim(), &x[1], &x[2]),
-
-        "reshape" => x[0].reshape(&a.sizes("shape")[..]),
-        "view" => x[0].view(&a.sizes("shape")[..]),
-        "transpose" => x[0].transpose(a.int("a"), a.int("b")),
-        "t" => x[0].t(),
-        "permute" => x[0].permute(&dims()[..]),
-        "squeeze" => x[0].squeeze(dim()),
-        "squeeze_all" => x[0].squeeze_all(),
-        "unsqueeze" => x[0].unsqueeze(dim()),
-        "expand" => x[0].expand(a.sizes("shape")),
-        "flatten" => x[0].flatten(a.int("start"), a.int("end")),
-        "flatten_all" => x[0].flatten_all(),
-        "unflatten" => x[0].unflatten(dim(), &a.sizes("sizes")[..]),
-        "contiguous" => x[0].contiguous(),
-        "narrow" => x[0].narrow(dim(), a.size("start"), a.size("length")),
-        "slice" => x[0].slice(dim(), a.int("start"), a.int("end"), a.size("step")),
-        "select" => x[0].select(dim(), a.int("index")),
-        "to_dtype" => x[0].to_dtype(a.dtype()),
-        "cat" => Tensor::cat(&all, dim()),
-        "stack" => Tensor::stack(&all, dim()),
-
         "arange" => Tensor::arange(a.scalar("start"), a.scalar("end"), a.scalar("step"), a.dtype()),
         "linspace" => Tensor::linspace(a.float("start"), a.float("end"), a.size("steps"), a.dtype()),
         "eye" => Tensor::eye(a.size("n"), a.dtype()),
         "full" => Tensor::full(a.sizes("shape"), a.scalar("value"), a.dtype()),
-
-        // These operators have several outputs.
-        "split" => return x[0].split(&a.sizes("sizes"), dim()),
-        "chunk" => return x[0].chunk(a.size("chunks"), dim()),
-        "unbind" => return x[0].unbind(dim()),
-        "sort" => return x[0].sort(dim(), a.flag("descending")).map(|(v, i)| vec![v, i]),
-        "topk" => return x[0].topk(a.size("k"), dim(), a.flag("largest")).map(|(v, i)| vec![v, i]),
-        "median" => return x[0].median(dim(), keepdim()).map(|(v, i)| vec![v, i]),
-        "max_dim" => return x[0].max_dim(dim(), keepdim()).map(|(v, i)| vec![v, i]),
-        "min_dim" => return x[0].min_dim(dim(), keepdim()).map(|(v, i)| vec![v, i]),
-        unknown => return Err(Error::argument("golden", format!("unknown operator {unknown}"))),
+        unknown => return Err(Error::argument("golden", format!("the row of {unknown} has no call"))),
     };
-    y.map(|y| vec![y])
+    Ok(vec![y?])
+}
+
+/// Returns the calls of all rows.
+fn replays() -> BTreeMap<&'static str, Replay> {
+    table().into_iter().filter_map(|row| Some((row.name, row.replay?))).collect()
 }
 
 /// Returns the position of a 16-bit float among all values of its dtype in ascending order.
@@ -437,7 +185,7 @@ fn difference(got: &Tensor, want: &Data, exact: bool) -> Result<Option<String>> 
 }
 
 /// Lists the differences of a case from PyTorch.
-fn check(case: &Case, layout: Layout, exact: bool) -> Result<Vec<String>> {
+fn check(rows: &BTreeMap<&str, Replay>, case: &Case, layout: Layout, exact: bool) -> Result<Vec<String>> {
     let wants_grad = |i: usize| case.grads.get(i).is_some_and(Option::is_some);
     let x: Vec<Tensor> = case
         .inputs
@@ -445,7 +193,7 @@ fn check(case: &Case, layout: Layout, exact: bool) -> Result<Vec<String>> {
         .enumerate()
         .map(|(i, data)| data.tensor(layout)?.requires_grad_(wants_grad(i)))
         .collect::<Result<_>>()?;
-    let y = run(case, &x)?;
+    let y = run(rows, case, &x)?;
     if y.len() != case.outputs.len() {
         return Ok(vec![format!("{} outputs instead of {}", y.len(), case.outputs.len())]);
     }
@@ -471,7 +219,7 @@ fn check(case: &Case, layout: Layout, exact: bool) -> Result<Vec<String>> {
 }
 
 fn cases() -> Vec<Case> {
-    serde_json::from_str(include_str!("../golden/operators.json")).expect("operators.json")
+    golden::cases(include_str!("../golden/operators.json"))
 }
 
 /// Factories of tensors: they are not operators, but have golden values.
@@ -504,10 +252,10 @@ fn all_names() -> BTreeSet<&'static str> {
 }
 
 fn agree(layout: Layout) {
-    let (cases, exact) = (cases(), names(Golden::Exact));
+    let (cases, exact, rows) = (cases(), names(Golden::Exact), replays());
     let mut failures = Vec::new();
     for (i, case) in cases.iter().enumerate() {
-        let wrong = check(case, layout, exact.contains(&case.op[..]))
+        let wrong = check(&rows, case, layout, exact.contains(&case.op[..]))
             .unwrap_or_else(|error| vec![format!("error: {error}")]);
         let inputs: Vec<String> = case.inputs.iter().map(|Data(d, s, _)| format!("{d} {s:?}")).collect();
         for why in wrong {
@@ -559,6 +307,22 @@ fn differentiable_operators_have_cases_with_gradients() {
             case.op == *op && !case.grads.is_empty() && case.outputs.iter().any(|y| !y.2.is_empty())
         };
         assert!(cases.iter().any(has), "{op} has no case with a gradient");
+    }
+}
+
+#[test]
+fn every_file_is_of_the_version_that_its_program_needs() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let program = std::fs::read_to_string(tests.join("../../../../tools/golden_file.py")).unwrap();
+    let version = program.split_once("\nPYTORCH = ").unwrap().1.lines().next().unwrap();
+    let files: Vec<_> = std::fs::read_dir(tests).unwrap().map(|file| file.unwrap().path()).collect();
+    assert_eq!(files.len(), 4);
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(
+            text.starts_with(&format!("{{\"torch\": {version},\n")),
+            "{file:?} is not of PyTorch {version}"
+        );
     }
 }
 

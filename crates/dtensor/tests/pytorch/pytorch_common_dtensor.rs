@@ -10,8 +10,9 @@ use dtensor::comm::launch;
 use dtensor::testing::{DTensorConverter, spmd};
 use dtensor::{DType, DeviceMesh, Replicate, Result, Shard, Tensor};
 
+use crate::common::inputs::half;
 use crate::common::laid::difference;
-use crate::common::operators::{Operator, half, operators};
+use crate::common::operators::{Operator, operators};
 
 const RANKS: usize = 4;
 

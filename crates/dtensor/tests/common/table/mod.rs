@@ -1,25 +1,35 @@
 //! The table of operators: one row each, from which the laws, the fuzzer, and the tests of `autocast` and golden values read.
 //!
-//! A row says whether the operator has a gradient and whether its golden values are exact, and holds its dtypes under autocast and
-//! calls with arguments that the fuzzer chooses. Its examples on meshes (`common/operators`) and for finite differences
-//! (`common/cases`) are made in loops over many operators, and belong to the row of their name.
+//! A row says whether the operator has a gradient and whether its golden values are exact. It holds the dtypes under autocast, calls
+//! with arguments that the fuzzer chooses, the call of a golden value, and the examples: forms of the operator with inputs, for
+//! meshes and for one device.
 //!
 //! [`assert_complete`] fails with the name of any operator that has no row, and of any row that lacks examples without a reason.
 
 mod elementwise;
+pub(crate) mod form;
 mod indexing;
+mod losses;
 mod products;
 mod reductions;
 mod shapes;
+mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use dtensor::DType::{BF16, F32, F64, I64, U8};
 use dtensor::{DType, Result, Tensor};
 
-use super::cases::cases;
+use self::form::Form;
+use super::golden::Attrs;
 use super::methods::methods;
-use super::operators::operators;
+
+/// A shape.
+type Sizes = &'static [usize];
+type Unary = fn(&Tensor) -> Result<Tensor>;
+
+/// Shapes: even on 4 ranks, uneven, smaller than the mesh, empty, with a dim of size 1, and scalar (0-d).
+const SHAPES: [Sizes; 6] = [&[8, 4], &[5, 3], &[2, 3, 1], &[0, 4], &[1, 7], &[]];
 
 /// The row of one operator.
 pub(crate) struct Row {
@@ -30,6 +40,10 @@ pub(crate) struct Row {
     /// Whether the shape of the result depends on values, so that a meta tensor is an error.
     pub(crate) shape_from_values: bool,
     pub(crate) golden: Golden,
+    /// Calls the operator with the inputs and attributes of a golden value.
+    pub(crate) replay: Option<Replay>,
+    /// The examples.
+    pub(crate) forms: Vec<Form>,
     pub(crate) casts: Vec<Cast>,
     pub(crate) calls: Vec<Fuzzed>,
     /// The kinds of examples that the operator cannot have, with the reason.
@@ -50,9 +64,9 @@ pub(crate) enum Golden {
 /// The kinds of examples that an operator has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Examples {
-    /// The examples in `common/operators`: all layouts, forward and backward.
+    /// The forms with inputs for meshes: all layouts, forward and backward.
     Meshes,
-    /// The examples in `common/cases`: finite differences, strided and meta tensors.
+    /// The forms with inputs for one device: finite differences, strided and meta tensors.
     Local,
     /// The `casts` of the row: dtypes under autocast.
     Casts,
@@ -137,6 +151,9 @@ pub(crate) struct Call {
     pub(crate) strided: bool,
 }
 
+/// Calls an operator with the inputs and attributes of a golden value.
+pub(crate) type Replay = Box<dyn Fn(&[Tensor], &Attrs) -> Result<Vec<Tensor>>>;
+
 /// Calls an operator on three tensors.
 pub(crate) type Fuzzed = Box<dyn Fn(&[Tensor; 3], &Call) -> Result<Vec<Tensor>>>;
 
@@ -146,8 +163,17 @@ fn pair((a, b): (Tensor, Tensor)) -> Vec<Tensor> {
 
 impl Row {
     fn new(name: &'static str) -> Row {
-        let (casts, calls, without) = (Vec::new(), Vec::new(), BTreeMap::new());
-        Row { name, smooth: true, shape_from_values: false, golden: Golden::Close, casts, calls, without }
+        Row {
+            name,
+            smooth: true,
+            shape_from_values: false,
+            golden: Golden::Close,
+            replay: None,
+            forms: Vec::new(),
+            casts: Vec::new(),
+            calls: Vec::new(),
+            without: BTreeMap::new(),
+        }
     }
 
     /// Marks the results as bit-identical to PyTorch's.
@@ -199,6 +225,24 @@ impl Row {
         self
     }
 
+    /// Adds an example: the operator in one form, with inputs.
+    fn form(mut self, form: Form) -> Row {
+        self.forms.push(form);
+        self
+    }
+
+    /// Sets the call of the golden values.
+    fn golden(self, f: impl Fn(&[Tensor], &Attrs) -> Result<Tensor> + 'static) -> Row {
+        self.goldens(move |x, attrs| Ok(vec![f(x, attrs)?]))
+    }
+
+    /// Like [`golden`](Row::golden), for several results.
+    fn goldens(mut self, f: impl Fn(&[Tensor], &Attrs) -> Result<Vec<Tensor>> + 'static) -> Row {
+        self.replay = Some(Box::new(f));
+        self
+    }
+
+    /// Adds a call whose arguments the fuzzer chooses.
     fn call(self, f: impl Fn(&[Tensor; 3], &Call) -> Result<Tensor> + 'static) -> Row {
         self.calls(move |x, c| Ok(vec![f(x, c)?]))
     }
@@ -212,8 +256,15 @@ impl Row {
 
 /// Returns all rows.
 pub(crate) fn table() -> Vec<Row> {
-    let families =
-        [elementwise::rows(), reductions::rows(), products::rows(), indexing::rows(), shapes::rows()];
+    let families = [
+        elementwise::rows(),
+        reductions::rows(),
+        products::rows(),
+        losses::rows(),
+        windows::rows(),
+        indexing::rows(),
+        shapes::rows(),
+    ];
     families.into_iter().flatten().collect()
 }
 
@@ -222,14 +273,13 @@ pub(crate) fn steps() -> BTreeSet<&'static str> {
     table().iter().filter(|row| !row.smooth).map(|row| row.name).collect()
 }
 
-/// Returns the operators that have examples of one kind.
-fn names_with(examples: Examples, rows: &[Row]) -> BTreeSet<&'static str> {
-    let of_rows = |has: fn(&Row) -> bool| rows.iter().filter(|row| has(row)).map(|row| row.name).collect();
+/// Returns true if a row has examples of one kind.
+fn has(row: &Row, examples: Examples) -> bool {
     match examples {
-        Examples::Meshes => operators().iter().map(|operator| operator.name).collect(),
-        Examples::Local => cases().iter().map(|case| case.name).collect(),
-        Examples::Casts => of_rows(|row| !row.casts.is_empty()),
-        Examples::Calls => of_rows(|row| !row.calls.is_empty()),
+        Examples::Meshes => row.forms.iter().any(|form| !form.meshes.is_empty()),
+        Examples::Local => row.forms.iter().any(|form| !form.device.is_empty()),
+        Examples::Casts => !row.casts.is_empty(),
+        Examples::Calls => !row.calls.is_empty(),
     }
 }
 
@@ -248,11 +298,7 @@ fn missing_rows(rows: &[Row]) -> Vec<String> {
 /// Lists the rows and the examples of one kind that a table lacks.
 pub(crate) fn gaps(rows: &[Row], examples: Examples) -> Vec<String> {
     let mut gaps = missing_rows(rows);
-    let found = names_with(examples, rows);
-    let known: BTreeSet<&str> = rows.iter().map(|row| row.name).collect();
-    let unknown = found.difference(&known);
-    gaps.extend(unknown.map(|name| format!("`{name}` has examples ({examples:?}), but no row")));
-    gaps.extend(rows.iter().filter_map(|row| match (found.contains(row.name), row.without.get(&examples)) {
+    gaps.extend(rows.iter().filter_map(|row| match (has(row, examples), row.without.get(&examples)) {
         (false, None) => Some(format!("`{}` has no examples ({examples:?})", row.name)),
         (true, Some(reason)) => Some(format!("`{}` has examples ({examples:?}) although {reason}", row.name)),
         _ => None,

@@ -4,8 +4,11 @@ use dtensor::optim::Sgd;
 use dtensor::{AttentionOptions, CrossEntropyOptions, DType, Reduction, Result, Tensor};
 
 use super::{Unary, ints, zeros};
-use crate::common::cases::ids;
 use crate::common::refused::refused;
+
+fn ids(values: &[i64], shape: &[usize]) -> Tensor {
+    Tensor::from_slice(values, shape).unwrap()
+}
 
 #[test]
 fn dims_out_of_range_are_an_error_that_names_the_range() -> Result<()> {

@@ -3,7 +3,7 @@
 use dtensor::{AttentionOptions, CrossEntropyOptions, DType, INFER, Reduction, Result, Shape, Tensor};
 
 use super::{ELEMENTWISE, bytes, ints, meta, zeros};
-use crate::common::cases::mask;
+use crate::common::inputs::mask;
 use crate::common::refused::refused;
 
 #[test]
@@ -14,7 +14,7 @@ fn mismatched_shapes_are_an_error_that_names_them() -> Result<()> {
         refused(f(&a, &b), &[&format!("{name}: "), "broadcast", shapes[0], shapes[1]]);
         refused(f(&zeros([0]), &zeros([2])), &[name, "[0]", "[2]"]);
     }
-    refused(mask(&[2, 3], 1).where_(&a, &b), &["where", "broadcast", "[2, 3]", "[4]"]);
+    refused(mask(&[2, 3]).exact(1).where_(&a, &b), &["where", "broadcast", "[2, 3]", "[4]"]);
     refused(bytes([5]).where_(&a, &a), &["where", "broadcast", "[2, 3]", "[5]"]);
     refused(a.masked_fill(&bytes([4]), 0.0), &["masked_fill", "[2, 3]", "[4]"]);
     refused(b.masked_fill(&bytes([2, 4]), 0.0), &["masked_fill", "[4]", "[2, 4]"]);
