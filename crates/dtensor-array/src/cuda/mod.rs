@@ -53,6 +53,7 @@ pub(crate) mod scan;
 pub(crate) mod select;
 pub(crate) mod softmax;
 pub(crate) mod sort;
+pub(crate) mod ternary;
 pub(crate) mod unary;
 pub(crate) mod unfold;
 pub(crate) mod write;

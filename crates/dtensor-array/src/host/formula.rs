@@ -1,4 +1,4 @@
-//! The formulas of the element-wise functions of one array, and of their derivatives.
+//! The formulas of element-wise functions, and of their derivatives.
 //!
 //! [`formulas!`] makes a Rust function of each, which is always inlined into its loop, and the same function in CUDA C++. So they are
 //! written in what both languages have: operators, and calls of the functions at the end of this file. A number is the second
@@ -118,6 +118,9 @@ formulas! {
 
     /// The tanh approximation of [`gelu`].
     fn gelu_tanh<A: Real>(x) { x * c(0.5) * (tanh_of(x) + one()) }
+
+    /// `a + w · (b − a)`, counted from the nearer end, so that it is exact at both.
+    fn lerp<A: Real>(a, b, w) { select(abs(w) < c(0.5), a + w * (b - a), b - (-w + one()) * (b - a)) }
 
     // Derivatives times `dy`. `x` is the argument of the function, `y` its result.
 

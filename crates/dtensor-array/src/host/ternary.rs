@@ -1,20 +1,14 @@
 //! Floating-point functions of three arrays, broadcast.
 
+use super::formula;
 use super::nest::zip3;
-use crate::{Array, Error, Real, Result, with_float};
+use crate::{Array, Error, Result, with_float};
 
 /// A floating-point function of three numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ternary {
     /// Linear interpolation from the first to the second, by the third.
     Lerp,
-}
-
-/// `a + w · (b − a)`, counted from the nearer end, so that it is exact at both.
-#[inline(always)]
-fn lerp<A: Real>(a: A, b: A, w: A) -> A {
-    let half = A::from_f64(0.5);
-    if w.abs() < half { a + w * (b - a) } else { b - (A::ONE - w) * (b - a) }
 }
 
 /// Computes `f` of three arrays, broadcast. They must have the same floating-point dtype.
@@ -26,7 +20,7 @@ pub(crate) fn ternary(f: Ternary, a: &Array, b: &Array, c: &Array) -> Result<Arr
         }
     }
     with_float!("ternary", a.dtype(), T => match f {
-        Ternary::Lerp => zip3::<T, T, _>([a, b, c], lerp),
+        Ternary::Lerp => zip3::<T, T, _>([a, b, c], formula::lerp),
     })
 }
 
