@@ -207,10 +207,10 @@ impl Call {
         let Ok(blocks @ 1..=0x7fff_ffff) = u32::try_from(blocks) else {
             return Err(super::driver::failed("launch", format!("attention needs {blocks} blocks")));
         };
-        // Tiles with padded rows, two numbers for each row, and a tile of factors, if they are not in registers.
+        // Tiles with padded rows, two numbers for each query of a tile, and a tile of factors if they are not in registers.
         let tile = |columns: usize| TILE * (columns * size + 16);
-        let shared =
-            tiles * tile(slice as usize) + 2 * TILE * size.max(4) + if is_half { 0 } else { tile(TILE) };
+        let numbers = 2 * TILE * if is_half { 2 * 4 } else { size };
+        let shared = tiles * tile(slice as usize) + numbers + if is_half { 0 } else { tile(TILE) };
         let unit = units[usize::from(is_wide)];
         // SAFETY: the argument has the addresses, sizes and strides of arrays that live until the kernel is queued.
         unsafe {
@@ -312,8 +312,10 @@ pub(crate) fn attention_backward(
         // SAFETY: the argument has the addresses, sizes and strides of arrays that live until the kernel is queued.
         unsafe { stream.launch(unit, dtype, "dots", grid, THREADS, 0, &call.argument)? };
     }
-    call.launch(units, "query_gradients", queries, width, 4)?;
-    call.launch(units, "key_gradients", keys, width.max(value_width), 4)?;
+    // Half precision loads the next tiles while it uses others.
+    let tiles = if dtype.size() == 2 { 6 } else { 4 };
+    call.launch(units, "query_gradients", queries, width, tiles)?;
+    call.launch(units, "key_gradients", keys, width.max(value_width), tiles)?;
     Ok((dq, dk, dv))
 }
 
@@ -393,7 +395,7 @@ mod tests {
                 [5, 5, 200, 260],
             ] {
                 for causal in [false, true] {
-                    check(&operands(dtype, &[2], sizes), AttentionOptions { causal, ..plain() });
+                    check(&operands(dtype, &[1], sizes), AttentionOptions { causal, ..plain() });
                 }
             }
         }

@@ -11,6 +11,23 @@
 #define WARP_ROWS 16
 
 #define USES_MMA (DTYPE == 2 || DTYPE == 3)
+#ifndef EMULATED
+#if __CUDA_ARCH__ >= 800
+#define HAS_ASYNC_COPIES
+#elif USES_MMA
+#error "attention in half precision needs a GPU of compute capability 8.0 or later"
+#endif
+#endif
+
+// The tiles of the operands of a loop: with two of each, one is loaded while the other is used.
+#define STAGES (USES_MMA ? 2 : 1)
+// A function for rare cases, which is not copied into each place that calls it.
+#ifdef EMULATED
+#define RARE inline
+#else
+#define RARE static __device__ __noinline__
+#endif
+
 // `W` is the number of columns of the operands that are in shared memory at a time.
 
 // The elements of a load.
@@ -68,9 +85,12 @@ struct Side {
     const T* at;
     i64 stride;
     u64 rows, columns;
+    // Whether rows can be loaded 16 bytes at a time.
+    bool is_aligned;
 };
 DEVICE Side side(const Matrices& m, u64 head, u64 rows, u64 columns) {
-    return Side{(const T*)m.at + offset_of(m, head), m.row, rows, columns};
+    const T* at = (const T*)m.at + offset_of(m, head);
+    return Side{at, m.row, rows, columns, (u64)at % 16 == 0 && m.row % V == 0 && columns % V == 0};
 }
 
 DEVICE int lane() { return (int)(threadIdx.x % WARP); }
@@ -98,30 +118,57 @@ template <class F> DEVICE A row_reduce(A x, F f) {
     return x;
 }
 
+// How many of `n` there are from `first`, at most `N`.
+template <int N> DEVICE int part(u64 n, u64 first) { return n <= first ? 0 : n - first < N ? (int)(n - first) : N; }
+
 // A tile of `W` columns in shared memory. Rows are padded, so that neighbouring ones are in other banks.
 struct Tile {
     T rows[TILE][W + V];
 };
 
+// Copies 16 bytes to shared memory, which are there after `wait_for_loads`; zeros unless `is_inside`.
+DEVICE void load_pack(T* at, const T* from, bool is_inside) {
+#ifdef HAS_ASYNC_COPIES
+    u32 bytes = is_inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"((u32)__cvta_generic_to_shared(at)), "l"(from), "r"(bytes)
+                 : "memory");
+#else
+    Pack<T, V> pack;
+    for (int e = 0; e < V; e++) pack.values[e] = to<T>(A(0));
+    if (is_inside) pack = *(const Pack<T, V>*)from;
+    *(Pack<T, V>*)at = pack;
+#endif
+}
+
+// Waits for this thread's loads. Those of others are there after the next barrier.
+DEVICE void wait_for_loads() {
+#ifdef HAS_ASYNC_COPIES
+    asm volatile("cp.async.wait_all;" : : : "memory");
+#endif
+}
+
+// Loads a tile whose rows are not aligned.
+RARE void load_by_element(Tile* tile, const T* first, i64 stride, int rows, int columns) {
+    for (int i = threadIdx.x; i < TILE * W; i += THREADS) {
+        int r = i / W, c = i % W;
+        tile->rows[r][c] = r < rows && c < columns ? first[r * stride + c] : to<T>(A(0));
+    }
+}
+
 // Loads rows from `row` and columns from `column` of a matrix. What is outside the matrix is zero.
 DEVICE void load(Tile& tile, const Side& x, u64 row, u64 column) {
-    bool is_wide = (u64)x.at % 16 == 0 && x.stride % V == 0 && x.columns % V == 0;
-    constexpr int PER_ROW = W / V;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < TILE * PER_ROW; i += THREADS) {
-        int r = i / PER_ROW, c = i % PER_ROW * V;
-        const T* from = x.at + (i64)(row + r) * x.stride + (column + c);
-        Pack<T, V> pack;
-        for (int e = 0; e < V; e++) pack.values[e] = T();
-        if (row + r < x.rows && column + c < x.columns) {
-            if (is_wide) {
-                pack = *(const Pack<T, V>*)from;
-            } else {
-                for (int e = 0; e < V; e++)
-                    if (column + c + e < x.columns) pack.values[e] = from[e];
-            }
-        }
-        *(Pack<T, V>*)&tile.rows[r][c] = pack;
+    const T* first = x.at + (i64)row * x.stride + column;
+    int rows = part<TILE>(x.rows, row), columns = part<W>(x.columns, column);
+    if (!x.is_aligned) return load_by_element(&tile, first, x.stride, rows, columns);
+    constexpr int PER_ROW = W / V, STEP_ROWS = THREADS / PER_ROW;
+    int r = threadIdx.x / PER_ROW, c = threadIdx.x % PER_ROW * V;
+    const T* from = first + r * x.stride + c;
+    for (; r < TILE; r += STEP_ROWS) {
+        bool is_inside = r < rows && c < columns;
+        load_pack(&tile.rows[r][c], is_inside ? from : x.at, is_inside);
+        from += STEP_ROWS * x.stride;
     }
 }
 
@@ -305,34 +352,43 @@ DEVICE double exponential(double x) { return exp(x); }
 DEVICE float logarithm(float x) { return logf(x); }
 DEVICE double logarithm(double x) { return log(x); }
 
-// The first `W` columns from `column`, of those of a matrix.
-DEVICE int part(u64 columns, u64 column) {
-    return columns - column < W ? (int)(columns - column) : W;
+RARE void load_columns(Tile* left, Tile* right, Side x, u64 row, Side y, u64 column, u64 k) {
+    __syncthreads();
+    load(*left, x, row, k);
+    load(*right, y, column, k);
+    wait_for_loads();
+    __syncthreads();
 }
 
-// Adds the dot products of the rows of `x` from `row` and those of `y` from `column`. If `x` is narrow enough, and `has_left` is
-// true, its tile has been loaded before. After this, the tiles hold the last columns.
-DEVICE void add_all_dots(A (&s)[R][OF(TILE)], Tile& left, Tile& right, const Side& x, u64 row, const Side& y,
-                         u64 column, bool has_left) {
-    for (u64 k = 0; k == 0 || k < x.columns; k += W) {
-        __syncthreads();
-        if (!has_left || x.columns > W) load(left, x, row, k);
-        load(right, y, column, k);
-        __syncthreads();
-        add_dots(s, left, right, part(x.columns, k));
+// Adds the dot products of the rows of `x` from `row` and those of `y` from `column`. If `is_loaded` is true, the tiles hold all of
+// their columns. Else they are loaded, and hold the last columns after this.
+DEVICE void add_all_dots(A (&s)[R][OF(TILE)], Tile& left, Tile& right, const Side& x, u64 row, const Side& y, u64 column,
+                         bool is_loaded) {
+    for (u64 k = 0; k < x.columns; k += W) {
+        if (!is_loaded) load_columns(&left, &right, x, row, y, column, k);
+        add_dots(s, left, right, part<W>(x.columns, k));
     }
 }
+
+RARE A masked(A x, u32 kind, const void* mask, i64 at) {
+    if (kind == 1) return ((const unsigned char*)mask)[at] ? x : lowest<A>();
+    return x + acc(((const T*)mask)[at]);
+}
+
+RARE Words random_words(u64 seed, u64 stream, u64 block) { return philox(Draw{seed, stream}, block); }
 
 // The mask and the dropout of a head.
 struct Rule {
     const Attention& a;
+    A scale, keep_scale;
     const void* mask;
     // The index in the full tensor of the weight of the first query and key.
     u64 first_weight;
     u64 block;
     Words words;
 
-    DEVICE Rule(const Attention& a, u64 head) : a(a), mask(nullptr), first_weight(0), block(~0ull) {
+    DEVICE Rule(const Attention& a, u64 head) 
+        : a(a), scale((A)a.scale), keep_scale((A)a.keep_scale), mask(nullptr), first_weight(0), block(~0ull) {
         i64 offset = a.mask_kind ? offset_of(a.mask, head) : 0;
         if (a.mask_kind == 1) mask = (const unsigned char*)a.mask.at + offset;
         if (a.mask_kind == 2) mask = (const T*)a.mask.at + offset;
@@ -342,11 +398,9 @@ struct Rule {
     // The logit of a query and a key from their dot product. If the query does not attend to the key, it is −∞.
     DEVICE A logit(A dot, bool is_seen, u64 query, u64 key) const {
         if (!is_seen) return lowest<A>();
-        A x = dot * (A)a.scale;
+        A x = dot * scale;
         if (a.mask_kind == 0) return x;
-        i64 at = (i64)query * a.mask.row + (i64)key * a.mask.column;
-        if (a.mask_kind == 1) return ((const unsigned char*)mask)[at] ? x : lowest<A>();
-        return x + acc(((const T*)mask)[at]);
+        return masked(x, a.mask_kind, mask, (i64)query * a.mask.row + (i64)key * a.mask.column);
     }
 
     // The probability, without dropout, of a query that attends to some key.
@@ -360,11 +414,11 @@ struct Rule {
         u64 index = first_weight + query * a.keys + key;
         if (index / 4 != block) {
             block = index / 4;
-            words = philox<1>(a.draw, block);
+            words = random_words(a.draw.seed, a.draw.stream, block);
         }
         u32 k = (u32)(index % 4);
         u32 x = k & 1 ? words.x[1] : words.x[0], y = k & 1 ? words.x[3] : words.x[2];
-        return a.threshold.contains(k & 2 ? y : x) ? A(0) : (A)a.keep_scale;
+        return a.threshold.contains(k & 2 ? y : x) ? A(0) : keep_scale;
     }
 };
 
