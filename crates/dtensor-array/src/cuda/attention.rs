@@ -479,7 +479,7 @@ mod tests {
                 let options = AttentionOptions { causal, dropout: 0.4, all_queries: 70, ..plain() };
                 check(&operands(dtype, &[2, 2], [70, 67, 8, 8]), options);
                 // Some heads and queries of a larger tensor.
-                let heads = Window::new(&[4, 3], [vec![1..2, 3..4], vec![1..3]]).unwrap();
+                let heads = Window::new(&[4, 3], [[1..2, 3..4], [1..2, 2..3]]).unwrap();
                 let options =
                     AttentionOptions { heads: Some(&heads), first_query: 30, all_queries: 140, ..options };
                 check(&operands(dtype, &[2, 2], [70, 67, 8, 8]), options);
