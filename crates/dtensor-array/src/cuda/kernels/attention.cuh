@@ -1,14 +1,16 @@
-// Scaled dot-product attention. A block computes 64 rows of a head, in a loop over tiles of 64 columns: the logits of a tile are in
-// registers, and nothing of the size of the full matrix is in memory.
+// Scaled dot-product attention. A block computes `BLOCK_ROWS` rows of a head, in a loop over tiles of `TILE` columns: the logits of
+// a tile are in registers, and nothing of the size of the full matrix is in memory.
 //
 // Two products do the work, `add_dots` and `add_product`. Half precision uses tensor cores, and the other types multiply in loops.
 // They differ in which elements of a tile a thread holds: see `row_of`, `column_of` and `out_column_of`.
 
 #define THREADS 128
-// The rows and columns of a tile.
+// The columns of a tile.
 #define TILE 64
-// The rows of a tile that a warp computes.
-#define WARP_ROWS 16
+// `M` is the number of times 16 rows that a warp computes, and `W` the number of columns of the operands that are in shared memory
+// at a time.
+#define WARP_ROWS (16 * M)
+#define BLOCK_ROWS (THREADS / WARP * WARP_ROWS)
 
 #define USES_MMA (DTYPE == 2 || DTYPE == 3)
 #ifndef EMULATED
@@ -28,12 +30,10 @@
 #define RARE static __device__ __noinline__
 #endif
 
-// `W` is the number of columns of the operands that are in shared memory at a time.
-
 // The elements of a load.
 #define V (16 / (int)sizeof(T))
 // The rows that a thread has elements of, and the neighbouring threads that share a row.
-#define R (USES_MMA ? 2 : 4)
+#define R (M * (USES_MMA ? 2 : 4))
 #define GROUP (USES_MMA ? 4 : 8)
 // The elements of `n` columns that a thread has.
 #define OF(n) ((n) / GROUP)
@@ -121,10 +121,13 @@ template <class F> DEVICE A row_reduce(A x, F f) {
 // How many of `n` there are from `first`, at most `N`.
 template <int N> DEVICE int part(u64 n, u64 first) { return n <= first ? 0 : n - first < N ? (int)(n - first) : N; }
 
-// A tile of `W` columns in shared memory. Rows are padded, so that neighbouring ones are in other banks.
-struct Tile {
-    T rows[TILE][W + V];
+// `N` rows of `W` columns in shared memory. Rows are padded, so that neighbouring ones are in other banks.
+template <int N> struct Rows {
+    T rows[N][W + V];
 };
+// The rows of a block, and those of a tile of its loop.
+typedef Rows<BLOCK_ROWS> Block;
+typedef Rows<TILE> Tile;
 
 // Copies 16 bytes to shared memory, which are there after `wait_for_loads`; zeros unless `is_inside`.
 DEVICE void load_pack(T* at, const T* from, bool is_inside) {
@@ -150,22 +153,22 @@ DEVICE void wait_for_loads() {
 }
 
 // Loads a tile whose rows are not aligned.
-RARE void load_by_element(Tile* tile, const T* first, i64 stride, int rows, int columns) {
-    for (int i = threadIdx.x; i < TILE * W; i += THREADS) {
+RARE void load_by_element(T (*to_rows)[W + V], int count, const T* first, i64 stride, int rows, int columns) {
+    for (int i = threadIdx.x; i < count * W; i += THREADS) {
         int r = i / W, c = i % W;
-        tile->rows[r][c] = r < rows && c < columns ? first[r * stride + c] : to<T>(A(0));
+        to_rows[r][c] = r < rows && c < columns ? first[r * stride + c] : to<T>(A(0));
     }
 }
 
 // Loads rows from `row` and columns from `column` of a matrix. What is outside the matrix is zero.
-DEVICE void load(Tile& tile, const Side& x, u64 row, u64 column) {
+template <int N> DEVICE void load(Rows<N>& tile, const Side& x, u64 row, u64 column) {
     const T* first = x.at + (i64)row * x.stride + column;
-    int rows = part<TILE>(x.rows, row), columns = part<W>(x.columns, column);
-    if (!x.is_aligned) return load_by_element(&tile, first, x.stride, rows, columns);
+    int rows = part<N>(x.rows, row), columns = part<W>(x.columns, column);
+    if (!x.is_aligned) return load_by_element(tile.rows, N, first, x.stride, rows, columns);
     constexpr int PER_ROW = W / V, STEP_ROWS = THREADS / PER_ROW;
     int r = threadIdx.x / PER_ROW, c = threadIdx.x % PER_ROW * V;
     const T* from = first + r * x.stride + c;
-    for (; r < TILE; r += STEP_ROWS) {
+    for (; r < N; r += STEP_ROWS) {
         bool is_inside = r < rows && c < columns;
         load_pack(&tile.rows[r][c], is_inside ? from : x.at, is_inside);
         from += STEP_ROWS * x.stride;
@@ -241,30 +244,35 @@ template <bool transposed> DEVICE void load_matrices(u32 (&x)[4], const T* row) 
 
 DEVICE u32 pair_of(float x, float y) { return (u32)to<T>(x).bits | (u32)to<T>(y).bits << 16; }
 
-// Adds the product of two matrices to the thread's elements `2 j` and `2 j + 1` of each row.
-template <int N> DEVICE void add_tensor(float (&x)[2][N], int j, const u32 (&a)[4], u32 b0, u32 b1) {
-    float c[4] = {x[0][2 * j], x[0][2 * j + 1], x[1][2 * j], x[1][2 * j + 1]};
+// Adds the product of two matrices to the thread's elements `2 j` and `2 j + 1` of its rows `2 m` and `2 m + 1`.
+template <int N> DEVICE void add_tensor(float (&x)[R][N], int m, int j, const u32 (&a)[4], u32 b0, u32 b1) {
+    float c[4] = {x[2 * m][2 * j], x[2 * m][2 * j + 1], x[2 * m + 1][2 * j], x[2 * m + 1][2 * j + 1]};
     const u32 b[2] = {b0, b1};
     multiply_add(c, a, b);
-    x[0][2 * j] = c[0];
-    x[0][2 * j + 1] = c[1];
-    x[1][2 * j] = c[2];
-    x[1][2 * j + 1] = c[3];
+    x[2 * m][2 * j] = c[0];
+    x[2 * m][2 * j + 1] = c[1];
+    x[2 * m + 1][2 * j] = c[2];
+    x[2 * m + 1][2 * j + 1] = c[3];
 }
 
 // Adds the dot products of the warp's rows of `left` and all rows of `right`, over the first `width` columns.
-DEVICE void add_dots(A (&s)[R][OF(TILE)], const Tile& left, const Tile& right, int width) {
+DEVICE void add_dots(A (&s)[R][OF(TILE)], const Block& left, const Tile& right, int width) {
 #pragma unroll
     for (int k = 0; k < W; k += 16) {
         if (k >= width) break;
-        u32 a[4];
-        load_matrices<false>(a, &left.rows[warp_row() + lane() % 16][k + lane() / 16 * 8]);
+        u32 a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            load_matrices<false>(a[m], &left.rows[warp_row() + 16 * m + lane() % 16][k + lane() / 16 * 8]);
 #pragma unroll
         for (int n = 0; n < TILE; n += 16) {
             u32 b[4];
             load_matrices<false>(b, &right.rows[n + lane() / 16 * 8 + lane() % 8][k + lane() / 8 % 2 * 8]);
-            add_tensor(s, n / 8, a, b[0], b[1]);
-            add_tensor(s, n / 8 + 1, a, b[2], b[3]);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                add_tensor(s, m, n / 8, a[m], b[0], b[1]);
+                add_tensor(s, m, n / 8 + 1, a[m], b[2], b[3]);
+            }
         }
     }
 }
@@ -274,15 +282,21 @@ DEVICE void add_product(A (&o)[R][OF(W)], const A (&p)[R][OF(TILE)], const Tile&
 #pragma unroll
     for (int k = 0; k < TILE; k += 16) {
         const int j = k / 4;
-        const u32 a[4] = {pair_of(p[0][j], p[0][j + 1]), pair_of(p[1][j], p[1][j + 1]),
-                          pair_of(p[0][j + 2], p[0][j + 3]), pair_of(p[1][j + 2], p[1][j + 3])};
+        u32 a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[m][i] = pair_of(p[2 * m + i % 2][j + i / 2 * 2], p[2 * m + i % 2][j + i / 2 * 2 + 1]);
 #pragma unroll
         for (int n = 0; n < W; n += 16) {
             if (n < width) {
                 u32 b[4];
                 load_matrices<true>(b, &right.rows[k + lane() / 8 % 2 * 8 + lane() % 8][n + lane() / 16 * 8]);
-                add_tensor(o, n / 8, a, b[0], b[1]);
-                add_tensor(o, n / 8 + 1, a, b[2], b[3]);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    add_tensor(o, m, n / 8, a[m], b[0], b[1]);
+                    add_tensor(o, m, n / 8 + 1, a[m], b[2], b[3]);
+                }
             }
         }
     }
@@ -300,7 +314,7 @@ struct Stage {
 DEVICE float fused(float x, float y, float z) { return fmaf(x, y, z); }
 DEVICE double fused(double x, double y, double z) { return fma(x, y, z); }
 
-DEVICE void add_dots(A (&s)[R][OF(TILE)], const Tile& left, const Tile& right, int width) {
+DEVICE void add_dots(A (&s)[R][OF(TILE)], const Block& left, const Tile& right, int width) {
     for (int k = 0; k < width; k += V) {
         Pack<T, V> x[R];
 #pragma unroll
@@ -352,7 +366,7 @@ DEVICE double exponential(double x) { return exp(x); }
 DEVICE float logarithm(float x) { return logf(x); }
 DEVICE double logarithm(double x) { return log(x); }
 
-RARE void load_columns(Tile* left, Tile* right, Side x, u64 row, Side y, u64 column, u64 k) {
+RARE void load_columns(Block* left, Tile* right, Side x, u64 row, Side y, u64 column, u64 k) {
     __syncthreads();
     load(*left, x, row, k);
     load(*right, y, column, k);
@@ -362,7 +376,7 @@ RARE void load_columns(Tile* left, Tile* right, Side x, u64 row, Side y, u64 col
 
 // Adds the dot products of the rows of `x` from `row` and those of `y` from `column`. If `is_loaded` is true, the tiles hold all of
 // their columns. Else they are loaded, and hold the last columns after this.
-DEVICE void add_all_dots(A (&s)[R][OF(TILE)], Tile& left, Tile& right, const Side& x, u64 row, const Side& y, u64 column,
+DEVICE void add_all_dots(A (&s)[R][OF(TILE)], Block& left, Tile& right, const Side& x, u64 row, const Side& y, u64 column,
                          bool is_loaded) {
     for (u64 k = 0; k < x.columns; k += W) {
         if (!is_loaded) load_columns(&left, &right, x, row, y, column, k);
@@ -448,7 +462,7 @@ struct Place {
     DEVICE Place(const Attention& a, bool from_the_end) {
         u64 tile = blockIdx.x % a.tiles, rest = blockIdx.x / a.tiles;
         // The longest work first.
-        row = (from_the_end ? a.tiles - 1 - tile : tile) * TILE;
+        row = (from_the_end ? a.tiles - 1 - tile : tile) * BLOCK_ROWS;
         column = rest % a.slices * W;
         head = rest / a.slices;
     }
@@ -464,8 +478,8 @@ DEVICE int keys_of(const Attention& a, u64 query, u64 key) {
     return in_tile(end - (i64)key);
 }
 
-// The end of the keys that the queries of a tile attend to.
+// The end of the keys that the queries of a block, from `query`, attend to.
 DEVICE u64 keys_seen(const Attention& a, u64 query) {
-    u64 last = query + TILE < a.queries ? query + TILE : a.queries;
+    u64 last = query + BLOCK_ROWS < a.queries ? query + BLOCK_ROWS : a.queries;
     return a.causal && a.first_query + last < a.keys ? a.first_query + last : a.keys;
 }

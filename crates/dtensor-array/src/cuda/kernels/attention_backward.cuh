@@ -15,8 +15,8 @@ BLOCK_ENTRY(dots, Attention) {
 
 BLOCK_ENTRY(query_gradients, Attention) {
     SHARED_BYTES(shared);
-    Tile* tiles = (Tile*)shared;
-    Tile* next = tiles + 2;
+    Block* rows = (Block*)shared;
+    Tile* next = (Tile*)(rows + 2);
     Stage* stages = (Stage*)(next + 2 * STAGES);
     Place place(a, a.causal);
     Side q = side(a.q, place.head, a.queries, a.width), k = side(a.k, place.head, a.keys, a.width);
@@ -34,8 +34,8 @@ BLOCK_ENTRY(query_gradients, Attention) {
     }
     u64 end = keys_seen(a, place.row);
     if (is_narrow && end > 0) {
-        load(tiles[0], q, place.row, 0);
-        load(tiles[1], grad, place.row, 0);
+        load(rows[0], q, place.row, 0);
+        load(rows[1], grad, place.row, 0);
     }
     // Loads the tiles of keys and values from `key`.
     auto load_next = [&](Tile* at, u64 key) {
@@ -57,8 +57,8 @@ BLOCK_ENTRY(query_gradients, Attention) {
         A s[R][OF(TILE)], ds[R][OF(TILE)];
         clear(s);
         clear(ds);
-        add_all_dots(s, tiles[0], now[0], q, place.row, k, key, is_narrow);
-        add_all_dots(ds, tiles[1], now[1], grad, place.row, v, key, is_narrow);
+        add_all_dots(s, rows[0], now[0], q, place.row, k, key, is_narrow);
+        add_all_dots(ds, rows[1], now[1], grad, place.row, v, key, is_narrow);
         if (!is_narrow) {
             __syncthreads();
             load(now[0], k, key, place.column);
@@ -91,8 +91,8 @@ BLOCK_ENTRY(query_gradients, Attention) {
 // Rows are keys here, and columns are queries.
 BLOCK_ENTRY(key_gradients, Attention) {
     SHARED_BYTES(shared);
-    Tile* tiles = (Tile*)shared;
-    Tile* next = tiles + 2;
+    Block* rows = (Block*)shared;
+    Tile* next = (Tile*)(rows + 2);
     // The log-sum-exp and the dot product of each query of a tile.
     A(*numbers)[2][TILE] = (A(*)[2][TILE])(next + 2 * STAGES);
     Stage* stages = (Stage*)(numbers + STAGES);
@@ -122,8 +122,8 @@ BLOCK_ENTRY(key_gradients, Attention) {
         }
     };
     if (is_narrow && first < a.queries) {
-        load(tiles[0], k, place.row, 0);
-        load(tiles[1], v, place.row, 0);
+        load(rows[0], k, place.row, 0);
+        load(rows[1], v, place.row, 0);
     }
     if (STAGES == 2 && first < a.queries) load_next(next, numbers[0], first);
     for (u64 query = first; query < a.queries; query += TILE) {
@@ -141,8 +141,8 @@ BLOCK_ENTRY(key_gradients, Attention) {
         A p[R][OF(TILE)], ds[R][OF(TILE)];
         clear(p);
         clear(ds);
-        add_all_dots(p, tiles[0], now[0], k, place.row, q, query, is_narrow);
-        add_all_dots(ds, tiles[1], now[1], v, place.row, grad, query, is_narrow);
+        add_all_dots(p, rows[0], now[0], k, place.row, q, query, is_narrow);
+        add_all_dots(ds, rows[1], now[1], v, place.row, grad, query, is_narrow);
         if (!is_narrow) {
             __syncthreads();
             load(now[0], q, query, place.column);

@@ -2,8 +2,9 @@
 
 BLOCK_ENTRY(forward, Attention) {
     SHARED_BYTES(shared);
-    Tile* tiles = (Tile*)shared;
-    Stage* stages = (Stage*)(tiles + 3);
+    Block& queries = *(Block*)shared;
+    Tile* tiles = (Tile*)(&queries + 1);
+    Stage* stages = (Stage*)(tiles + 2);
     Place place(a, a.causal);
     Side q = side(a.q, place.head, a.queries, a.width), k = side(a.k, place.head, a.keys, a.width);
     Side v = side(a.v, place.head, a.keys, a.value_width);
@@ -18,16 +19,16 @@ BLOCK_ENTRY(forward, Attention) {
     }
     u64 end = keys_seen(a, place.row);
     if (is_narrow && end > 0) {
-        load(tiles[0], q, place.row, 0);
-        load(tiles[1], k, 0, 0);
+        load(queries, q, place.row, 0);
+        load(tiles[0], k, 0, 0);
     }
     for (u64 key = 0; key < end; key += TILE) {
         A s[R][OF(TILE)];
         clear(s);
         wait_for_loads();
         __syncthreads();
-        load(tiles[2], v, key, place.column);
-        add_all_dots(s, tiles[0], tiles[1], q, place.row, k, key, is_narrow);
+        load(tiles[1], v, key, place.column);
+        add_all_dots(s, queries, tiles[0], q, place.row, k, key, is_narrow);
 #pragma unroll
         for (int i = 0; i < R; i++) {
             u64 query = place.row + row_of(i);
@@ -55,8 +56,8 @@ BLOCK_ENTRY(forward, Attention) {
         }
         wait_for_loads();
         __syncthreads();
-        if (is_narrow && key + TILE < end) load(tiles[1], k, key + TILE, 0);
-        add_product(o, s, tiles[2], width, stages);
+        if (is_narrow && key + TILE < end) load(tiles[0], k, key + TILE, 0);
+        add_product(o, s, tiles[1], width, stages);
     }
 #pragma unroll
     for (int i = 0; i < R; i++) {
