@@ -10,7 +10,7 @@ use crate::host::layout::{Axes, Axis, push_axis};
 use crate::host::random::{keep_scale, threshold};
 use crate::{Array, DType, Error, Result, Window};
 
-/// The dtypes whose tiles with 128 columns fit into shared memory.
+/// The dtypes that have kernels with 128 columns, which need more shared memory. Some GPUs have less.
 const WIDE: &[DType] = &[DType::F16, DType::BF16, DType::F32];
 
 units! {
@@ -188,19 +188,18 @@ impl Call {
         Ok(Call { stream, dtype, argument, kept })
     }
 
-    /// Returns true if the operands are so wide that tiles with more columns are better.
-    fn is_wide(&self) -> bool {
-        self.argument.width.max(self.argument.value_width) > 64 && WIDE.contains(&self.dtype)
+    /// Returns true if a kernel for 128 columns shall run: some operand has more than 64, and the GPU has the memory.
+    fn is_wide(&self, kernel: &Kernel) -> bool {
+        self.argument.width.max(self.argument.value_width) > TILE as u64
+            && WIDE.contains(&self.dtype)
+            && kernel.shared_bytes(self.dtype, true) <= self.stream.gpu.info.shared_bytes
     }
 
-    /// Queues a kernel for `rows` rows and `columns` columns of results. A block holds as many rows of `operands` operands, and a
-    /// tile of `tiles` others.
+    /// Queues a kernel for `rows` rows and `columns` columns of results.
     fn launch(&mut self, kernel: &Kernel, rows: u64, columns: u64) -> Result<()> {
-        let (is_wide, size) = (self.is_wide(), self.dtype.size());
-        let (is_half, slice) = (size == 2, if is_wide { 128 } else { 64 });
-        let block_rows = TILE * if is_half && !is_wide { kernel.half_rows } else { 1 };
-        self.argument.tiles = rows.div_ceil(block_rows as u64);
-        self.argument.slices = columns.div_ceil(slice).max(1);
+        let is_wide = self.is_wide(kernel);
+        self.argument.tiles = rows.div_ceil(kernel.block_rows(self.dtype, is_wide) as u64);
+        self.argument.slices = columns.div_ceil(if is_wide { 128 } else { 64 }).max(1);
         let blocks = self.argument.tiles * self.argument.slices * self.argument.heads;
         if blocks == 0 {
             return Ok(());
@@ -208,19 +207,10 @@ impl Call {
         let Ok(blocks @ 1..=0x7fff_ffff) = u32::try_from(blocks) else {
             return Err(super::driver::failed("launch", format!("attention needs {blocks} blocks")));
         };
-        // Rows are padded. The backward pass has two numbers for each query of a tile. Half precision loads the next tiles while it
-        // uses others there. Other dtypes keep factors in shared memory.
-        let row = |columns: usize| columns * size + 16;
-        let stages = if is_half && kernel.is_staged { 2 } else { 1 };
-        let operands = (kernel.operands * block_rows + 2 * stages * TILE) * row(slice as usize);
-        let numbers = 2 * stages * TILE * size.max(4);
-        let shared = operands + numbers + if is_half { 0 } else { TILE * row(TILE) };
         let unit = kernel.units[usize::from(is_wide)];
-        let grid = [blocks, 1, 1];
+        let (grid, shared) = ([blocks, 1, 1], kernel.shared_bytes(self.dtype, is_wide) as u32);
         // SAFETY: the argument has the addresses, sizes and strides of arrays that live until the kernel is queued.
-        unsafe {
-            self.stream.launch(unit, self.dtype, kernel.name, grid, THREADS, shared as u32, &self.argument)
-        }
+        unsafe { self.stream.launch(unit, self.dtype, kernel.name, grid, THREADS, shared, &self.argument) }
     }
 }
 
@@ -235,6 +225,27 @@ struct Kernel {
     is_staged: bool,
     /// How many times [`TILE`] rows a block computes in half precision with 64 columns.
     half_rows: usize,
+}
+
+impl Kernel {
+    /// Returns the number of rows of a block.
+    fn block_rows(&self, dtype: DType, is_wide: bool) -> usize {
+        TILE * if dtype.size() == 2 && !is_wide { self.half_rows } else { 1 }
+    }
+
+    /// Returns the shared memory of a block.
+    fn shared_bytes(&self, dtype: DType, is_wide: bool) -> usize {
+        let (size, is_half) = (dtype.size(), dtype.size() == 2);
+        // Rows are padded.
+        let row = |columns: usize| columns * size + 16;
+        let stages = if is_half && self.is_staged { 2 } else { 1 };
+        let rows = self.operands * self.block_rows(dtype, is_wide) + 2 * stages * TILE;
+        let operands = rows * row(if is_wide { 2 * TILE } else { TILE });
+        // The backward pass has two numbers for each query of a tile.
+        let numbers = 2 * stages * TILE * size.max(4);
+        // Half precision keeps the factors of a product in registers.
+        operands + numbers + if is_half { 0 } else { TILE * row(TILE) }
+    }
 }
 
 const FORWARD_PASS: Kernel =
@@ -335,8 +346,8 @@ pub(crate) fn attention_backward(
     let Args { queries, keys, width, value_width, .. } = *argument;
     if dots.numel() > 0 {
         // A warp for each query.
+        let unit = KEY_GRADIENTS.units[usize::from(call.is_wide(&KEY_GRADIENTS))];
         let grid = super::grid_for(stream.gpu, dots.numel() * 32, THREADS, 1);
-        let unit = KEY_GRADIENTS.units[usize::from(call.is_wide())];
         // SAFETY: the argument has the addresses, sizes and strides of arrays that live until the kernel is queued.
         unsafe { stream.launch(unit, dtype, "dots", grid, THREADS, 0, &call.argument)? };
     }
