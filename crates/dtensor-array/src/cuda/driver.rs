@@ -17,6 +17,8 @@ pub(crate) struct Info {
     pub(crate) architecture: String,
     /// The number of multiprocessors.
     pub(crate) multiprocessors: usize,
+    /// The most shared memory of a block.
+    pub(crate) shared_bytes: usize,
 }
 
 /// A matrix product `out = a · b + bias` for a batch, all in one dtype. Strides count elements.

@@ -19,6 +19,8 @@ const COUNT: usize = 2;
 /// The memory of all of them together.
 const MEMORY: usize = 8 << 30;
 const ALIGNMENT: usize = 512;
+/// The most shared memory of a block.
+const SHARED: usize = 227 << 10;
 
 #[derive(Default)]
 struct Emulator {
@@ -51,7 +53,7 @@ impl Driver for Emulator {
 
     fn info(&self, ordinal: usize) -> Result<Info> {
         let name = format!("emulated GPU {ordinal}");
-        Ok(Info { name, architecture: "emulated".into(), multiprocessors: 1 })
+        Ok(Info { name, architecture: "emulated".into(), multiprocessors: 1, shared_bytes: SHARED })
     }
 
     fn enter(&self, _: usize) -> Result<()> {
@@ -212,7 +214,7 @@ impl Driver for Emulator {
         argument: *const c_void,
     ) -> Result<()> {
         let fits = grid.iter().all(|&n| n > 0) && grid[1] <= 65535 && grid[2] <= 65535;
-        if !(fits && (1..=1024).contains(&block) && shared_bytes <= 227 << 10) {
+        if !(fits && (1..=1024).contains(&block) && shared_bytes as usize <= SHARED) {
             let message = format!(
                 "a grid of {grid:?} blocks of {block} threads with {shared_bytes} bytes of shared memory"
             );

@@ -84,6 +84,7 @@ impl Driver for Nvidia {
             name: check("cuDeviceGetName", result::device::get_name(device))?,
             architecture: format!("sm_{}{}", attribute(MAJOR)?, attribute(MINOR)?),
             multiprocessors: attribute(MULTIPROCESSORS)? as usize,
+            shared_bytes: shared_bytes(device)? as usize,
         })
     }
 
@@ -211,6 +212,10 @@ impl Driver for Nvidia {
     fn load(&self, image: &[u8], kernels: &[String]) -> Result<Vec<Option<Handle>>> {
         // SAFETY: the image is what the compiler returned.
         let module = check("cuModuleLoadData", unsafe { result::module::load_data(image.as_ptr().cast()) })?;
+        let mut device = 0;
+        // SAFETY: the pointer is valid.
+        check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&mut device).result() })?;
+        let most_shared = shared_bytes(device)?;
         let function = |name: &String| {
             let text =
                 CString::new(format!("kernel_{name}")).map_err(|_| failed("cuModuleGetFunction", name))?;
@@ -219,16 +224,16 @@ impl Driver for Nvidia {
                 Err(result::DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND)) => return Ok(None),
                 function => check(name, function)?,
             };
-            // Blocks of some kernels use more shared memory than every GPU has.
+            // A launch may ask for all the shared memory that a block can have.
             let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function is valid.
             let fixed = unsafe {
                 let fixed = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
                 result::function::get_function_attribute(function, fixed)
             };
-            let dynamic = MOST_SHARED - check(name, fixed)?.min(MOST_SHARED);
-            // SAFETY: as above. If the GPU has less, a launch that needs it is an error.
-            let _ = unsafe { result::function::set_function_attribute(function, attribute, dynamic) };
+            let dynamic = most_shared - check(name, fixed)?.min(most_shared);
+            // SAFETY: as above.
+            check(name, unsafe { result::function::set_function_attribute(function, attribute, dynamic) })?;
             Ok(Some(function as Handle))
         };
         kernels.iter().map(function).collect()
@@ -284,8 +289,12 @@ impl Driver for Nvidia {
     }
 }
 
-/// The most shared memory of a block that kernels may ask for.
-const MOST_SHARED: c_int = 227 << 10;
+/// Returns the most shared memory of a block.
+fn shared_bytes(device: sys::CUdevice) -> Result<c_int> {
+    let most = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    // SAFETY: the device is valid.
+    check("cuDeviceGetAttribute", unsafe { result::device::get_attribute(device, most) })
+}
 
 /// Loads the compiler from the folder `DTENSOR_NVRTC`, if given. Later loads by name then find it.
 fn find_compiler() -> Result<()> {

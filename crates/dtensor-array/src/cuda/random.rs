@@ -138,10 +138,10 @@ mod tests {
             [&[][..], &[0], &[1], &[7], &[5, 13], &[3000]].iter().map(|shape| Window::whole(shape)).collect();
         windows.extend([
             Window::new(&[100], [[1..2, 9..40, 55..100]]).unwrap(),
-            Window::new(&[5, 6, 7], [vec![1..3], vec![0..6], vec![2..7]]).unwrap(),
-            Window::new(&[4, 64], [vec![2..4], vec![0..64]]).unwrap(),
+            Window::new(&[5, 6, 7], [Some(1..3), Some(0..6), Some(2..7)]).unwrap(),
+            Window::new(&[4, 64], [Some(2..4), Some(0..64)]).unwrap(),
             Window::new(&[180, 3], [many, vec![0..1, 2..3]]).unwrap(),
-            Window::new(&[8, 2], [vec![3..3], vec![0..2]]).unwrap(),
+            Window::new(&[8, 2], [None, Some(0..2)]).unwrap(),
         ]);
         windows
     }

@@ -1,22 +1,39 @@
-// Scaled dot-product attention. A block computes 64 rows of a head, in a loop over tiles of 64 columns: the logits of a tile are in
-// registers, and nothing of the size of the full matrix is in memory.
+// Scaled dot-product attention. A block computes `BLOCK_ROWS` rows of a head, in a loop over tiles of `TILE` columns: the logits of
+// a tile are in registers, and nothing of the size of the full matrix is in memory.
 //
 // Two products do the work, `add_dots` and `add_product`. Half precision uses tensor cores, and the other types multiply in loops.
 // They differ in which elements of a tile a thread holds: see `row_of`, `column_of` and `out_column_of`.
 
 #define THREADS 128
-// The rows and columns of a tile.
+// The columns of a tile.
 #define TILE 64
-// The rows of a tile that a warp computes.
-#define WARP_ROWS 16
+// `M` is the number of times 16 rows that a warp computes, and `W` the number of columns of the operands that are in shared memory
+// at a time.
+#define WARP_ROWS (16 * M)
+#define BLOCK_ROWS (THREADS / WARP * WARP_ROWS)
 
 #define USES_MMA (DTYPE == 2 || DTYPE == 3)
-// `W` is the number of columns of the operands that are in shared memory at a time.
+#ifndef EMULATED
+#if __CUDA_ARCH__ >= 800
+#define HAS_ASYNC_COPIES
+#elif USES_MMA
+#error "attention in half precision needs a GPU of compute capability 8.0 or later"
+#endif
+#endif
+
+// The tiles of the operands of a loop: with two of each, one is loaded while the other is used.
+#define STAGES (USES_MMA ? 2 : 1)
+// A function for rare cases, which is not copied into each place that calls it.
+#ifdef EMULATED
+#define RARE inline
+#else
+#define RARE static __device__ __noinline__
+#endif
 
 // The elements of a load.
 #define V (16 / (int)sizeof(T))
 // The rows that a thread has elements of, and the neighbouring threads that share a row.
-#define R (USES_MMA ? 2 : 4)
+#define R (M * (USES_MMA ? 2 : 4))
 #define GROUP (USES_MMA ? 4 : 8)
 // The elements of `n` columns that a thread has.
 #define OF(n) ((n) / GROUP)
@@ -68,9 +85,12 @@ struct Side {
     const T* at;
     i64 stride;
     u64 rows, columns;
+    // Whether rows can be loaded 16 bytes at a time.
+    bool is_aligned;
 };
 DEVICE Side side(const Matrices& m, u64 head, u64 rows, u64 columns) {
-    return Side{(const T*)m.at + offset_of(m, head), m.row, rows, columns};
+    const T* at = (const T*)m.at + offset_of(m, head);
+    return Side{at, m.row, rows, columns, (u64)at % 16 == 0 && m.row % V == 0 && columns % V == 0};
 }
 
 DEVICE int lane() { return (int)(threadIdx.x % WARP); }
@@ -98,30 +118,60 @@ template <class F> DEVICE A row_reduce(A x, F f) {
     return x;
 }
 
-// A tile of `W` columns in shared memory. Rows are padded, so that neighbouring ones are in other banks.
-struct Tile {
-    T rows[TILE][W + V];
+// How many of `n` there are from `first`, at most `N`.
+template <int N> DEVICE int part(u64 n, u64 first) { return n <= first ? 0 : n - first < N ? (int)(n - first) : N; }
+
+// `N` rows of `W` columns in shared memory. Rows are padded, so that neighbouring ones are in other banks.
+template <int N> struct Rows {
+    T rows[N][W + V];
 };
+// The rows of a block, and those of a tile of its loop.
+typedef Rows<BLOCK_ROWS> Block;
+typedef Rows<TILE> Tile;
+
+// Copies 16 bytes to shared memory, which are there after `wait_for_loads`; zeros unless `is_inside`.
+DEVICE void load_pack(T* at, const T* from, bool is_inside) {
+#ifdef HAS_ASYNC_COPIES
+    u32 bytes = is_inside ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :
+                 : "r"((u32)__cvta_generic_to_shared(at)), "l"(from), "r"(bytes)
+                 : "memory");
+#else
+    Pack<T, V> pack;
+    for (int e = 0; e < V; e++) pack.values[e] = to<T>(A(0));
+    if (is_inside) pack = *(const Pack<T, V>*)from;
+    *(Pack<T, V>*)at = pack;
+#endif
+}
+
+// Waits for this thread's loads. Those of others are there after the next barrier.
+DEVICE void wait_for_loads() {
+#ifdef HAS_ASYNC_COPIES
+    asm volatile("cp.async.wait_all;" : : : "memory");
+#endif
+}
+
+// Loads a tile whose rows are not aligned.
+RARE void load_by_element(T (*to_rows)[W + V], int count, const T* first, i64 stride, int rows, int columns) {
+    for (int i = threadIdx.x; i < count * W; i += THREADS) {
+        int r = i / W, c = i % W;
+        to_rows[r][c] = r < rows && c < columns ? first[r * stride + c] : to<T>(A(0));
+    }
+}
 
 // Loads rows from `row` and columns from `column` of a matrix. What is outside the matrix is zero.
-DEVICE void load(Tile& tile, const Side& x, u64 row, u64 column) {
-    bool is_wide = (u64)x.at % 16 == 0 && x.stride % V == 0 && x.columns % V == 0;
-    constexpr int PER_ROW = W / V;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < TILE * PER_ROW; i += THREADS) {
-        int r = i / PER_ROW, c = i % PER_ROW * V;
-        const T* from = x.at + (i64)(row + r) * x.stride + (column + c);
-        Pack<T, V> pack;
-        for (int e = 0; e < V; e++) pack.values[e] = T();
-        if (row + r < x.rows && column + c < x.columns) {
-            if (is_wide) {
-                pack = *(const Pack<T, V>*)from;
-            } else {
-                for (int e = 0; e < V; e++)
-                    if (column + c + e < x.columns) pack.values[e] = from[e];
-            }
-        }
-        *(Pack<T, V>*)&tile.rows[r][c] = pack;
+template <int N> DEVICE void load(Rows<N>& tile, const Side& x, u64 row, u64 column) {
+    const T* first = x.at + (i64)row * x.stride + column;
+    int rows = part<N>(x.rows, row), columns = part<W>(x.columns, column);
+    if (!x.is_aligned) return load_by_element(tile.rows, N, first, x.stride, rows, columns);
+    constexpr int PER_ROW = W / V, STEP_ROWS = THREADS / PER_ROW;
+    int r = threadIdx.x / PER_ROW, c = threadIdx.x % PER_ROW * V;
+    const T* from = first + r * x.stride + c;
+    for (; r < N; r += STEP_ROWS) {
+        bool is_inside = r < rows && c < columns;
+        load_pack(&tile.rows[r][c], is_inside ? from : x.at, is_inside);
+        from += STEP_ROWS * x.stride;
     }
 }
 
@@ -194,30 +244,35 @@ template <bool transposed> DEVICE void load_matrices(u32 (&x)[4], const T* row) 
 
 DEVICE u32 pair_of(float x, float y) { return (u32)to<T>(x).bits | (u32)to<T>(y).bits << 16; }
 
-// Adds the product of two matrices to the thread's elements `2 j` and `2 j + 1` of each row.
-template <int N> DEVICE void add_tensor(float (&x)[2][N], int j, const u32 (&a)[4], u32 b0, u32 b1) {
-    float c[4] = {x[0][2 * j], x[0][2 * j + 1], x[1][2 * j], x[1][2 * j + 1]};
+// Adds the product of two matrices to the thread's elements `2 j` and `2 j + 1` of its rows `2 m` and `2 m + 1`.
+template <int N> DEVICE void add_tensor(float (&x)[R][N], int m, int j, const u32 (&a)[4], u32 b0, u32 b1) {
+    float c[4] = {x[2 * m][2 * j], x[2 * m][2 * j + 1], x[2 * m + 1][2 * j], x[2 * m + 1][2 * j + 1]};
     const u32 b[2] = {b0, b1};
     multiply_add(c, a, b);
-    x[0][2 * j] = c[0];
-    x[0][2 * j + 1] = c[1];
-    x[1][2 * j] = c[2];
-    x[1][2 * j + 1] = c[3];
+    x[2 * m][2 * j] = c[0];
+    x[2 * m][2 * j + 1] = c[1];
+    x[2 * m + 1][2 * j] = c[2];
+    x[2 * m + 1][2 * j + 1] = c[3];
 }
 
 // Adds the dot products of the warp's rows of `left` and all rows of `right`, over the first `width` columns.
-DEVICE void add_dots(A (&s)[R][OF(TILE)], const Tile& left, const Tile& right, int width) {
+DEVICE void add_dots(A (&s)[R][OF(TILE)], const Block& left, const Tile& right, int width) {
 #pragma unroll
     for (int k = 0; k < W; k += 16) {
         if (k >= width) break;
-        u32 a[4];
-        load_matrices<false>(a, &left.rows[warp_row() + lane() % 16][k + lane() / 16 * 8]);
+        u32 a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            load_matrices<false>(a[m], &left.rows[warp_row() + 16 * m + lane() % 16][k + lane() / 16 * 8]);
 #pragma unroll
         for (int n = 0; n < TILE; n += 16) {
             u32 b[4];
             load_matrices<false>(b, &right.rows[n + lane() / 16 * 8 + lane() % 8][k + lane() / 8 % 2 * 8]);
-            add_tensor(s, n / 8, a, b[0], b[1]);
-            add_tensor(s, n / 8 + 1, a, b[2], b[3]);
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                add_tensor(s, m, n / 8, a[m], b[0], b[1]);
+                add_tensor(s, m, n / 8 + 1, a[m], b[2], b[3]);
+            }
         }
     }
 }
@@ -227,15 +282,21 @@ DEVICE void add_product(A (&o)[R][OF(W)], const A (&p)[R][OF(TILE)], const Tile&
 #pragma unroll
     for (int k = 0; k < TILE; k += 16) {
         const int j = k / 4;
-        const u32 a[4] = {pair_of(p[0][j], p[0][j + 1]), pair_of(p[1][j], p[1][j + 1]),
-                          pair_of(p[0][j + 2], p[0][j + 3]), pair_of(p[1][j + 2], p[1][j + 3])};
+        u32 a[M][4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) a[m][i] = pair_of(p[2 * m + i % 2][j + i / 2 * 2], p[2 * m + i % 2][j + i / 2 * 2 + 1]);
 #pragma unroll
         for (int n = 0; n < W; n += 16) {
             if (n < width) {
                 u32 b[4];
                 load_matrices<true>(b, &right.rows[k + lane() / 8 % 2 * 8 + lane() % 8][n + lane() / 16 * 8]);
-                add_tensor(o, n / 8, a, b[0], b[1]);
-                add_tensor(o, n / 8 + 1, a, b[2], b[3]);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    add_tensor(o, m, n / 8, a[m], b[0], b[1]);
+                    add_tensor(o, m, n / 8 + 1, a[m], b[2], b[3]);
+                }
             }
         }
     }
@@ -253,7 +314,7 @@ struct Stage {
 DEVICE float fused(float x, float y, float z) { return fmaf(x, y, z); }
 DEVICE double fused(double x, double y, double z) { return fma(x, y, z); }
 
-DEVICE void add_dots(A (&s)[R][OF(TILE)], const Tile& left, const Tile& right, int width) {
+DEVICE void add_dots(A (&s)[R][OF(TILE)], const Block& left, const Tile& right, int width) {
     for (int k = 0; k < width; k += V) {
         Pack<T, V> x[R];
 #pragma unroll
@@ -305,34 +366,43 @@ DEVICE double exponential(double x) { return exp(x); }
 DEVICE float logarithm(float x) { return logf(x); }
 DEVICE double logarithm(double x) { return log(x); }
 
-// The first `W` columns from `column`, of those of a matrix.
-DEVICE int part(u64 columns, u64 column) {
-    return columns - column < W ? (int)(columns - column) : W;
+RARE void load_columns(Block* left, Tile* right, Side x, u64 row, Side y, u64 column, u64 k) {
+    __syncthreads();
+    load(*left, x, row, k);
+    load(*right, y, column, k);
+    wait_for_loads();
+    __syncthreads();
 }
 
-// Adds the dot products of the rows of `x` from `row` and those of `y` from `column`. If `x` is narrow enough, and `has_left` is
-// true, its tile has been loaded before. After this, the tiles hold the last columns.
-DEVICE void add_all_dots(A (&s)[R][OF(TILE)], Tile& left, Tile& right, const Side& x, u64 row, const Side& y,
-                         u64 column, bool has_left) {
-    for (u64 k = 0; k == 0 || k < x.columns; k += W) {
-        __syncthreads();
-        if (!has_left || x.columns > W) load(left, x, row, k);
-        load(right, y, column, k);
-        __syncthreads();
-        add_dots(s, left, right, part(x.columns, k));
+// Adds the dot products of the rows of `x` from `row` and those of `y` from `column`. If `is_loaded` is true, the tiles hold all of
+// their columns. Else they are loaded, and hold the last columns after this.
+DEVICE void add_all_dots(A (&s)[R][OF(TILE)], Block& left, Tile& right, const Side& x, u64 row, const Side& y, u64 column,
+                         bool is_loaded) {
+    for (u64 k = 0; k < x.columns; k += W) {
+        if (!is_loaded) load_columns(&left, &right, x, row, y, column, k);
+        add_dots(s, left, right, part<W>(x.columns, k));
     }
 }
+
+RARE A masked(A x, u32 kind, const void* mask, i64 at) {
+    if (kind == 1) return ((const unsigned char*)mask)[at] ? x : lowest<A>();
+    return x + acc(((const T*)mask)[at]);
+}
+
+RARE Words random_words(u64 seed, u64 stream, u64 block) { return philox(Draw{seed, stream}, block); }
 
 // The mask and the dropout of a head.
 struct Rule {
     const Attention& a;
+    A scale, keep_scale;
     const void* mask;
     // The index in the full tensor of the weight of the first query and key.
     u64 first_weight;
     u64 block;
     Words words;
 
-    DEVICE Rule(const Attention& a, u64 head) : a(a), mask(nullptr), first_weight(0), block(~0ull) {
+    DEVICE Rule(const Attention& a, u64 head) 
+        : a(a), scale((A)a.scale), keep_scale((A)a.keep_scale), mask(nullptr), first_weight(0), block(~0ull) {
         i64 offset = a.mask_kind ? offset_of(a.mask, head) : 0;
         if (a.mask_kind == 1) mask = (const unsigned char*)a.mask.at + offset;
         if (a.mask_kind == 2) mask = (const T*)a.mask.at + offset;
@@ -342,11 +412,9 @@ struct Rule {
     // The logit of a query and a key from their dot product. If the query does not attend to the key, it is −∞.
     DEVICE A logit(A dot, bool is_seen, u64 query, u64 key) const {
         if (!is_seen) return lowest<A>();
-        A x = dot * (A)a.scale;
+        A x = dot * scale;
         if (a.mask_kind == 0) return x;
-        i64 at = (i64)query * a.mask.row + (i64)key * a.mask.column;
-        if (a.mask_kind == 1) return ((const unsigned char*)mask)[at] ? x : lowest<A>();
-        return x + acc(((const T*)mask)[at]);
+        return masked(x, a.mask_kind, mask, (i64)query * a.mask.row + (i64)key * a.mask.column);
     }
 
     // The probability, without dropout, of a query that attends to some key.
@@ -360,11 +428,11 @@ struct Rule {
         u64 index = first_weight + query * a.keys + key;
         if (index / 4 != block) {
             block = index / 4;
-            words = philox<1>(a.draw, block);
+            words = random_words(a.draw.seed, a.draw.stream, block);
         }
         u32 k = (u32)(index % 4);
         u32 x = k & 1 ? words.x[1] : words.x[0], y = k & 1 ? words.x[3] : words.x[2];
-        return a.threshold.contains(k & 2 ? y : x) ? A(0) : (A)a.keep_scale;
+        return a.threshold.contains(k & 2 ? y : x) ? A(0) : keep_scale;
     }
 };
 
@@ -394,7 +462,7 @@ struct Place {
     DEVICE Place(const Attention& a, bool from_the_end) {
         u64 tile = blockIdx.x % a.tiles, rest = blockIdx.x / a.tiles;
         // The longest work first.
-        row = (from_the_end ? a.tiles - 1 - tile : tile) * TILE;
+        row = (from_the_end ? a.tiles - 1 - tile : tile) * BLOCK_ROWS;
         column = rest % a.slices * W;
         head = rest / a.slices;
     }
@@ -410,8 +478,8 @@ DEVICE int keys_of(const Attention& a, u64 query, u64 key) {
     return in_tile(end - (i64)key);
 }
 
-// The end of the keys that the queries of a tile attend to.
+// The end of the keys that the queries of a block, from `query`, attend to.
 DEVICE u64 keys_seen(const Attention& a, u64 query) {
-    u64 last = query + TILE < a.queries ? query + TILE : a.queries;
+    u64 last = query + BLOCK_ROWS < a.queries ? query + BLOCK_ROWS : a.queries;
     return a.causal && a.first_query + last < a.keys ? a.first_query + last : a.keys;
 }

@@ -2,13 +2,15 @@
 
 BLOCK_ENTRY(forward, Attention) {
     SHARED_BYTES(shared);
-    Tile* tiles = (Tile*)shared;
-    Stage* stages = (Stage*)(tiles + 3);
+    Block& queries = *(Block*)shared;
+    Tile* tiles = (Tile*)(&queries + 1);
+    Stage* stages = (Stage*)(tiles + 2);
     Place place(a, a.causal);
     Side q = side(a.q, place.head, a.queries, a.width), k = side(a.k, place.head, a.keys, a.width);
     Side v = side(a.v, place.head, a.keys, a.value_width);
     Rule rule(a, place.head);
-    int width = part(a.value_width, place.column);
+    int width = part<W>(a.value_width, place.column);
+    bool is_narrow = a.width <= W;
     A most[R], sums[R], o[R][OF(W)];
     clear(o);
     for (int i = 0; i < R; i++) {
@@ -16,12 +18,17 @@ BLOCK_ENTRY(forward, Attention) {
         sums[i] = A(0);
     }
     u64 end = keys_seen(a, place.row);
+    if (is_narrow && end > 0) {
+        load(queries, q, place.row, 0);
+        load(tiles[0], k, 0, 0);
+    }
     for (u64 key = 0; key < end; key += TILE) {
         A s[R][OF(TILE)];
         clear(s);
+        wait_for_loads();
         __syncthreads();
-        load(tiles[2], v, key, place.column);
-        add_all_dots(s, tiles[0], tiles[1], q, place.row, k, key, key > 0);
+        load(tiles[1], v, key, place.column);
+        add_all_dots(s, queries, tiles[0], q, place.row, k, key, is_narrow);
 #pragma unroll
         for (int i = 0; i < R; i++) {
             u64 query = place.row + row_of(i);
@@ -47,7 +54,10 @@ BLOCK_ENTRY(forward, Attention) {
 #pragma unroll
             for (int j = 0; j < OF(W); j++) o[i][j] = o[i][j] * factor;
         }
-        add_product(o, s, tiles[2], width, stages);
+        wait_for_loads();
+        __syncthreads();
+        if (is_narrow && key + TILE < end) load(tiles[0], k, key + TILE, 0);
+        add_product(o, s, tiles[1], width, stages);
     }
 #pragma unroll
     for (int i = 0; i < R; i++) {

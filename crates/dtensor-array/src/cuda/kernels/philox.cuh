@@ -8,11 +8,10 @@ struct Words {
     u32 x[4];
 };
 
-// The words of a block. The rounds are unrolled `N` times.
-template <int N = 10> DEVICE Words philox(const Draw& draw, u64 block) {
+// The words of a block.
+DEVICE Words philox(const Draw& draw, u64 block) {
     u32 c0 = (u32)block, c1 = (u32)(block >> 32), c2 = (u32)draw.stream, c3 = (u32)(draw.stream >> 32);
     u32 k0 = (u32)draw.seed, k1 = (u32)(draw.seed >> 32);
-#pragma unroll N
     for (int round = 0; round < 10; round++) {
         u64 p = (u64)c0 * 0xd2511f53u, q = (u64)c2 * 0xcd9e8d57u;
         c0 = (u32)(q >> 32) ^ c1 ^ k0;
