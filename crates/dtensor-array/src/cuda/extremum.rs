@@ -63,6 +63,8 @@ pub(crate) fn merge(f: Extremum, values: &Array, indices: &Array) -> Result<(Arr
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::super::testing::compare;
     use super::*;
     use crate::host::testing::{ids, local};
@@ -76,7 +78,7 @@ mod tests {
 
     fn check(x: &Array, view: impl Fn(&Array) -> Result<Array>) {
         for f in [Extremum::Max, Extremum::Min] {
-            compare(&[x.clone()], 0.0, |x| {
+            compare(from_ref(x), 0.0, |x| {
                 let x = view(&x[0])?;
                 let mut results = vec![];
                 for dim in 0..x.dims().len().max(1) {

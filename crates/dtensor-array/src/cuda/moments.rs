@@ -84,13 +84,15 @@ pub(crate) fn merge_moments(parts: &Array, correction: f64, root: bool, dtype: D
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::super::testing::{compare, numbers, rounding, same_error};
     use super::*;
     use crate::host::testing::{local, values};
     use crate::kernels::moments as kernels;
 
     fn check(x: &Array, dims: &[usize], tolerance: f64, view: impl Fn(&Array) -> Result<Array>) {
-        compare(&[x.clone()], tolerance, |x| {
+        compare(from_ref(x), tolerance, |x| {
             let x = view(&x[0])?;
             let mut results = vec![];
             for (correction, keepdim) in [(0.0, false), (1.0, true), (1e9, false)] {
@@ -141,7 +143,7 @@ mod tests {
             let x = numbers(20 * 15, dtype, 3);
             for (correction, root) in [(0.0, false), (1.0, true), (19.5, false), (-1.0, true), (100.0, false)]
             {
-                compare(&[x.clone()], 4.0 * rounding(dtype).max(1e-12), |x| {
+                compare(from_ref(&x), 4.0 * rounding(dtype).max(1e-12), |x| {
                     let x = x[0].reshape(&[20, 3, 5])?;
                     let parts = [(0, 7), (7, 0), (7, 13)]
                         .map(|(start, len)| kernels::moments_part(&x.narrow(0, start, len)?, &[0], false));

@@ -264,6 +264,8 @@ fn backward(
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::super::testing::{compare, numbers, rounding, same_error};
     use super::*;
     use crate::host::testing::{local, values};
@@ -357,7 +359,7 @@ mod tests {
             Ok(vec![y, rstd, mean.narrow(0, 2, 1)?, z, scale])
         });
         let x = numbers(4, DType::I64, 1).reshape(&[2, 2]).unwrap();
-        same_error(&[x.clone()], |x| Ok(kernels::layer_norm(&x[0], 1, None, None, EPS)?.0));
+        same_error(from_ref(&x), |x| Ok(kernels::layer_norm(&x[0], 1, None, None, EPS)?.0));
         same_error(&[x], |x| Ok(kernels::rms_norm(&x[0], 1, None, EPS)?.0));
     }
 }

@@ -88,6 +88,8 @@ pub(crate) fn cumsum(x: &Array, dim: usize, reverse: bool) -> Result<Array> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::super::testing::{compare, numbers, rounding};
     use super::*;
     use crate::kernels::scan::cumsum;
@@ -95,7 +97,7 @@ mod tests {
     fn check(x: &Array, view: impl Fn(&Array) -> Result<Array>) {
         // Long sums lose a few bits of `f64`, and are rounded once.
         let tolerance = 2.0 * rounding(x.dtype()).max(if x.dtype().is_int() { 0.0 } else { 1e-11 });
-        compare(&[x.clone()], tolerance, |x| {
+        compare(from_ref(x), tolerance, |x| {
             let x = view(&x[0])?;
             let mut results = vec![];
             for dim in 0..x.dims().len().max(1) {

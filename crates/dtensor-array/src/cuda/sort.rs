@@ -210,6 +210,8 @@ pub(crate) fn merge_top(
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::super::testing::compare;
     use super::*;
     use crate::host::testing::{ids, local, noise, values};
@@ -230,7 +232,7 @@ mod tests {
 
     /// Compares sort and top-k along a dim of a view.
     fn check(x: &Array, dim: usize, ks: &[usize], view: impl Fn(&Array) -> Result<Array>) {
-        compare(&[x.clone()], 0.0, |x| {
+        compare(from_ref(x), 0.0, |x| {
             let x = view(&x[0])?;
             let mut results = vec![];
             for descending in [false, true] {
