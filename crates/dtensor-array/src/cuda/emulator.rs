@@ -169,7 +169,9 @@ impl Driver for Emulator {
             let library = scratch_file(name);
             let mut command = Command::new("c++");
             command.args(["-std=c++17", "-O1", "-shared", "-fPIC", "-fwrapv", "-ffp-contract=off", "-w"]);
-            command.args(["-fno-strict-aliasing", "-x", "c++", "-o"]).arg(&library).arg("-");
+            // Shared memory is static: hidden, so that two libraries do not share it.
+            command.args(["-fvisibility=hidden", "-fno-strict-aliasing", "-x", "c++", "-o"]);
+            command.arg(&library).arg("-");
             let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
             let text = format!("{HEADER}\n#line 1 \"{name}.cu\"\n{source}");
             // The compiler may end before it has read everything.

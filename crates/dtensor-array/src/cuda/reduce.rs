@@ -79,6 +79,8 @@ pub(crate) fn merge_norm(parts: &Array, p: f64) -> Result<Array> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::super::testing::{compare, numbers, rounding, same_error};
     use super::*;
     use crate::host::testing::{local, small};
@@ -96,7 +98,7 @@ mod tests {
             let is_exact = f != Reduce::Mean && f != Reduce::Prod;
             let tolerance = if is_exact { 0.0 } else { 2.0 * rounding(x.dtype()) };
             for keepdim in [false, true] {
-                compare(&[x.clone()], tolerance, |x| {
+                compare(from_ref(x), tolerance, |x| {
                     Ok(vec![kernels::reduce::reduce(f, &view(&x[0])?, dims, keepdim)?])
                 });
             }
@@ -146,7 +148,7 @@ mod tests {
                 let x = local(dtype, &data, &shape);
                 for f in [Reduce::Sum, Reduce::Max, Reduce::Min] {
                     for dims in [&[0][..], &[1], &[0, 1]] {
-                        compare(&[x.clone()], 0.0, |x| {
+                        compare(from_ref(&x), 0.0, |x| {
                             let turned = x[0].transpose(0, 1)?;
                             Ok(vec![
                                 kernels::reduce::reduce(f, &x[0], dims, false)?,
@@ -177,7 +179,7 @@ mod tests {
                 for data in [data, zeros.clone(), zeros.iter().map(|x| -x).collect()] {
                     let x = Array::from_vec(data, &[3, n]).unwrap();
                     for f in [Reduce::Max, Reduce::Min] {
-                        compare(&[x.clone()], 0.0, |x| {
+                        compare(from_ref(&x), 0.0, |x| {
                             let turned = x[0].transpose(0, 1)?.contiguous()?;
                             Ok(vec![
                                 kernels::reduce::reduce(f, &x[0], &[1], false)?,
@@ -195,7 +197,7 @@ mod tests {
         let x = Array::from_vec(vec![i64::MAX, 2, 3, i64::MIN, -1, 5], &[2, 3]).unwrap();
         check(&x, &[0], |x| Ok(x.clone()));
         check(&x, &[1], |x| Ok(x.clone()));
-        same_error(&[x.clone()], |x| kernels::reduce::reduce(Reduce::Mean, &x[0], &[0], false));
+        same_error(from_ref(&x), |x| kernels::reduce::reduce(Reduce::Mean, &x[0], &[0], false));
         same_error(&[x], |x| kernels::reduce::norm(&x[0], 2.0, &[0], false));
     }
 
@@ -206,7 +208,7 @@ mod tests {
                 let x = numbers(2 * 35 * 3, *dtype, 3);
                 for dims in [&[0][..], &[1], &[2], &[0, 2], &[0, 1, 2]] {
                     // Half precision is rounded from `f64` once or twice.
-                    compare(&[x.clone()], 2.0 * rounding(*dtype), |x| {
+                    compare(from_ref(&x), 2.0 * rounding(*dtype), |x| {
                         let x = x[0].reshape(&[2, 35, 3])?;
                         Ok(vec![
                             kernels::reduce::norm(&x, p, dims, false)?,
@@ -223,7 +225,7 @@ mod tests {
         let special =
             Array::from_vec(vec![3e30f32, -4e30, 1.0, f32::NAN, f32::INFINITY, 0.0], &[3, 2]).unwrap();
         for p in [1.0, 2.0, 3.0, f64::INFINITY, f64::NEG_INFINITY] {
-            compare(&[special.clone()], 1e-6, |x| Ok(vec![kernels::reduce::norm(&x[0], p, &[1], false)?]));
+            compare(from_ref(&special), 1e-6, |x| Ok(vec![kernels::reduce::norm(&x[0], p, &[1], false)?]));
         }
     }
 }

@@ -20,6 +20,13 @@ pub(super) struct Lines {
     is_kept: u32,
 }
 
+impl Lines {
+    /// Returns the number of elements that are loaded at once.
+    pub(super) fn vector(&self) -> usize {
+        self.vector as usize
+    }
+}
+
 /// How a kernel on lines is launched.
 pub(super) struct Launch {
     pub(super) lines: Lines,

@@ -202,7 +202,8 @@ inline void run(const Launch* launch, const void* args, void (*kernel)(const voi
 #define EMULATED_ENTRY(name, Args, waits)                                                             \
     static void name##_thread(const Args& a);                                                         \
     static void name##_erased(const void* args) { name##_thread(*(const Args*)args); }                \
-    extern "C" void kernel_##name(const emulator::Launch* launch, const void* args) {                 \
+    extern "C" __attribute__((visibility("default"))) void kernel_##name(                             \
+        const emulator::Launch* launch, const void* args) {                                           \
         emulator::run(launch, args, name##_erased, waits);                                            \
     }                                                                                                 \
     static void name##_thread(const Args& a)
