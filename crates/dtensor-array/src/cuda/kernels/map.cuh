@@ -60,7 +60,7 @@ template <class E, int V, int N> DEVICE Pack<E, V> load(const Map<N>& a, int k, 
     return pack;
 }
 
-constexpr int widest(int x, int y) { return x > y ? x : y; }
+DEVICE constexpr int widest(int x, int y) { return x > y ? x : y; }
 
 template <class O, class I, int V, class F> struct Map1 {
     const Map<1>& a;
