@@ -5,7 +5,7 @@ use super::kernel::{ONE, file, units};
 use super::map::THREADS;
 use super::{Stream, grid_for};
 use crate::host::layout::{Axes, Axis, push_axis};
-use crate::{Array, DType, Result};
+use crate::{Array, DType, Error, Result};
 
 units! {
     static ASSIGN: "assign", [file!("assign.cuh")], ONE;
@@ -78,6 +78,9 @@ impl Assign {
         offset: usize,
         strides: &[usize],
     ) -> Result<()> {
+        if source.device() != out.device() {
+            return Err(Error::argument("copy", "expected all arrays to be on the same device"));
+        }
         if source.numel() == 0 {
             return Ok(());
         }

@@ -13,7 +13,7 @@ use crate::host::rows::split;
 use crate::{Array, DType, Result, Shape};
 
 units! {
-    static ROWS: "rows", [file!("ids.cuh"), file!("rows.cuh")], ONE;
+    static ROWS: "index_rows", [file!("ids.cuh"), file!("index_rows.cuh")], ONE;
     static RADIX: "radix", [file!("ids.cuh"), file!("radix.cuh")], ONE;
     static INDEX: "index", [file!("map.cuh"), file!("ids.cuh"), file!("index.cuh")], ALL;
     static ADD_ROWS: "add_rows", [file!("add_rows.cuh")], ALL;
@@ -98,7 +98,7 @@ pub(super) fn rows_in_words(bytes: usize, others: u64) -> (usize, u64) {
     (word, (bytes / word) as u64)
 }
 
-/// Must match `Select` in `kernels/rows.cuh`.
+/// Must match `Select` in `kernels/index_rows.cuh`.
 #[repr(C)]
 struct Select {
     ids: Ids,

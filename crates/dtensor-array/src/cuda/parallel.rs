@@ -70,6 +70,9 @@ pub(crate) fn reduce(
     let split = split.map(|(dim, sizes)| (dim, sizes.to_vec()));
     Queued::boxed(move || {
         let stream = stream_of(&inputs[0])?;
+        if inputs.iter().any(|x| x.device() != inputs[0].device()) {
+            return Err(Error::argument("reduce", "expected all arrays to be on the same device"));
+        }
         let inputs = inputs.iter().map(Array::contiguous).collect::<Result<Vec<_>>>()?;
         let shape = inputs[0].shape();
         let Some((dim, sizes)) = &split else {
@@ -234,6 +237,17 @@ mod tests {
                 outputs(kernels::concatenate(lists.collect()))
             });
         }
+    }
+
+    #[test]
+    fn arrays_on_different_gpus_are_errors() {
+        if crate::cuda::device_count() < 2 {
+            return;
+        }
+        let [a, b] = [0, 1].map(|gpu| numbers(3, DType::F32, 1).to_device(Device::Cuda(gpu)).unwrap());
+        assert!(kernels::reduce_alone(ReduceOp::Sum, &[&a, &b]).is_err());
+        assert!(outputs(kernels::concatenate(vec![(0, vec![a.clone(), b.clone()])])).is_err());
+        assert!(crate::kernels::cat::cat(&[&a, &b], 0).is_err());
     }
 
     #[test]
