@@ -213,8 +213,8 @@ fn sort(stream: &'static Stream, mut keys: Array, mut values: Array, most: usize
             tiles: tiles as u64,
             shift: u64::from(shift),
         };
-        let grids = [("radix_count", tiles), ("radix_scan", DIGITS), ("radix_scatter", tiles)];
-        for (name, blocks) in grids {
+        let steps = [("radix_count", tiles), ("radix_scan", DIGITS), ("radix_scatter", tiles)];
+        for &(name, blocks) in if tiles > 1 { &steps[..] } else { &steps[2..] } {
             let grid = [blocks as u32, 1, 1];
             // SAFETY: all arrays have `n` keys or values, and the counts are one for each digit and tile, and for each digit.
             unsafe { stream.launch(&RADIX, ONE[0], name, grid, DIGITS as u32, 0, &radix)? };

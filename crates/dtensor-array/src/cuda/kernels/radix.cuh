@@ -11,7 +11,7 @@ struct Radix {
     const u64* values;
     u64* sorted_keys;
     u64* sorted_values;
-    // For each digit, how often it is in each tile, and then where in all that have this digit those of the tile begin.
+    // If there are several tiles: for each digit, how often it is in each tile, and then how often in those before it.
     u64* counts;
     // How often each digit is in all tiles.
     u64* totals;
@@ -83,9 +83,6 @@ BLOCK_ENTRY(radix_scatter, Radix) {
     __shared__ u32 counts[WARPS][DIGITS];
     u32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (u32 w = 0; w < WARPS; w++) counts[w][threadIdx.x] = 0;
-    u64 total;
-    u64 smaller = block_scan(a.totals[threadIdx.x], sums, total);
-    first[threadIdx.x] = smaller + a.counts[threadIdx.x * a.tiles + blockIdx.x];
     __syncthreads();
     u64 start = blockIdx.x * (u64)TILE + warp * (WARP * ROUNDS) + lane;
     u64 keys[ROUNDS];
@@ -106,6 +103,10 @@ BLOCK_ENTRY(radix_scatter, Radix) {
         counts[w][threadIdx.x] = before;
         before += count;
     }
+    // The counts of the only tile are those of all tiles.
+    bool is_alone = a.tiles == 1;
+    u64 total, smaller = block_scan(is_alone ? before : a.totals[threadIdx.x], sums, total);
+    first[threadIdx.x] = smaller + (is_alone ? 0 : a.counts[threadIdx.x * a.tiles + blockIdx.x]);
     __syncthreads();
     for (u32 r = 0; r < ROUNDS; r++) {
         u64 i = start + r * WARP;
