@@ -8,7 +8,9 @@ use crate::host::binary::{Binary, Compare};
 use crate::{Array, DType, Error, Result};
 
 units! {
-    static BINARY: "binary", [file!("map.cuh"), file!("number.cuh"), file!("power.cuh"), file!("binary.cuh")], ALL;
+    static BINARY: "binary", [file!("map.cuh"), file!("number.cuh"), file!("binary.cuh")], ALL;
+    // The code of powers is long, so they are compiled only where they are used.
+    static POWER: "power", [file!("map.cuh"), file!("number.cuh"), file!("power.cuh")], ALL;
     static COMPARE: "compare", [file!("map.cuh"), file!("compare.cuh")], ALL;
 }
 
@@ -31,7 +33,8 @@ pub(crate) fn binary(f: Binary, a: &Array, b: &Array) -> Result<Array> {
         Binary::Maximum => "maximum",
         Binary::Minimum => "minimum",
     };
-    stream_of(a)?.map(&BINARY, dtype, name, (dtype, &broadcast(&[a, b])), [a, b], ())
+    let unit = if f == Binary::Pow { &POWER } else { &BINARY };
+    stream_of(a)?.map(unit, dtype, name, (dtype, &broadcast(&[a, b])), [a, b], ())
 }
 
 pub(crate) fn compare(f: Compare, a: &Array, b: &Array) -> Result<Array> {

@@ -4,8 +4,9 @@ use super::driver::Address;
 use super::kernel::{ALL, file, units};
 use super::map::THREADS;
 use super::window::WindowArgs;
-use super::{grid_for, stream_of, stream_on};
+use super::{Stream, grid_for, stream_of, stream_on};
 use crate::host::copy as host;
+use crate::host::layout::{Axes, Axis, push_axis};
 use crate::{Array, DType, Device, Error, HostBuffer, Meta, Result, Window};
 
 units! {
@@ -24,7 +25,100 @@ pub(crate) fn copy(x: &Array) -> Result<Array> {
         }
         return Ok(out);
     }
-    stream.map(&COPY, x.dtype(), "copy", (x.dtype(), x.dims()), [x], ())
+    match Transposed::new(x) {
+        Some(transposed) => transpose(stream, x, transposed),
+        None => stream.map_views(&COPY, x.dtype(), "copy", (x.dtype(), x.dims()), [x], ()),
+    }
+}
+
+/// The number of elements along each side of a tile.
+const TILE: usize = 64;
+const TILE_DIMS: usize = 6;
+/// Arrays with fewer elements are read one by one.
+const FEWEST: usize = 1 << 12;
+/// Dims of fewer elements do not fill a tile.
+const NARROWEST: usize = 16;
+
+/// Must match `Transposed` in `kernels/copy.cuh`.
+#[repr(C)]
+struct Transposed {
+    out: Address,
+    source: Address,
+    tiles: u64,
+    across: u64,
+    down: u64,
+    columns: u64,
+    rows: u64,
+    column_stride: u64,
+    row_stride: u64,
+    out_stride: u64,
+    ndim: u32,
+    reserved: u32,
+    dims: [[u64; 3]; TILE_DIMS],
+}
+
+impl Transposed {
+    /// Describes a copy in tiles, or returns `None` if that would not be faster: if the last dim has the smallest stride.
+    fn new(x: &Array) -> Option<Transposed> {
+        if x.numel() < FEWEST || x.is_contiguous() {
+            return None;
+        }
+        let mut axes: Axes<1> = Axes::new();
+        for (&size, &stride) in x.dims().iter().zip(x.strides()) {
+            push_axis(&mut axes, Axis { size, strides: [stride] });
+        }
+        let last = axes.pop()?;
+        let moved = axes.iter().filter(|axis| axis.strides[0] > 0).map(|axis| axis.strides[0]).min();
+        let at = axes.iter().position(|axis| Some(axis.strides[0]) == moved)?;
+        let row = axes[at];
+        let is_narrow = row.size < NARROWEST || last.size < NARROWEST;
+        if is_narrow || row.strides[0] >= last.strides[0] || axes.len() > TILE_DIMS + 1 {
+            return None;
+        }
+        let mut transposed = Transposed {
+            out: 0,
+            source: 0,
+            tiles: 1,
+            across: last.size.div_ceil(TILE) as u64,
+            down: row.size.div_ceil(TILE) as u64,
+            columns: last.size as u64,
+            rows: row.size as u64,
+            column_stride: last.strides[0] as u64,
+            row_stride: row.strides[0] as u64,
+            out_stride: 0,
+            ndim: axes.len() as u32 - 1,
+            reserved: 0,
+            dims: [[1, 0, 0]; TILE_DIMS],
+        };
+        let mut out_stride = last.size as u64;
+        let mut next = axes.len() - 1;
+        for (i, axis) in axes.iter().enumerate().rev() {
+            if i == at {
+                transposed.out_stride = out_stride;
+            } else {
+                next -= 1;
+                transposed.dims[next] = [axis.size as u64, axis.strides[0] as u64, out_stride];
+                transposed.tiles *= axis.size as u64;
+            }
+            out_stride *= axis.size as u64;
+        }
+        transposed.tiles *= transposed.across * transposed.down;
+        Some(transposed)
+    }
+}
+
+/// Returns true if [`copy`] is faster than reading the elements of an array one by one in row-major order.
+pub(super) fn is_transposed(x: &Array) -> bool {
+    Transposed::new(x).is_some()
+}
+
+fn transpose(stream: &'static Stream, x: &Array, mut transposed: Transposed) -> Result<Array> {
+    let out = stream.empty(x.dtype(), x.dims())?;
+    (transposed.out, transposed.source) = (stream.read(&out)?, stream.read(x)?);
+    let grid = [transposed.tiles.min(i32::MAX as u64) as u32, 1, 1];
+    // SAFETY: the tiles cover both arrays.
+    unsafe { stream.launch(&COPY, x.dtype(), "transpose", grid, THREADS, 0, &transposed)? };
+    Ok(out)
 }
 
 pub(crate) fn contiguous(x: &Array) -> Result<Array> {
@@ -82,19 +176,30 @@ pub(crate) fn full_i64(device: Device, dtype: DType, shape: &[usize], value: i64
 fn fill(device: Device, one: &Array, shape: &[usize]) -> Result<Array> {
     let stream = stream_on(device)?;
     let out = stream.empty(one.dtype(), shape)?;
-    let memory = one.copy_to_host_memory()?;
-    let bytes = memory.bytes();
     if out.numel() == 0 {
         return Ok(out);
     }
-    if bytes.iter().all(|&byte| byte == 0) {
+    let bits = bits(one)?;
+    if bits == 0 {
+        let bytes = out.numel() * one.dtype().size();
         // SAFETY: the array has as many bytes.
-        unsafe { stream.gpu.driver.set_zero(stream.read(&out)?, out.numel() * bytes.len(), stream.handle)? };
+        unsafe { stream.gpu.driver.set_zero(stream.read(&out)?, bytes, stream.handle)? };
         return Ok(out);
     }
+    tabulate("fill", out, &Window::whole(shape), [0.0; 4], [bits as i64, 0, 0, 0])
+}
+
+/// Returns the bits of the only element of an array in main memory.
+fn bits(one: &Array) -> Result<u64> {
+    let memory = one.copy_to_host_memory()?;
     let mut bits = [0; 8];
-    bits[..bytes.len()].copy_from_slice(bytes);
-    tabulate("fill", out, &Window::whole(shape), [0.0; 4], [i64::from_le_bytes(bits), 0, 0, 0])
+    bits[..memory.bytes().len()].copy_from_slice(memory.bytes());
+    Ok(u64::from_le_bytes(bits))
+}
+
+/// Returns the bits of a number as an element.
+pub(super) fn element(dtype: DType, value: f64) -> Result<u64> {
+    bits(&host::full(dtype, &[], value)?)
 }
 
 /// Must match `Tabulate` in `kernels/copy.cuh`.
@@ -155,4 +260,72 @@ pub(crate) fn eye(device: Device, dtype: DType, window: &Window) -> Result<Array
     };
     let out = stream_on(device)?.empty(dtype, window.shape())?;
     tabulate("eye", out, window, [0.0; 4], [columns as i64, 0, 0, 0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{compare, numbers};
+    use super::*;
+    use crate::host::testing::windows;
+    use crate::kernels::copy as kernels;
+
+    #[test]
+    fn views_become_contiguous() {
+        for dtype in DType::ALL {
+            let x = numbers(3 * 70 * 2 * 65, dtype, 1);
+            compare(&[x], 0.0, |x| {
+                let x = x[0].reshape(&[3, 70, 2, 65])?;
+                let mut views =
+                    vec![x.clone(), x.narrow(1, 3, 60)?, x.narrow(3, 1, 64)?, x.narrow(3, 16, 48)?];
+                for dims in
+                    [[0, 3, 2, 1], [3, 0, 2, 1], [0, 2, 3, 1], [1, 0, 2, 3], [3, 2, 1, 0], [2, 3, 0, 1]]
+                {
+                    views.push(x.permute(&dims)?);
+                    views.push(x.narrow(1, 5, 64)?.narrow(3, 1, 64)?.permute(&dims)?);
+                }
+                views.push(x.narrow(0, 0, 1)?.expand(&[5, 70, 2, 65])?.transpose(1, 3)?);
+                views.push(x.narrow(3, 7, 1)?.expand(&[3, 70, 2, 40])?.transpose(1, 3)?);
+                views.push(x.as_strided(&[70, 65], &[2, 200], 1)?);
+                views.push(x.as_strided(&[20, 20, 20], &[1, 2, 3], 1)?);
+                views.iter().map(kernels::contiguous).collect()
+            });
+        }
+        let moved = |dims: &[usize]| {
+            let x = numbers(70 * 65 * 3, DType::F32, 1).reshape(&[3, 70, 65]).unwrap();
+            is_transposed(&x.permute(dims).unwrap())
+        };
+        assert!(moved(&[0, 2, 1]) && moved(&[2, 0, 1]) && !moved(&[1, 0, 2]) && !moved(&[0, 1, 2]));
+    }
+
+    #[test]
+    fn operands_of_a_map_may_be_transposed() {
+        use crate::kernels::binary::{Binary, binary};
+        compare(&[numbers(70 * 65, DType::F32, 1), numbers(70 * 65, DType::F32, 2)], 0.0, |x| {
+            let (a, b) = (x[0].reshape(&[70, 65])?, x[1].reshape(&[65, 70])?.transpose(0, 1)?);
+            Ok(vec![binary(Binary::Add, &a, &b)?, binary(Binary::Sub, &b, &b)?])
+        });
+    }
+
+    #[test]
+    fn arrays_from_numbers() {
+        let on = |device: Device| -> Result<Vec<Array>> {
+            let mut all = vec![];
+            for (window, _) in windows().iter().take(120) {
+                for dtype in DType::ALL {
+                    all.push(kernels::arange(device, dtype, 1.5, 2.0, window)?);
+                    all.push(kernels::arange(device, dtype, 3.0, -2.0, window)?);
+                    all.push(kernels::full(device, dtype, window.shape(), 1.5)?);
+                    all.push(kernels::full(device, dtype, window.shape(), 0.0)?);
+                    if window.whole_shape().len() == 2 {
+                        all.push(kernels::eye(device, dtype, window)?);
+                    }
+                }
+                all.push(kernels::full_i64(device, DType::I64, window.shape(), i64::MAX)?);
+                all.push(kernels::arange_i64(device, i64::MAX, 3, window)?);
+                all.push(kernels::linspace(device, -1.0, 7.5, None, window)?);
+            }
+            Ok(all)
+        };
+        compare(&[numbers(1, DType::F32, 0)], 0.0, |x| on(x[0].device()));
+    }
 }

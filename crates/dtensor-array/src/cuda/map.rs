@@ -1,5 +1,7 @@
 //! Element-wise kernels: how their arguments are made. The loops are in `kernels/map.cuh`.
 
+use std::array::from_fn;
+
 use super::driver::{Address, failed};
 use super::{Stream, Unit, grid_for};
 use crate::host::layout::{Axes, Axis as HostAxis, push_axis};
@@ -126,6 +128,28 @@ impl Stream {
     /// Runs an element-wise kernel over operands that broadcast to `shape`, and returns its result, of dtype `out`. `more` are the
     /// kernel's further arguments.
     pub(super) fn map<const N: usize, P: Copy>(
+        &'static self,
+        unit: &Unit,
+        dtype: DType,
+        name: &str,
+        (out, shape): (DType, &[usize]),
+        operands: [&Array; N],
+        more: P,
+    ) -> Result<Array> {
+        // Reading a transposed operand element by element takes longer than copying it first.
+        let numel = shape.iter().product::<usize>();
+        let mut copies = [const { None }; N];
+        for (copy, x) in copies.iter_mut().zip(operands) {
+            if x.numel() == numel && super::copy::is_transposed(x) {
+                *copy = Some(super::copy::copy(x)?);
+            }
+        }
+        let operands: [&Array; N] = from_fn(|k| copies[k].as_ref().unwrap_or(operands[k]));
+        self.map_views(unit, dtype, name, (out, shape), operands, more)
+    }
+
+    /// As [`map`](Stream::map), for kernels that need the operands as they are.
+    pub(super) fn map_views<const N: usize, P: Copy>(
         &'static self,
         unit: &Unit,
         dtype: DType,

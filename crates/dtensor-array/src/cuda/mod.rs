@@ -7,6 +7,7 @@
 //! used, and kept on disk. With the feature `cuda-emulator`, and without a GPU, they are compiled by the system's C++ compiler and
 //! run on the CPU.
 
+mod assign;
 mod device;
 mod driver;
 #[cfg(feature = "cuda-emulator")]

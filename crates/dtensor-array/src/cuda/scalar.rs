@@ -1,14 +1,15 @@
 //! Arithmetic between an array and numbers.
 
+use super::binary::POWER;
 use super::kernel::{ALL, file, units};
 use super::map::broadcast;
-use super::stream_of;
 use super::unary::unary;
+use super::{Unit, stream_of};
 use crate::host::unary::Unary;
 use crate::{Array, DType, Error, Result};
 
 units! {
-    static SCALAR: "scalar", [file!("map.cuh"), file!("number.cuh"), file!("power.cuh"), file!("scalar.cuh")], ALL;
+    static SCALAR: "scalar", [file!("map.cuh"), file!("number.cuh"), file!("scalar.cuh")], ALL;
 }
 
 /// Returns a number in the type that kernels for a dtype compute in, as bits: `Number` in `kernels/number.cuh`.
@@ -21,8 +22,8 @@ pub(super) fn number(dtype: DType, x: f64) -> u64 {
 }
 
 /// Runs a kernel with two numbers.
-fn run(name: &str, x: &Array, numbers: [u64; 2]) -> Result<Array> {
-    stream_of(x)?.map(&SCALAR, x.dtype(), name, (x.dtype(), x.dims()), [x], numbers)
+fn run(unit: &Unit, name: &str, x: &Array, numbers: [u64; 2]) -> Result<Array> {
+    stream_of(x)?.map(unit, x.dtype(), name, (x.dtype(), x.dims()), [x], numbers)
 }
 
 pub(crate) fn affine(x: &Array, mul: f64, add: f64) -> Result<Array> {
@@ -32,7 +33,7 @@ pub(crate) fn affine(x: &Array, mul: f64, add: f64) -> Result<Array> {
         (1.0, _) => "shift",
         _ => "affine",
     };
-    run(name, x, [mul, add].map(|value| number(x.dtype(), value)))
+    run(&SCALAR, name, x, [mul, add].map(|value| number(x.dtype(), value)))
 }
 
 pub(crate) fn pow_scalar(x: &Array, e: f64) -> Result<Array> {
@@ -49,9 +50,10 @@ pub(crate) fn pow_scalar(x: &Array, e: f64) -> Result<Array> {
         0.0 => "unit",
         2.0 => "square",
         3.0 => "cube",
-        _ => "power",
+        _ => "pow_scalar",
     };
-    run(name, x, [number(x.dtype(), e), 0])
+    let unit = if name == "pow_scalar" { &POWER } else { &SCALAR };
+    run(unit, name, x, [number(x.dtype(), e), 0])
 }
 
 /// Returns the bounds as numbers. A missing bound becomes one that no element exceeds.
@@ -61,7 +63,7 @@ fn bounds(dtype: DType, lo: Option<f64>, hi: Option<f64>) -> [u64; 2] {
 }
 
 pub(crate) fn clamp(x: &Array, lo: Option<f64>, hi: Option<f64>) -> Result<Array> {
-    run("clamp", x, bounds(x.dtype(), lo, hi))
+    run(&SCALAR, "clamp", x, bounds(x.dtype(), lo, hi))
 }
 
 /// Must match `Bounds` in `kernels/scalar.cuh`.

@@ -1,6 +1,6 @@
 // Element-wise arithmetic of two arrays.
 
-//! kernels: add sub mul div pow maximum minimum
+//! kernels: add sub mul div maximum minimum
 #define BINARY(name, formula)                                                     \
     struct F_##name {                                                             \
         DEVICE A operator()(A x, A y) const { return formula; }                   \
@@ -10,7 +10,6 @@
 BINARY(add, add(x, y))
 BINARY(sub, subtract(x, y))
 BINARY(mul, multiply(x, y))
-BINARY(pow, power(x, y))
 BINARY(maximum, larger(x, y))
 BINARY(minimum, smaller(x, y))
 

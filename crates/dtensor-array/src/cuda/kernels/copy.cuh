@@ -65,3 +65,55 @@ ENTRY(eye, Tabulate) {
         a.out[i] = to<T>(at / columns == at % columns ? A(1) : A(0));
     }
 }
+
+#define TILE 64
+#define TILE_DIMS 6
+// The padding of a row of a tile, so that the elements of a column are in different banks.
+#define TILE_PADDING (sizeof(T) >= 4 ? 1 : 4 / sizeof(T))
+
+// Must match `Transposed` in `copy.rs`. Strides count elements.
+struct Transposed {
+    T* out;
+    const T* in;
+    // The numbers of tiles: all, along the columns, and along the rows.
+    u64 tiles, across, down;
+    // The last dim of the result, which has stride 1 there, and the dim that has the smallest stride in the source.
+    u64 columns, rows;
+    u64 column_stride, row_stride;
+    u64 out_stride;
+    // The other dims.
+    u32 ndim, reserved;
+    struct {
+        u64 size, in, out;
+    } dims[TILE_DIMS];
+};
+
+// Copies tile by tile, so that both arrays are accessed along a dim with a small stride.
+BLOCK_ENTRY(transpose, Transposed) {
+    __shared__ T tile[TILE][TILE + TILE_PADDING];
+    for (u64 t = blockIdx.x; t < a.tiles; t += gridDim.x) {
+        u64 rest = t / a.across, next = rest / a.down;
+        u64 column = (t - rest * a.across) * TILE, row = (rest - next * a.down) * TILE;
+        const T* in = a.in + column * a.column_stride + row * a.row_stride;
+        T* out = a.out + row * a.out_stride + column;
+        rest = next;
+        for (int d = (int)a.ndim - 1; d >= 0; d--) {
+            next = rest / a.dims[d].size;
+            u64 at = rest - next * a.dims[d].size;
+            in += at * a.dims[d].in;
+            out += at * a.dims[d].out;
+            rest = next;
+        }
+        u32 columns = (u32)(a.columns - column < TILE ? a.columns - column : TILE);
+        u32 rows = (u32)(a.rows - row < TILE ? a.rows - row : TILE);
+        u32 lane = threadIdx.x % TILE, first = threadIdx.x / TILE, step = blockDim.x / TILE;
+#pragma unroll 16
+        for (u32 c = first; c < TILE; c += step)
+            if (c < columns && lane < rows) tile[c][lane] = in[c * a.column_stride + lane * a.row_stride];
+        __syncthreads();
+#pragma unroll 16
+        for (u32 r = first; r < TILE; r += step)
+            if (r < rows && lane < columns) out[r * a.out_stride + lane] = tile[lane][r];
+        __syncthreads();
+    }
+}

@@ -1,4 +1,4 @@
-// Powers. Those of integers wrap.
+// Element-wise powers. Those of integers wrap.
 
 DEVICE float power(float x, float e) { return powf(x, e); }
 DEVICE double power(double x, double e) { return pow(x, e); }
@@ -12,3 +12,17 @@ DEVICE i64 power(i64 x, i64 e) {
     }
     return (i64)product;
 }
+
+struct Power {
+    DEVICE A operator()(A x, A e) const { return power(x, e); }
+};
+ENTRY(pow, Map<2>) { map2<T, T, T>(a, widened(Power())); }
+
+struct PowerOf : Map<1> {
+    Number e, unused;
+};
+struct ToThe {
+    A e;
+    DEVICE A operator()(A x) const { return power(x, e); }
+};
+ENTRY(pow_scalar, PowerOf) { map1<T, T>(a, widened(ToThe{a.e.value()})); }

@@ -4,7 +4,7 @@ struct Numbers : Map<1> {
     Number x, y;
 };
 
-//! kernels: scale shift affine unit square cube inverse_square power clamp
+//! kernels: scale shift affine unit square cube inverse_square clamp
 #define SCALAR(name, formula)                                                                       \
     struct F_##name {                                                                               \
         A m, n;                                                                                     \
@@ -23,7 +23,6 @@ SCALAR(affine, add(multiply(x, m), n))
 SCALAR(unit, A(1))
 SCALAR(square, multiply(x, x))
 SCALAR(cube, multiply(multiply(x, x), x))
-SCALAR(power, ::power(x, m))
 SCALAR(clamp, clamped(x, m, n))
 
 #if DTYPE >= 2
