@@ -225,3 +225,52 @@ impl Stream {
 pub(crate) fn missing<R>(op: &'static str) -> Result<R> {
     Err(crate::Error::argument(op, "has no kernel for GPUs; move the operands with `to_device(Device::Cpu)`"))
 }
+
+/// Returns all units.
+fn units() -> Vec<&'static Unit> {
+    use super::*;
+    [
+        attention::UNITS,
+        binary::UNITS,
+        cast::UNITS,
+        cat::UNITS,
+        clip::UNITS,
+        copy::UNITS,
+        extremum::UNITS,
+        index::UNITS,
+        locate::UNITS,
+        loss::UNITS,
+        matmul::UNITS,
+        moments::UNITS,
+        norm::UNITS,
+        optim::UNITS,
+        parallel::UNITS,
+        random::UNITS,
+        reduce::UNITS,
+        scalar::UNITS,
+        scan::UNITS,
+        select::UNITS,
+        softmax::UNITS,
+        sort::UNITS,
+        ternary::UNITS,
+        unary::UNITS,
+        unfold::UNITS,
+        write::UNITS,
+    ]
+    .concat()
+}
+
+/// Compiles the kernels of all units whose name contains `only` for an architecture, such as `sm_90`. Needs the compiler but no GPU. Returns
+/// the name and the bytes of each.
+#[doc(hidden)]
+pub fn compile_all(architecture: &str, only: &str) -> Result<Vec<(String, usize)>> {
+    let mut compiled = Vec::new();
+    for unit in units().into_iter().filter(|unit| unit.name.contains(only)) {
+        for &dtype in unit.dtypes {
+            let name = format!("{}_{dtype}", unit.name);
+            let image = super::nvidia::compile(&name, &unit.source(dtype), architecture)?;
+            compiled.push((name, image.len()));
+        }
+    }
+    Ok(compiled)
+}

@@ -26,6 +26,8 @@ mod window;
 
 pub(crate) use device::{MAX_DEVICES, gpu};
 pub use device::{device_count, device_name, is_available, memory_stats, synchronize, waits_of_this_thread};
+#[doc(hidden)]
+pub use kernel::compile_all;
 pub(crate) use kernel::{Unit, grid_for};
 pub use pool::MemoryStats;
 pub(crate) use storage::CudaStorage;

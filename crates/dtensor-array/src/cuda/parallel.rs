@@ -1,4 +1,4 @@
-//! The work of collectives between ranks on threads: one rank's thread queues all of it on its stream.
+//! The work of collectives between ranks on threads: one rank's thread queues all of it on its stream for communication.
 
 use parking_lot::Mutex;
 
@@ -7,7 +7,8 @@ use super::driver::Address;
 use super::index::rows_in_words;
 use super::kernel::{ALL, file, units};
 use super::map::THREADS;
-use super::{Stream, grid_for, stream_of};
+use super::device::Gpu;
+use super::{Stream, grid_for, on_communication_stream, stream_of};
 use crate::host::parallel::Work;
 use crate::{Array, DType, Error, ReduceOp, Result, Shape};
 
@@ -20,13 +21,15 @@ const INPUTS: usize = 64;
 
 /// Work that the thread that runs it queues on its stream, as one part.
 struct Queued<F> {
+    gpu: &'static Gpu,
     queue: F,
     outputs: Mutex<Option<Result<Vec<Array>>>>,
 }
 
 impl<F: Fn() -> Result<Vec<Array>> + Send + Sync + 'static> Queued<F> {
-    fn boxed(queue: F) -> Result<Box<dyn Work>> {
-        Ok(Box::new(Queued { queue, outputs: Mutex::new(None) }))
+    fn boxed(first: &Array, queue: F) -> Result<Box<dyn Work>> {
+        let gpu = first.cuda_storage()?.gpu();
+        Ok(Box::new(Queued { gpu, queue, outputs: Mutex::new(None) }))
     }
 }
 
@@ -36,7 +39,8 @@ impl<F: Fn() -> Result<Vec<Array>> + Send + Sync> Work for Queued<F> {
     }
 
     fn run(&self, _: usize) {
-        *self.outputs.lock() = Some((self.queue)());
+        let outputs = on_communication_stream(self.gpu, &self.queue).and_then(|outputs| outputs);
+        *self.outputs.lock() = Some(outputs);
     }
 
     fn close(&self) -> Result<Vec<Array>> {
@@ -68,7 +72,8 @@ pub(crate) fn reduce(
 ) -> Result<Box<dyn Work>> {
     let inputs: Vec<Array> = inputs.iter().map(|&x| x.clone()).collect();
     let split = split.map(|(dim, sizes)| (dim, sizes.to_vec()));
-    Queued::boxed(move || {
+    let first = inputs[0].clone();
+    Queued::boxed(&first, move || {
         let stream = stream_of(&inputs[0])?;
         if inputs.iter().any(|x| x.device() != inputs[0].device()) {
             return Err(Error::argument("reduce", "expected all arrays to be on the same device"));
@@ -143,7 +148,8 @@ fn combine(
 }
 
 pub(crate) fn concatenate(outputs: Vec<(usize, Vec<Array>)>) -> Result<Box<dyn Work>> {
-    Queued::boxed(move || {
+    let first = outputs[0].1[0].clone();
+    Queued::boxed(&first, move || {
         let first = &outputs[0].1[0];
         let stream = stream_of(first)?;
         let mut pieces = Assign::new(stream, first.dtype(), 0);
