@@ -356,8 +356,11 @@ fn quantiles() -> Vec<Row> {
     }
     // The quantile and the median of an empty tensor are errors.
     let shapes: [Sizes; 4] = [&[8, 4], &[5, 3], &[], &[1]];
-    let every = one("0.3", |x| x[0].quantile_all(0.3, Interpolation::Linear)).each(real, &shapes);
-    let middle = one("", |x| x[0].median_all()).exact().each(real, &shapes);
+    let every = one("0.3", |x| x[0].quantile_all(0.3, Interpolation::Linear))
+        .each(real, &shapes)
+        .each_on_device(real, &[&[2, 1, 3]]);
+    let middle =
+        one("", |x| x[0].median_all()).exact().each(real, &shapes).each_on_device(real, &[&[2, 1, 3]]);
     vec![
         quantile,
         quantile_all.form(every.fails([real(&[0, 4])])),
