@@ -170,7 +170,7 @@ fn to_dtype() -> Row {
         (mask, I64),
     ];
     let cast = |to: DType| one(to.to_string(), move |x| x[0].to_dtype(to)).exact();
-    let row = row.form(cast(F64).each(real, &shapes));
+    let row = row.form(cast(F64).each(real, &shapes).each_on_device(real, &[&[2, 1, 3], &[2, 0, 3]]));
     casts.into_iter().fold(row, |row, (make, to)| row.form(cast(to).each_on_meshes(make, &shapes)))
 }
 
@@ -366,6 +366,11 @@ fn masks() -> Vec<Row> {
             chosen = chosen.on([mask(m), real(a), real(b)]);
         }
         for m in [&[][..], &[1]] {
+            chosen = chosen.on_device([mask(m), real(a), real(b)]);
+        }
+    }
+    for (a, b) in [PAIRS[3], PAIRS[5], PAIRS[7], (&[2, 1, 0], &[3, 1])] {
+        for m in [&[][..], &[1], a, b] {
             chosen = chosen.on_device([mask(m), real(a), real(b)]);
         }
     }

@@ -4,6 +4,9 @@ use super::form::one;
 use super::{AS_IS, Examples, INDEX, Row, Sizes, WIDEST, labels, logical};
 use crate::common::inputs::{Input, ids, indices, real, whole};
 
+/// Start, end and step.
+type Slice = (isize, isize, usize);
+
 const FOUND: &str = "the shape of its result depends on values";
 
 pub(super) fn rows() -> Vec<Row> {
@@ -212,8 +215,8 @@ fn slice_scatter() -> Row {
             x[0].slice_scatter(&slice, c.dim, c.other, -c.dim, c.n)
         })
         .golden(|x, a| x[0].slice_scatter(&x[1], a.dim(), a.int("start"), a.int("end"), a.size("step")));
-    // Shape, dim, slice (start, end and step), and the number of elements in the slice.
-    let slices: [(Sizes, isize, (isize, isize, usize), usize); 10] = [
+    // Shape, dim, slice, and the number of elements in the slice.
+    let slices: [(Sizes, isize, Slice, usize); 10] = [
         (&[8, 4], 0, (2, 6, 1), 4),
         (&[8, 4], 0, (1, 100, 3), 3),
         (&[8, 4], -1, (-2, 4, 1), 2),

@@ -59,7 +59,12 @@ fn products() -> Vec<Row> {
             addmm = addmm.on([real(bias), real(&a), real(&b)]);
         }
     }
-    addmm = addmm.on_device([real(&[4]), real(&[2, 0]), real(&[0, 4])]);
+    for (a, b) in [([1, 1], [1, 1]), ([2, 0], [0, 3])] {
+        let biases: [&[usize]; 4] = [&[], &[b[1]], &[a[0], 1], &[a[0], b[1]]];
+        for bias in biases {
+            addmm = addmm.on_device([real(bias), real(&a), real(&b)]);
+        }
+    }
     let (mut plain, mut biased) =
         (one("", |x| x[0].linear(&x[1], None)), one("bias", |x| x[0].linear(&x[1], Some(&x[2]))));
     let layers: [(Sizes, [usize; 2]); 7] = [

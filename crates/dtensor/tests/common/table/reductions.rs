@@ -9,6 +9,8 @@ use super::{AS_IS, Dtypes, INDEX, Row, SHAPES, SINGLE, Sizes, Unary, pair};
 use crate::common::inputs::{Make, given, mask, nonzero, real, special, whole};
 
 type Over = fn(&Tensor, &[isize]) -> Result<Tensor>;
+/// A reduction of all dims, of some dims, and with the dims kept.
+type Folds = (Unary, Over, Over);
 type Pair = (Tensor, Tensor);
 
 /// Shapes, each with the dims to reduce.
@@ -61,60 +63,40 @@ fn numel(shape: &[usize]) -> usize {
 }
 
 fn dims() -> Vec<Row> {
-    let functions: [(&'static str, &'static str, &'static str, Dtypes, Make, Unary, Over, Over); 5] = [
+    let functions: [([&'static str; 3], Dtypes, Make, Folds); 5] = [
         (
-            "sum_all",
-            "sum",
-            "sum_keepdim",
+            ["sum_all", "sum", "sum_keepdim"],
             AS_IS,
             real,
-            |x| x.sum_all(),
-            |x, d| x.sum(d),
-            |x, d| x.sum_keepdim(d),
+            (|x| x.sum_all(), |x, d| x.sum(d), |x, d| x.sum_keepdim(d)),
         ),
         (
-            "mean_all",
-            "mean",
-            "mean_keepdim",
+            ["mean_all", "mean", "mean_keepdim"],
             AS_IS,
             real,
-            |x| x.mean_all(),
-            |x, d| x.mean(d),
-            |x, d| x.mean_keepdim(d),
+            (|x| x.mean_all(), |x, d| x.mean(d), |x, d| x.mean_keepdim(d)),
         ),
         (
-            "prod_all",
-            "prod",
-            "prod_keepdim",
+            ["prod_all", "prod", "prod_keepdim"],
             SINGLE,
             nonzero,
-            |x| x.prod_all(),
-            |x, d| x.prod(d),
-            |x, d| x.prod_keepdim(d),
+            (|x| x.prod_all(), |x, d| x.prod(d), |x, d| x.prod_keepdim(d)),
         ),
         (
-            "max_all",
-            "max",
-            "max_keepdim",
+            ["max_all", "max", "max_keepdim"],
             AS_IS,
             real,
-            |x| x.max_all(),
-            |x, d| x.max(d),
-            |x, d| x.max_keepdim(d),
+            (|x| x.max_all(), |x, d| x.max(d), |x, d| x.max_keepdim(d)),
         ),
         (
-            "min_all",
-            "min",
-            "min_keepdim",
+            ["min_all", "min", "min_keepdim"],
             AS_IS,
             real,
-            |x| x.min_all(),
-            |x, d| x.min(d),
-            |x, d| x.min_keepdim(d),
+            (|x| x.min_all(), |x, d| x.min(d), |x, d| x.min_keepdim(d)),
         ),
     ];
     let mut rows = Vec::new();
-    for (full, some, keep, dtypes, make, f, g, h) in functions {
+    for ([full, some, keep], dtypes, make, (f, g, h)) in functions {
         let chosen = full.starts_with('m') && !full.starts_with("mean");
         // The largest of no elements is an error.
         let on = |form: Form, shape: Sizes, empty: bool| {
@@ -374,8 +356,11 @@ fn quantiles() -> Vec<Row> {
     }
     // The quantile and the median of an empty tensor are errors.
     let shapes: [Sizes; 4] = [&[8, 4], &[5, 3], &[], &[1]];
-    let every = one("0.3", |x| x[0].quantile_all(0.3, Interpolation::Linear)).each(real, &shapes);
-    let middle = one("", |x| x[0].median_all()).exact().each(real, &shapes);
+    let every = one("0.3", |x| x[0].quantile_all(0.3, Interpolation::Linear))
+        .each(real, &shapes)
+        .each_on_device(real, &[&[2, 1, 3]]);
+    let middle =
+        one("", |x| x[0].median_all()).exact().each(real, &shapes).each_on_device(real, &[&[2, 1, 3]]);
     vec![
         quantile,
         quantile_all.form(every.fails([real(&[0, 4])])),

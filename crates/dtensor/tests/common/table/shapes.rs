@@ -109,6 +109,7 @@ fn views() -> Vec<Row> {
         .cast_here(AS_IS, |a, _| a(&[3, 1]).squeeze_all())
         .call(|x, _| x[0].squeeze_all())
         .golden(|x, _| x[0].squeeze_all());
+    let row = row.form(one("", |x| x[0].squeeze_all()).each_on_device(real, &[&[5], &[3, 4], &[2, 0, 3]]));
     let squeeze_all = on(row, "", &[&[1, 8, 1, 4], &[5, 1], &[1, 1], &[]], |x| x.squeeze_all());
 
     let row = Row::new("unsqueeze")
@@ -138,6 +139,7 @@ fn views() -> Vec<Row> {
         .cast_here(AS_IS, |a, _| a(&[3, 3]).flatten_all())
         .call(|x, _| x[0].flatten_all())
         .golden(|x, _| x[0].flatten_all());
+    let row = row.form(one("", |x| x[0].flatten_all()).each_on_device(real, &[&[5], &[0]]));
     let flatten_all = on(row, "", &[&[8, 4], &[5, 3], &[2, 1, 4], &[0, 4], &[]], |x| x.flatten_all());
 
     let row = Row::new("expand")
