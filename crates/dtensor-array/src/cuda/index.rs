@@ -446,9 +446,7 @@ pub(crate) fn slice_step_backward(
     step: usize,
     size: usize,
 ) -> Result<Array> {
-    let zeros = copy::full(dy.device(), dy.dtype(), &[], 0.0)?;
-    let x = zeros.expand(&dy.shape().with_dim(dim, size))?;
-    super::write::slice_write(&x, dy, dim, start, step)
+    super::write::replace_slice(None, &dy.shape().with_dim(dim, size), dy, dim, start, step)
 }
 
 #[cfg(test)]

@@ -93,7 +93,7 @@ impl<const N: usize> Map<N> {
         let last = merged[merged.len() - 1];
         let loads_vectors = |k: usize| {
             let size = operands[k].dtype().size();
-            let is_aligned = |bytes: usize| bytes % (vector * size) == 0;
+            let is_aligned = |bytes: usize| bytes.is_multiple_of(vector * size);
             let outer = &merged[..merged.len() - 1];
             match last.strides[k] {
                 0 => true,

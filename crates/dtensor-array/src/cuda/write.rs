@@ -8,34 +8,57 @@ use super::map::THREADS;
 use super::{grid_for, stream_of};
 use crate::host::index::DimShard;
 use crate::host::rows::split;
-use crate::{Array, DType, Result};
+use crate::{Array, DType, Result, Shape};
 
 units! {
     static WRITE: "write", [file!("write.cuh")], ONE;
 }
 
 pub(crate) fn slice_write(x: &Array, source: &Array, dim: usize, start: usize, step: usize) -> Result<Array> {
-    let stream = stream_of(x)?;
-    let out = stream.empty(x.dtype(), x.dims())?;
+    replace_slice(Some(x), x.dims(), source, dim, start, step)
+}
+
+/// Returns `x`, or zeros of its shape, with the entries `start`, `start + step`, … along `dim` replaced by those of `source`.
+pub(super) fn replace_slice(
+    x: Option<&Array>,
+    shape: &[usize],
+    source: &Array,
+    dim: usize,
+    start: usize,
+    step: usize,
+) -> Result<Array> {
+    let stream = stream_of(source)?;
+    let out = stream.empty(source.dtype(), shape)?;
     let strides = out.shape().strides();
-    let mut pieces = Assign::new(stream, x.dtype(), 0);
+    let mut pieces = Assign::new(stream, source.dtype(), 0);
     let len = source.dims()[dim];
-    if source.numel() == 0 {
-        pieces.copy(x, &out, 0, &strides)?;
+    // Copies entries of `x` from index `first`: of a shape, with the strides that a function makes of those of an array.
+    let mut keep = |shape: &[usize], first: usize, of: &dyn Fn(&[usize]) -> Vec<usize>| match x {
+        Some(x) => {
+            let offset = x.offset() + first * x.strides()[dim];
+            let kept = x.as_strided(shape, &of(x.strides()), offset)?;
+            pieces.copy(&kept, &out, first * strides[dim], &of(&strides))
+        }
+        None => pieces.fill(shape, &out, first * strides[dim], &of(&strides)),
+    };
+    let range = |len: usize| -> Shape { Shape::from(shape).with_dim(dim, len) };
+    if len == 0 {
+        keep(shape, 0, &<[usize]>::to_vec)?;
     } else {
+        let end = start + (len - 1) * step + 1;
+        keep(&range(start), 0, &<[usize]>::to_vec)?;
+        keep(&range(shape[dim] - end), end, &<[usize]>::to_vec)?;
+        // What is between the entries: a new dim counts it.
+        let split = |list: &[usize], sizes: [usize; 2]| {
+            let mut list = list.to_vec();
+            list.splice(dim..=dim, sizes);
+            list
+        };
+        let between = split(shape, [len - 1, step - 1]);
+        keep(&between, start + 1, &|strides| split(strides, [strides[dim] * step, strides[dim]]))?;
         let mut steps = strides.clone();
         steps[dim] *= step;
         pieces.copy(source, &out, start * strides[dim], &steps)?;
-        pieces.copy(&x.narrow(dim, 0, start)?, &out, 0, &strides)?;
-        let end = start + (len - 1) * step + 1;
-        pieces.copy(&x.narrow(dim, end, x.dims()[dim] - end)?, &out, end * strides[dim], &strides)?;
-        // What is between the entries: a new dim counts it.
-        let (mut shape, mut from, mut to) = (x.dims().to_vec(), x.strides().to_vec(), strides.to_vec());
-        shape.splice(dim..=dim, [len - 1, step - 1]);
-        from.splice(dim..=dim, [x.strides()[dim] * step, x.strides()[dim]]);
-        to.splice(dim..=dim, [steps[dim], strides[dim]]);
-        let between = x.as_strided(&shape, &from, x.offset() + (start + 1) * x.strides()[dim])?;
-        pieces.copy(&between, &out, (start + 1) * strides[dim], &to)?;
     }
     pieces.run()?;
     Ok(out)
