@@ -278,3 +278,32 @@ impl Columns {
         Launch { by_columns: true, blocks, threads, group: self.across, vector: self.vector, splits, chunk }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_axes_are_split() {
+        let large = Axis { size: 3 << 32, strides: [6, 2] };
+        let small = Axis { size: 5, strides: [1, 1] };
+        for (axes, start, parts) in [
+            (&[large][..], 0, 2),
+            (&[large], 1, 1),
+            (&[large, small], 1, 2),
+            (&[small, large], 1, 3),
+            (&[small, Axis { size: 1 << 53, strides: [5, 5] }], 1, 4),
+        ] {
+            let mut split = Axes::from_slice(axes);
+            split_large(&mut split, start).unwrap();
+            assert_eq!(split.len(), parts);
+            assert!(split[1..].iter().all(|axis| axis.size <= u32::MAX as usize));
+            let last = |axes: &[Axis<2>]| {
+                axes.iter().fold([0, 0], |at, axis| [0, 1].map(|k| at[k] + (axis.size - 1) * axis.strides[k]))
+            };
+            assert_eq!(last(&split), last(axes));
+        }
+        let prime = Axis { size: (1 << 61) - 1, strides: [1, 1] };
+        assert!(split_large(&mut Axes::from_slice(&[small, prime]), 1).is_err());
+    }
+}

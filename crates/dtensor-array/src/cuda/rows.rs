@@ -61,7 +61,8 @@ pub(super) fn lines(
         let team = packs.div_ceil(2).next_power_of_two().min(32);
         (team, THREADS / team)
     } else {
-        ((packs / 4).next_power_of_two().clamp(128, 1024), 1)
+        // With more threads, each would have fewer registers than some kernels need.
+        ((packs / 4).next_power_of_two().clamp(128, 512), 1)
     };
     let room = (n + vector).next_multiple_of(vector);
     let bytes = kept * across * room * size;
