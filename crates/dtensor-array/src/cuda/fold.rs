@@ -95,7 +95,7 @@ pub(super) fn fold(
         return Ok(());
     }
     let count = count(x, dims);
-    let (kept, folded) = axes(x, dims);
+    let (kept, folded) = axes(x, dims)?;
     let size = x.dtype().size();
     let address = stream.read(x)?;
     // Packs of 16 bytes are loaded along a contiguous axis if they are aligned everywhere.
@@ -157,7 +157,7 @@ pub(super) fn fold(
 }
 
 /// Returns the kept and the folded axes of `x` in the order of its memory, with the strides in `x` and in the result.
-fn axes(x: &Array, dims: &[usize]) -> (Axes<2>, Axes<2>) {
+fn axes(x: &Array, dims: &[usize]) -> Result<(Axes<2>, Axes<2>)> {
     let (sizes, strides) = (x.dims(), x.strides());
     let mut out = vec![0; sizes.len()];
     let mut dense = 1;
@@ -173,7 +173,28 @@ fn axes(x: &Array, dims: &[usize]) -> (Axes<2>, Axes<2>) {
         let axes = if dims.contains(&d) { &mut folded } else { &mut kept };
         push_axis(axes, Axis { size: sizes[d], strides: [strides[d], out[d]] });
     }
-    (kept, folded)
+    // The kernels divide by the sizes of all axes but the first, and need that of the last kept one.
+    let first = usize::from(kept.len() > 1);
+    split_large(&mut kept, first)?;
+    split_large(&mut folded, 1)?;
+    Ok((kept, folded))
+}
+
+/// Splits axes, from the one at index `start`, that have more elements than 32 bits count.
+fn split_large(axes: &mut Axes<2>, start: usize) -> Result<()> {
+    let is_large = |axis: &Axis<2>| axis.size > u32::MAX as usize;
+    while let Some(at) = axes.iter().skip(start).position(is_large).map(|at| at + start) {
+        let Axis { size, strides } = axes[at];
+        let Some(inner) = (2..=1 << 20).rev().find(|n| size.is_multiple_of(*n)) else {
+            return Err(failed("launch", format!("a dim of size {size} is too large")));
+        };
+        axes[at] = Axis { size: size / inner, strides: strides.map(|stride| stride * inner) };
+        axes.insert(at + 1, Axis { size: inner, strides });
+        if at == 0 {
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn table(axes: &Axes<2>) -> Result<[FoldAxis; MOST_AXES]> {
@@ -185,12 +206,7 @@ fn table(axes: &Axes<2>) -> Result<[FoldAxis; MOST_AXES]> {
         );
         return Err(failed("launch", message));
     }
-    for (k, (to, axis)) in table.iter_mut().zip(axes).enumerate() {
-        // The size of the first axis is never divided by; the kernel for columns needs the last one.
-        let is_large = axis.size > u32::MAX as usize;
-        if is_large && (k > 0 || axes.len() == 1 && axis.strides[1] != 0) {
-            return Err(failed("launch", format!("a dim of size {} is too large", axis.size)));
-        }
+    for (to, axis) in table.iter_mut().zip(axes) {
         let (magic, shift) = divider(axis.size as u32);
         let [stride, out] = axis.strides.map(|stride| stride as i64);
         *to = FoldAxis { size: axis.size as u32, magic, shift, reserved: 0, stride, out };
@@ -260,5 +276,34 @@ impl Columns {
         let (splits, chunk) = split(self.count, splits, 1);
         let (threads, blocks) = (self.threads(), self.tiles * splits);
         Launch { by_columns: true, blocks, threads, group: self.across, vector: self.vector, splits, chunk }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_axes_are_split() {
+        let large = Axis { size: 3 << 32, strides: [6, 2] };
+        let small = Axis { size: 5, strides: [1, 1] };
+        for (axes, start, parts) in [
+            (&[large][..], 0, 2),
+            (&[large], 1, 1),
+            (&[large, small], 1, 2),
+            (&[small, large], 1, 3),
+            (&[small, Axis { size: 1 << 53, strides: [5, 5] }], 1, 4),
+        ] {
+            let mut split = Axes::from_slice(axes);
+            split_large(&mut split, start).unwrap();
+            assert_eq!(split.len(), parts);
+            assert!(split[1..].iter().all(|axis| axis.size <= u32::MAX as usize));
+            let last = |axes: &[Axis<2>]| {
+                axes.iter().fold([0, 0], |at, axis| [0, 1].map(|k| at[k] + (axis.size - 1) * axis.strides[k]))
+            };
+            assert_eq!(last(&split), last(axes));
+        }
+        let prime = Axis { size: (1 << 61) - 1, strides: [1, 1] };
+        assert!(split_large(&mut Axes::from_slice(&[small, prime]), 1).is_err());
     }
 }

@@ -109,7 +109,7 @@ impl<'a> Loss<'a> {
         let (x, out0) = (address(x.as_ref())?, address(out[0])?);
         // Only gradients are written in packs; other results are at most one number for each position.
         let aligned = [x, if out[0].is_some_and(|out| out.numel() > self.positions()) { out0 } else { x }];
-        let launch = lines(self.stream.gpu, self.sizes, dtype.size(), &aligned, 0);
+        let launch = lines(self.stream.gpu, self.sizes, dtype.size(), &aligned, 0, false);
         let (grid, threads) = match by_lines {
             true => (launch.grid, launch.threads),
             false => (grid_for(self.stream.gpu, self.positions(), THREADS, 1), THREADS),
@@ -287,6 +287,8 @@ mod tests {
         check(DType::F32, &[3, 9, 4], 0.1, true, true);
         check(DType::F32, &[6, 1500, 1], 0.1, true, true);
         check(DType::BF16, &[2, 3000, 1], 0.1, false, false);
+        check(DType::BF16, &[5, 1003, 1], 0.1, true, false);
+        check(DType::F16, &[9, 301, 1], 0.0, false, false);
         check(DType::F64, &[2, 1500, 2], 0.0, true, false);
         check(DType::F32, &[70_000, 3, 1], 0.0, false, false);
     }

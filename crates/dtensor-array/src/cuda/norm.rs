@@ -86,7 +86,7 @@ impl Parameters {
         let [weight, bias] =
             self.addresses(stream)?.map(|x| if x % (16 * larger) == 0 { 0 } else { 1 as Address });
         let [a, b, c] = of_rows;
-        Ok(lines(stream.gpu, (rows, n, 1), dtype.size(), &[a, b, c, weight, bias], kept))
+        Ok(lines(stream.gpu, (rows, n, 1), dtype.size(), &[a, b, c, weight, bias], kept, true))
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) struct Lines {
     team: u32,
     across: u32,
     vector: u32,
-    is_kept: u32,
+    room: u32,
 }
 
 impl Lines {
@@ -36,32 +36,36 @@ pub(super) struct Launch {
 }
 
 /// Plans work on the lines of contiguous arrays `[outer, n, inner]` at `addresses`, with elements of `size` bytes. Shared memory
-/// keeps lines of `kept` arrays, if they fit.
+/// keeps lines of `kept` arrays, if they fit. If `whole` is true, packs are used only if each line consists of whole ones.
 pub(super) fn lines(
     gpu: &Gpu,
     (outer, n, inner): (usize, usize, usize),
     size: usize,
     addresses: &[Address],
     kept: usize,
+    whole: bool,
 ) -> Launch {
     let vector = 16 / size;
-    let is_wide = inner == 1 && n % vector == 0 && addresses.iter().all(|address| address % 16 == 0);
+    let has_packs = n % vector == 0 || (!whole && n >= 32 * vector);
+    let is_wide = inner == 1 && has_packs && addresses.iter().all(|address| address % 16 == 0);
     let vector = if is_wide { vector } else { 1 };
     let lines = outer * inner;
     let packs = n.div_ceil(vector);
     let full = gpu.info.multiprocessors * 2048;
     let (team, across) = if inner > 1 {
-        // A team of several threads only if there would be too few threads otherwise.
-        let useful = n.div_ceil(4).next_power_of_two().min(THREADS);
+        // A team of several threads only if there would be too few threads otherwise, and side by side still 64 bytes.
+        let useful = n.div_ceil(4).next_power_of_two().min(THREADS * size / 64);
         let team = (full / lines.max(1)).max(1).next_power_of_two().min(useful);
         (team, THREADS / team)
     } else if packs <= 256 {
         let team = packs.div_ceil(2).next_power_of_two().min(32);
         (team, THREADS / team)
     } else {
-        ((packs / 4).next_power_of_two().clamp(128, 1024), 1)
+        // With more threads, each would have fewer registers than some kernels need.
+        ((packs / 4).next_power_of_two().clamp(128, 512), 1)
     };
-    let bytes = kept * across * n * size;
+    let room = (n + vector).next_multiple_of(vector);
+    let bytes = kept * across * room * size;
     let is_kept = kept > 0 && inner == 1 && bytes <= MOST_SHARED;
     let blocks = lines.div_ceil(across).clamp(1, gpu.info.multiprocessors * 512);
     Launch {
@@ -72,7 +76,7 @@ pub(super) fn lines(
             team: team as u32,
             across: across as u32,
             vector: vector as u32,
-            is_kept: is_kept.into(),
+            room: if is_kept { room as u32 } else { 0 },
         },
         grid: [blocks as u32, 1, 1],
         threads: (team * across) as u32,

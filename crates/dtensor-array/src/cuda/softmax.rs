@@ -46,7 +46,7 @@ fn along(
     let sizes = split(x.dims(), dim);
     // Kernels that write one number for each line read the line once.
     let kept = if out.numel() < x.numel() || numbers.is_some() { 0 } else { 1 + usize::from(dy.is_some()) };
-    let launch = lines(stream.gpu, sizes, x.dtype().size(), &addresses, kept);
+    let launch = lines(stream.gpu, sizes, x.dtype().size(), &addresses, kept, false);
     let [x_address, dy, out] = addresses;
     let args = Args { lines: launch.lines, x: x_address, dy, out, numbers: address(&numbers)? };
     // SAFETY: the arrays are contiguous and have the sizes of the lines; `out` has an element for each element or line.
@@ -182,8 +182,14 @@ mod tests {
     #[test]
     fn long_lines() {
         // The last lines are longer than shared memory.
-        for (dtype, n) in [(DType::F32, 1031), (DType::BF16, 4096), (DType::F64, 3000), (DType::F32, 40_000)]
-        {
+        for (dtype, n) in [
+            (DType::F32, 1031),
+            (DType::BF16, 4096),
+            (DType::F16, 1003),
+            (DType::BF16, 301),
+            (DType::F64, 3000),
+            (DType::F32, 40_000),
+        ] {
             check(&numbers(3 * n, dtype, 2), &[3, n], 1, 4.0);
         }
         check(&numbers(70_000, DType::F32, 2), &[35_000, 2], 1, 4.0);

@@ -61,9 +61,9 @@ DEVICE void write_position(const Args& a, u64 position, i64 cls, A loss, A large
 // Sums the differences of the logits from `largest` times the class weights.
 template <int V> DEVICE A weighted_sum(const Args& a, const Line& line, A largest) {
     A sum = A(0);
-    line.each<V>(a.x, [&](u64 i, const Pack<T, V>& x) {
+    line.each<V>(a.x, [&](u64 i, const auto& x) {
         A terms = A(0);
-        for (int j = 0; j < V; j++) terms += (acc(x.values[j]) - largest) * weight_of(a, a.first_class + (i64)i + j);
+        for (int j = 0; j < WIDTH(x); j++) terms += (acc(x.values[j]) - largest) * weight_of(a, a.first_class + (i64)i + j);
         sum += terms;
     });
     return line.sum(sum);
@@ -75,7 +75,7 @@ template <int V> DEVICE void forward(const Args& a) {
         i64 cls = class_of(a, line.index);
         if (cls < 0) line.n = 0;
         ExpSum all = {lowest<A>(), A(0)};
-        line.each<V>(a.x, [&](u64, const Pack<T, V>& x) { all.take(x); });
+        line.each<V>(a.x, [&](u64, const auto& x) { all.take(x); });
         all.combine(line);
         A weighted = a.is_smooth ? weighted_sum<V>(a, line, all.largest) : A(0);
         if (line.lane != 0 || line.index >= a.lines) return;
@@ -100,9 +100,9 @@ template <int V> DEVICE void backward(const Args& a) {
             largest = a.maxima[line.index];
             factor = all / a.totals[line.index];
         }
-        line.each<V>(a.x, [&](u64 i, const Pack<T, V>& x) {
-            Pack<T, V> dx;
-            for (int j = 0; j < V; j++) {
+        line.each<V>(a.x, [&](u64 i, const auto& x) {
+            Pack<T, WIDTH(x)> dx;
+            for (int j = 0; j < WIDTH(x); j++) {
                 A d = A(0);
                 if (cls >= 0) {
                     d = exp(acc(x.values[j]) - largest) * factor;
@@ -111,7 +111,7 @@ template <int V> DEVICE void backward(const Args& a) {
                 }
                 dx.values[j] = to<T>(d);
             }
-            line.store<V>(a.out, i, dx);
+            line.store<WIDTH(x)>(a.out, i, dx);
         });
     });
 }

@@ -38,10 +38,10 @@ template <int V, class W, bool CENTER> DEVICE void forward(const Args& a) {
     each_line(a, [&](const Line& line) {
         Kept<V> kept(shared, a, line, 0);
         A count = A((double)a.n), shift = CENTER && line.n > 0 ? acc(a.x[line.first]) : A(0), sum = A(0);
-        line.each<V>(a.x, [&](u64 i, const Pack<T, V>& x) {
-            if (a.is_kept) kept.set(i, x);
+        line.each<V>(a.x, [&](u64 i, const auto& x) {
+            if (a.room) kept.set(i, x);
             A terms = A(0);
-            for (int j = 0; j < V; j++) {
+            for (int j = 0; j < WIDTH(x); j++) {
                 A d = acc(x.values[j]) - shift;
                 terms += CENTER ? d : d * d;
             }
@@ -52,15 +52,16 @@ template <int V, class W, bool CENTER> DEVICE void forward(const Args& a) {
         if (CENTER) {
             rest = sum / count;
             squares = A(0);
-            for (u64 i = line.lane * V; i < line.n; i += line.team * V) {
-                Pack<T, V> x = a.is_kept ? kept.get(i) : line.load<V>(a.x, i);
+            line.walk<V>([&](u64 i, auto width) {
+            constexpr int N = decltype(width)::N;
+                Pack<T, N> x = a.room ? kept.template get<N>(i) : line.load<N>(a.x, i);
                 A terms = A(0);
-                for (int j = 0; j < V; j++) {
+                for (int j = 0; j < N; j++) {
                     A d = (acc(x.values[j]) - shift) - rest;
                     terms += d * d;
                 }
                 squares += terms;
-            }
+            });
             squares = line.sum(squares);
         }
         A rstd = A(1) / sqrt(squares / count + A(a.eps));
@@ -68,15 +69,16 @@ template <int V, class W, bool CENTER> DEVICE void forward(const Args& a) {
             if (CENTER) a.mean[line.index] = shift + rest;
             a.rstd[line.index] = rstd;
         }
-        for (u64 i = line.lane * V; i < line.n; i += line.team * V) {
-            Pack<T, V> x = a.is_kept ? kept.get(i) : line.load<V>(a.x, i), y;
-            Pack<A, V> weight = parameter<V, W>(a.weight, i, A(1)), bias = parameter<V, W>(a.bias, i, A(0));
-            for (int j = 0; j < V; j++) {
+        line.walk<V>([&](u64 i, auto width) {
+            constexpr int N = decltype(width)::N;
+            Pack<T, N> x = a.room ? kept.template get<N>(i) : line.load<N>(a.x, i), y;
+            Pack<A, N> weight = parameter<N, W>(a.weight, i, A(1)), bias = parameter<N, W>(a.bias, i, A(0));
+            for (int j = 0; j < N; j++) {
                 A xhat = ((acc(x.values[j]) - shift) - rest) * rstd;
                 y.values[j] = to<T>(xhat * weight.values[j] + bias.values[j]);
             }
-            line.store<V>(a.out, i, y);
-        }
+            line.store<N>(a.out, i, y);
+        });
     });
 }
 
@@ -89,14 +91,14 @@ template <int V, class W, bool CENTER> DEVICE void backward(const Args& a) {
         A rstd = is_there ? a.rstd[line.index] : A(0);
         A rest = A(0), g_sum = A(0), g_d_sum = A(0);
         // With g = dy·weight and x̂ the normalised row: dx = rstd·(g − mean(g) − x̂·mean(g·x̂)).
-        line.each<V>(a.x, a.dy, [&](u64 i, const Pack<T, V>& x, const Pack<T, V>& dy) {
-            if (a.is_kept) {
+        line.each<V>(a.x, a.dy, [&](u64 i, const auto& x, const auto& dy) {
+            if (a.room) {
                 xs.set(i, x);
                 dys.set(i, dy);
             }
-            Pack<A, V> weight = parameter<V, W>(a.weight, i, A(1));
+            Pack<A, WIDTH(x)> weight = parameter<WIDTH(x), W>(a.weight, i, A(1));
             A ds = A(0), gs = A(0), gds = A(0);
-            for (int j = 0; j < V; j++) {
+            for (int j = 0; j < WIDTH(x); j++) {
                 A d = acc(x.values[j]) - mean, g = acc(dy.values[j]) * weight.values[j];
                 ds += d;
                 gs += g;
@@ -117,26 +119,28 @@ template <int V, class W, bool CENTER> DEVICE void backward(const Args& a) {
         }
         A g_xhat_mean = (CENTER ? g_d_sum - rest * g_sum : g_d_sum) * rstd / count;
         if (a.rest && line.lane == 0 && is_there) a.rest[line.index] = rest;
-        for (u64 i = line.lane * V; i < line.n; i += line.team * V) {
-            Pack<T, V> x = a.is_kept ? xs.get(i) : line.load<V>(a.x, i);
-            Pack<T, V> dy = a.is_kept ? dys.get(i) : line.load<V>(a.dy, i), dx;
-            Pack<A, V> weight = parameter<V, W>(a.weight, i, A(1));
-            for (int j = 0; j < V; j++) {
+        line.walk<V>([&](u64 i, auto width) {
+            constexpr int N = decltype(width)::N;
+            Pack<T, N> x = a.room ? xs.template get<N>(i) : line.load<N>(a.x, i);
+            Pack<T, N> dy = a.room ? dys.template get<N>(i) : line.load<N>(a.dy, i), dx;
+            Pack<A, N> weight = parameter<N, W>(a.weight, i, A(1));
+            for (int j = 0; j < N; j++) {
                 A xhat = ((acc(x.values[j]) - mean) - rest) * rstd, g = acc(dy.values[j]) * weight.values[j];
                 dx.values[j] = to<T>(rstd * (g - g_mean - xhat * g_xhat_mean));
             }
-            line.store<V>(a.out, i, dx);
-        }
+            line.store<N>(a.out, i, dx);
+        });
     });
 }
 
 #define PACKED (16 / sizeof(T))
 template <bool CENTER> DEVICE void forward_any(const Args& a) {
-    if (a.is_wide) a.vector == 1 ? forward<1, A, CENTER>(a) : forward<PACKED, A, CENTER>(a);
+    // The accumulation type may be the element type, which is compiled once.
+    if (sizeof(T) < sizeof(A) && a.is_wide) a.vector == 1 ? forward<1, A, CENTER>(a) : forward<PACKED, A, CENTER>(a);
     else a.vector == 1 ? forward<1, T, CENTER>(a) : forward<PACKED, T, CENTER>(a);
 }
 template <bool CENTER> DEVICE void backward_any(const Args& a) {
-    if (a.is_wide) a.vector == 1 ? backward<1, A, CENTER>(a) : backward<PACKED, A, CENTER>(a);
+    if (sizeof(T) < sizeof(A) && a.is_wide) a.vector == 1 ? backward<1, A, CENTER>(a) : backward<PACKED, A, CENTER>(a);
     else a.vector == 1 ? backward<1, T, CENTER>(a) : backward<PACKED, T, CENTER>(a);
 }
 BLOCK_ENTRY(layer_norm, Args) { forward_any<true>(a); }

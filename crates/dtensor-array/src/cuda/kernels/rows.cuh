@@ -9,9 +9,16 @@ struct Lines {
     u32 team, across;
     // The number of elements that are loaded at once.
     u32 vector;
-    // Whether shared memory holds the lines of a block.
-    u32 is_kept;
+    // The number of elements that shared memory has for each line of a block, or 0 if it does not hold them.
+    u32 room;
 };
+
+// A number of elements, as a type.
+template <int N_> struct Width {
+    static constexpr int N = N_;
+};
+// The number of elements of a pack.
+#define WIDTH(pack) ((int)(sizeof(pack) / sizeof(T)))
 
 // A line, and a thread of its team. Threads without a line have `n` = 0.
 struct Line {
@@ -49,25 +56,47 @@ struct Line {
     template <int V> DEVICE void store(T* x, u64 i, const Pack<T, V>& pack) const {
         *(Pack<T, V>*)(x + first + (V == 1 ? i * stride : i)) = pack;
     }
-    // Calls `f(i, pack)` for the packs of this thread, where `i` is the index of the first element.
+    // The number of elements before the first aligned pack, if `inner` is 1.
+    template <int V> DEVICE u64 head() const {
+        u64 before = V == 1 ? 0 : (V - first % V) % V;
+        return before < n ? before : n;
+    }
+    // Calls `f(i, Width<N>())` for the elements of this thread, of which the first is `i`: `N` is `V`, or 1 at the ends of the line.
+    template <int V, class F> DEVICE void walk(F f) const {
+        u64 start = head<V>(), end = start + (n - start) / V * V;
+        if constexpr (V > 1)
+            for (u64 i = lane; i < start; i += team) f(i, Width<1>());
+        for (u64 i = start + lane * V; i < end; i += team * V) f(i, Width<V>());
+        if constexpr (V > 1)
+            for (u64 i = end + lane; i < n; i += team) f(i, Width<1>());
+    }
+    // As `walk`, with the elements: `f(i, pack)`.
     template <int V, class F> DEVICE void each(const T* x, F f) const {
         constexpr int LOADS = 4;
-        u64 step = team * V, i = lane * V;
-        for (; i + (LOADS - 1) * step < n; i += LOADS * step) {
+        u64 start = head<V>(), end = start + (n - start) / V * V, step = team * V, i = start + lane * V;
+        if constexpr (V > 1)
+            for (u64 k = lane; k < start; k += team) f(k, load<1>(x, k));
+        for (; i + (LOADS - 1) * step < end; i += LOADS * step) {
             Pack<T, V> packs[LOADS];
             for (int u = 0; u < LOADS; u++) packs[u] = load<V>(x, i + u * step);
             for (int u = 0; u < LOADS; u++) f(i + u * step, packs[u]);
         }
-        for (; i < n; i += step) f(i, load<V>(x, i));
+        for (; i < end; i += step) f(i, load<V>(x, i));
+        if constexpr (V > 1)
+            for (u64 k = end + lane; k < n; k += team) f(k, load<1>(x, k));
     }
     // As `each`, for two arrays: `f(i, x, y)`.
     template <int V, class F> DEVICE void each(const T* x, const T* y, F f) const {
-        u64 step = team * V, i = lane * V;
-        for (; i + step < n; i += 2 * step) {
+        u64 start = head<V>(), end = start + (n - start) / V * V, step = team * V, i = start + lane * V;
+        if constexpr (V > 1)
+            for (u64 k = lane; k < start; k += team) f(k, load<1>(x, k), load<1>(y, k));
+        for (; i + step < end; i += 2 * step) {
             Pack<T, V> xs[2] = {load<V>(x, i), load<V>(x, i + step)}, ys[2] = {load<V>(y, i), load<V>(y, i + step)};
             for (int u = 0; u < 2; u++) f(i + u * step, xs[u], ys[u]);
         }
-        for (; i < n; i += step) f(i, load<V>(x, i), load<V>(y, i));
+        for (; i < end; i += step) f(i, load<V>(x, i), load<V>(y, i));
+        if constexpr (V > 1)
+            for (u64 k = end + lane; k < n; k += team) f(k, load<1>(x, k), load<1>(y, k));
     }
 };
 
@@ -75,10 +104,11 @@ struct Line {
 template <int V> struct Kept {
     T* data;
     DEVICE Kept(unsigned char* shared, const Lines& a, const Line& line, u32 k) {
-        data = (T*)shared + ((u64)k * a.across + line.slot) * a.n;
+        // Packs are aligned as those of the line are.
+        data = (T*)shared + ((u64)k * a.across + line.slot) * a.room + line.first % V;
     }
-    DEVICE void set(u64 i, const Pack<T, V>& pack) { *(Pack<T, V>*)(data + i) = pack; }
-    DEVICE Pack<T, V> get(u64 i) const { return *(const Pack<T, V>*)(data + i); }
+    template <int N> DEVICE void set(u64 i, const Pack<T, N>& pack) { *(Pack<T, N>*)(data + i) = pack; }
+    template <int N> DEVICE Pack<T, N> get(u64 i) const { return *(const Pack<T, N>*)(data + i); }
 };
 
 // Calls `body(line)` for each line of this thread's team. All threads of a block call it equally often.

@@ -15,20 +15,21 @@ template <int V, bool LOG> DEVICE void forward(const Args& a) {
     each_line(a, [&](const Line& line) {
         Kept<V> kept(shared, a, line, 0);
         ExpSum all = {lowest<A>(), A(0)};
-        line.each<V>(a.x, [&](u64 i, const Pack<T, V>& x) {
-            if (a.is_kept) kept.set(i, x);
+        line.each<V>(a.x, [&](u64 i, const auto& x) {
+            if (a.room) kept.set(i, x);
             all.take(x);
         });
         all.combine(line);
         A largest = all.largest, factor = LOG ? ln(all.sum) : A(1) / all.sum;
-        for (u64 i = line.lane * V; i < line.n; i += line.team * V) {
-            Pack<T, V> x = a.is_kept ? kept.get(i) : line.load<V>(a.x, i), y;
-            for (int j = 0; j < V; j++) {
+        line.walk<V>([&](u64 i, auto width) {
+            constexpr int N = decltype(width)::N;
+            Pack<T, N> x = a.room ? kept.template get<N>(i) : line.load<N>(a.x, i), y;
+            for (int j = 0; j < N; j++) {
                 A d = acc(x.values[j]) - largest;
                 y.values[j] = to<T>(LOG ? d - factor : exp(d) * factor);
             }
-            line.store<V>((T*)a.out, i, y);
-        }
+            line.store<N>((T*)a.out, i, y);
+        });
     });
 }
 
@@ -42,13 +43,13 @@ template <bool LOG> DEVICE T gradient(T y, T dy, A sum) {
 
 template <int V, bool LOG> DEVICE A gradient_sum(const Args& a, const Line& line, bool is_kept, Kept<V> ys, Kept<V> dys) {
     A sum = A(0);
-    line.each<V>(a.x, a.dy, [&](u64 i, const Pack<T, V>& y, const Pack<T, V>& dy) {
+    line.each<V>(a.x, a.dy, [&](u64 i, const auto& y, const auto& dy) {
         if (is_kept) {
             ys.set(i, y);
             dys.set(i, dy);
         }
         A terms = A(0);
-        for (int j = 0; j < V; j++) terms += gradient_term<LOG>(y.values[j], dy.values[j]);
+        for (int j = 0; j < WIDTH(y); j++) terms += gradient_term<LOG>(y.values[j], dy.values[j]);
         sum += terms;
     });
     return line.sum(sum);
@@ -58,13 +59,14 @@ template <int V, bool LOG> DEVICE void backward(const Args& a) {
     SHARED_BYTES(shared);
     each_line(a, [&](const Line& line) {
         Kept<V> ys(shared, a, line, 0), dys(shared, a, line, 1);
-        A sum = gradient_sum<V, LOG>(a, line, a.is_kept, ys, dys);
-        for (u64 i = line.lane * V; i < line.n; i += line.team * V) {
-            Pack<T, V> y = a.is_kept ? ys.get(i) : line.load<V>(a.x, i);
-            Pack<T, V> dy = a.is_kept ? dys.get(i) : line.load<V>(a.dy, i), dx;
-            for (int j = 0; j < V; j++) dx.values[j] = gradient<LOG>(y.values[j], dy.values[j], sum);
-            line.store<V>((T*)a.out, i, dx);
-        }
+        A sum = gradient_sum<V, LOG>(a, line, a.room, ys, dys);
+        line.walk<V>([&](u64 i, auto width) {
+            constexpr int N = decltype(width)::N;
+            Pack<T, N> y = a.room ? ys.template get<N>(i) : line.load<N>(a.x, i);
+            Pack<T, N> dy = a.room ? dys.template get<N>(i) : line.load<N>(a.dy, i), dx;
+            for (int j = 0; j < N; j++) dx.values[j] = gradient<LOG>(y.values[j], dy.values[j], sum);
+            line.store<N>((T*)a.out, i, dx);
+        });
     });
 }
 

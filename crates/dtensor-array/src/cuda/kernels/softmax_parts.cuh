@@ -4,8 +4,8 @@
 template <int V> DEVICE void largest_of_lines(const Args& a) {
     each_line(a, [&](const Line& line) {
         A largest = lowest<A>();
-        line.each<V>(a.x, [&](u64, const Pack<T, V>& x) {
-            for (int j = 0; j < V; j++) largest = LargestNumber()(largest, acc(x.values[j]));
+        line.each<V>(a.x, [&](u64, const auto& x) {
+            for (int j = 0; j < WIDTH(x); j++) largest = LargestNumber()(largest, acc(x.values[j]));
         });
         largest = line.reduce(largest, lowest<A>(), LargestNumber());
         if (line.lane == 0 && line.index < a.lines) ((A*)a.out)[line.index] = largest;
@@ -16,9 +16,9 @@ template <int V> DEVICE void largest_of_lines(const Args& a) {
 template <int V> DEVICE void exp_sums_of_lines(const Args& a) {
     each_line(a, [&](const Line& line) {
         A sum = A(0), by = line.index < a.lines ? a.numbers[line.index] : A(0);
-        line.each<V>(a.x, [&](u64, const Pack<T, V>& x) {
+        line.each<V>(a.x, [&](u64, const auto& x) {
             A terms = A(0);
-            for (int j = 0; j < V; j++) terms += exp(acc(x.values[j]) - by);
+            for (int j = 0; j < WIDTH(x); j++) terms += exp(acc(x.values[j]) - by);
             sum += terms;
         });
         sum = line.sum(sum);

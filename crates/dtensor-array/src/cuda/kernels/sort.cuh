@@ -20,26 +20,32 @@ DEVICE Word word(Key key, u32 index) { return (u64)key << 32 | index; }
 DEVICE bool less(Word x, Word y) { return x < y; }
 DEVICE u32 index_of(Word x) { return (u32)x; }
 #endif
-#define KEY_BITS (8 * (int)sizeof(Key))
+
+#if DTYPE < 2 || DTYPE > 3
+#define KEY_BITS (8 * (int)sizeof(T))
+#else
+#define KEY_BITS 16
+#endif
 
 DEVICE Key key_of(T x, bool is_descending) {
+    constexpr Key ALL = ~Key(0) >> (8 * (int)sizeof(Key) - KEY_BITS), SIGN = Key(1) << (KEY_BITS - 1);
 #if DTYPE == 0
     Key key = x;
 #elif DTYPE == 1
-    Key key = (u64)x ^ (1ull << 63);
+    Key key = (Key)x ^ SIGN;
 #else
-    // Adding 0 turns −0 into 0. All bits of a negative number are flipped, of other numbers only the sign.
-    A y = acc(x) + A(0);
 #if DTYPE == 5
-    u64 bits = double_to_bits(y);
-    Key key = bits >> 63 ? ~bits : bits | 1ull << 63;
+    Key bits = double_to_bits(x);
+#elif DTYPE == 4
+    Key bits = float_to_bits(x);
 #else
-    u32 bits = float_to_bits(y);
-    Key key = bits >> 31 ? ~bits : bits | 1u << 31;
+    Key bits = x.bits;
 #endif
-    if (is_nan(y)) key = ~Key(0);
+    // −0 becomes 0. All bits of a negative number are flipped, of other numbers only the sign.
+    if (bits == SIGN) bits = 0;
+    Key key = is_nan(acc(x)) ? ALL : bits & SIGN ? bits ^ ALL : bits | SIGN;
 #endif
-    return is_descending ? ~key : key;
+    return is_descending ? key ^ ALL : key;
 }
 
 // The number of words that a block sorts.
