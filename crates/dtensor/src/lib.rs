@@ -162,7 +162,7 @@ pub use ops::{
 pub use random::{
     Generator, GeneratorState, manual_seed, rng_state, set_rng_state, synchronize_rng, with_generator,
 };
-pub use tensor::{Operand, Tensor, on_device};
+pub use tensor::{Operand, Tensor, default_device, on_device};
 
 /// The items that an author of operators needs: [`Op`](op::Op) and [`apply`](op::apply), which has a complete example.
 ///

@@ -30,7 +30,7 @@ struct Piece {
 }
 
 /// Must match `Assign` in `kernels/assign.cuh`.
-#[repr(C)]
+#[repr(C, align(16))]
 struct Argument {
     pattern: [u64; 2],
     pieces: [Piece; PIECES],

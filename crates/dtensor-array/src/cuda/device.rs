@@ -47,10 +47,14 @@ impl Gpu {
 
     /// Returns a stream that no thread uses, or a new one.
     pub(super) fn take_stream(&'static self) -> Result<&'static Stream> {
-        if let Some(stream) = self.idle.lock().pop() {
+        self.enter()?;
+        let idle = self.idle.lock().pop();
+        if let Some(stream) = idle {
+            // What the thread before has left behind is no error of this one.
+            self.driver.synchronize(stream.handle)?;
+            let _ = stream.check_faults();
             return Ok(stream);
         }
-        self.enter()?;
         let mut streams = self.streams.lock();
         let stream: &'static Stream = Box::leak(Box::new(Stream::new(self, streams.len())?));
         streams.push(stream);

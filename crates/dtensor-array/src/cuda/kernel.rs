@@ -220,20 +220,14 @@ impl Stream {
     }
 }
 
-/// Returns the error for a kernel that does not exist for GPUs.
-#[cold]
-pub(crate) fn missing<R>(op: &'static str) -> Result<R> {
-    Err(crate::Error::argument(op, "has no kernel for GPUs; move the operands with `to_device(Device::Cpu)`"))
-}
-
 /// Returns all units.
-fn units() -> Vec<&'static Unit> {
+fn all_units() -> Vec<&'static Unit> {
     use super::*;
     [
+        assign::UNITS,
         attention::UNITS,
         binary::UNITS,
         cast::UNITS,
-        cat::UNITS,
         clip::UNITS,
         copy::UNITS,
         extremum::UNITS,
@@ -260,15 +254,16 @@ fn units() -> Vec<&'static Unit> {
     .concat()
 }
 
-/// Compiles the kernels of all units whose name contains `only` for an architecture, such as `sm_90`. Needs the compiler but no GPU. Returns
-/// the name and the bytes of each.
+/// Compiles the kernels of all units whose name contains `only` for an architecture, such as `sm_90`, with few optimisations. Needs the
+/// compiler (of CUDA 13) but no GPU. Returns the name and the bytes of each.
 #[doc(hidden)]
 pub fn compile_all(architecture: &str, only: &str) -> Result<Vec<(String, usize)>> {
     let mut compiled = Vec::new();
-    for unit in units().into_iter().filter(|unit| unit.name.contains(only)) {
+    for unit in all_units().into_iter().filter(|unit| unit.name.contains(only)) {
         for &dtype in unit.dtypes {
             let name = format!("{}_{dtype}", unit.name);
-            let image = super::nvidia::compile(&name, &unit.source(dtype), architecture)?;
+            let image =
+                super::nvidia::compile(&name, &unit.source(dtype), architecture, &["--Ofast-compile=max"])?;
             compiled.push((name, image.len()));
         }
     }

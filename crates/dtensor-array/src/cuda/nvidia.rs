@@ -206,7 +206,7 @@ impl Driver for Nvidia {
     }
 
     fn compile(&self, name: &str, source: &str, architecture: &str) -> Result<Vec<u8>> {
-        compile(name, source, architecture)
+        compile(name, source, architecture, &[])
     }
 
     fn load(&self, image: &[u8], kernels: &[String]) -> Result<Vec<Option<Handle>>> {
@@ -329,18 +329,24 @@ fn version() -> Result<(c_int, c_int)> {
     Ok((major, minor))
 }
 
-/// Compiles CUDA C++. Needs no GPU.
-pub(super) fn compile(name: &str, source: &str, architecture: &str) -> Result<Vec<u8>> {
+/// Compiles CUDA C++, with more options than those that every kernel needs. Needs no GPU.
+pub(super) fn compile(name: &str, source: &str, architecture: &str, options: &[&str]) -> Result<Vec<u8>> {
     find_compiler()?;
     let text = CString::new(source).map_err(|_| failed("compile", "the source contains a zero byte"))?;
     let title = CString::new(format!("{name}.cu")).unwrap_or_default();
     let program =
         compiler::create_program(&text, Some(&title)).map_err(|error| failed("nvrtcCreateProgram", error))?;
     // Products and sums are rounded one by one, as on the host.
-    let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into(), "--fmad=false".into()];
+    let mut all = vec![
+        format!("--gpu-architecture={architecture}"),
+        "--std=c++17".into(),
+        "--fmad=false".into(),
+        "--device-as-default-execution-space".into(),
+    ];
+    all.extend(options.iter().map(|&option| option.to_owned()));
     // SAFETY: the program is valid until it is destroyed below.
     let result = unsafe {
-        let compiled = compiler::compile_program(program, &options);
+        let compiled = compiler::compile_program(program, &all);
         let image = compiled.and_then(|()| {
             let mut size = 0;
             compiler_sys::nvrtcGetCUBINSize(program, &mut size).result()?;

@@ -3,11 +3,11 @@
 use parking_lot::Mutex;
 
 use super::assign::Assign;
+use super::device::Gpu;
 use super::driver::Address;
 use super::index::rows_in_words;
 use super::kernel::{ALL, file, units};
 use super::map::THREADS;
-use super::device::Gpu;
 use super::{Stream, grid_for, on_communication_stream, stream_of};
 use crate::host::parallel::Work;
 use crate::{Array, DType, Error, ReduceOp, Result, Shape};

@@ -249,22 +249,22 @@ pub(super) fn out_of_memory(gpu: &Gpu, bytes: usize) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{current_stream, gpu, memory_stats, synchronize};
+    use super::super::{current_stream, device_count, gpu, memory_stats, stream_on, synchronize};
     use super::*;
     use crate::{Array, DType, Device};
 
-    const GPU: Device = Device::Cuda(1);
-
     #[test]
     fn memory_is_used_again() {
-        let stream = current_stream(gpu(1).unwrap()).unwrap();
+        // Each thread has a stream with its own memory, so other tests do not matter.
+        let device = Device::Cuda(device_count() - 1);
+        let stream = stream_on(device).unwrap();
         let address = |x: &Array| stream.read(x).unwrap();
         let first = stream.empty(DType::F32, &[1000]).unwrap();
         let second = stream.empty(DType::F32, &[1000]).unwrap();
         assert_ne!(address(&first), address(&second));
         assert_eq!(address(&second) - address(&first), 4096, "blocks follow each other");
         let there = address(&first);
-        let reserved = memory_stats(GPU).unwrap().reserved;
+        let reserved = memory_stats(device).unwrap().reserved;
         drop(first);
         let third = stream.empty(DType::U8, &[100]).unwrap();
         assert_eq!(address(&third), there);
@@ -285,9 +285,9 @@ mod tests {
             assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{ranges:?} overlap");
         }
         drop(all);
-        let stats = memory_stats(GPU).unwrap();
+        let stats = memory_stats(device).unwrap();
         assert!(stats.reserved > reserved && stats.peak_allocated >= 40 << 20, "{stats:?}");
-        synchronize(GPU).unwrap();
+        synchronize(device).unwrap();
     }
 
     #[test]

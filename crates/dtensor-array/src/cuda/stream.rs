@@ -142,12 +142,15 @@ impl Stream {
     /// # Safety
     /// `target` must be writable and `source` readable for `bytes`.
     pub(crate) unsafe fn download(&self, target: *mut u8, source: Address, bytes: usize) -> Result<()> {
-        if bytes > 0 {
-            count_wait();
-            self.gpu.enter()?;
-            // SAFETY: the caller guarantees both ranges.
-            unsafe { self.gpu.driver.copy_to_host(target, source, bytes, self.handle)? };
+        if bytes == 0 {
+            // A kernel may still find a fault.
+            self.synchronize()?;
+            return self.check_faults();
         }
+        count_wait();
+        self.gpu.enter()?;
+        // SAFETY: the caller guarantees both ranges.
+        unsafe { self.gpu.driver.copy_to_host(target, source, bytes, self.handle)? };
         self.check_faults()
     }
 }

@@ -7,7 +7,7 @@ use dtensor::models::{Transformer, TransformerParallel};
 use dtensor::optim::{AdamW, AdamWOptions, ClipOptions, Schedule, clip_grad_norm};
 use dtensor::parallel::{DataParallel, DataParallelOptions, FullyShardOptions, fully_shard, no_sync};
 use dtensor::prelude::*;
-use dtensor::{Generator, on_device, set_rng_state, with_generator};
+use dtensor::{Generator, default_device, on_device, set_rng_state, with_generator};
 
 use super::checkpoints::{Progress, Resume, Saver};
 use super::options::{Options, Precision};
@@ -71,7 +71,7 @@ impl<'a> Replica<'a> {
             }
             fully_shard(&model, dp, FullyShardOptions::default())?;
         }
-        model.to_empty(Tensor::zeros([0], DType::F32)?.device())?;
+        model.to_empty(default_device()?)?;
         with_generator(&mut generator(options, Purpose::Parameters), || model.reset_parameters())?;
         let data_parallel = match dp {
             Some(dp) => {

@@ -15,8 +15,7 @@ use super::plan::{Announced, Name, Plan, Ranks, Sums, exchange};
 use super::reader::{OP, Reader, Stored, Target};
 use crate::nn::{IncompatibleKeys, Module, StateDict, StateEntry, state_entries};
 use crate::optim::{Optimizer, parameter_of_key};
-use crate::tensor::default_device;
-use crate::{Device, Error, GeneratorState, Result, Tensor, set_rng_state};
+use crate::{Device, Error, GeneratorState, Result, Tensor, default_device, set_rng_state};
 
 /// What [`Checkpoint::load`] returns.
 ///

@@ -17,9 +17,16 @@ mode! {
     static DEVICE: Cell<Option<Device>> = None;
 }
 
-/// Returns the device of new tensors: the one of the innermost [`on_device`], or that of the program.
+/// Returns the device of new tensors: that of the innermost [`on_device`] or, outside of all, that in the environment variable `DTENSOR_DEVICE`.
+///
+/// Returns an error if that variable does not name a device.
+///
+/// ```
+/// use dtensor::{Device, default_device, on_device};
+/// assert_eq!(on_device(Device::Meta, default_device), Ok(Device::Meta));
+/// ```
 #[inline]
-pub(crate) fn default_device() -> Result<Device> {
+pub fn default_device() -> Result<Device> {
     match DEVICE.get() {
         Some(device) => Ok(device),
         None => device_of_program(),

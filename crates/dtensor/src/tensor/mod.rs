@@ -9,8 +9,7 @@ mod read;
 
 use std::sync::Arc;
 
-pub(crate) use construct::default_device;
-pub use construct::on_device;
+pub use construct::{default_device, on_device};
 use deferred::Deferred;
 pub use operand::Operand;
 

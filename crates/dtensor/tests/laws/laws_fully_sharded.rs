@@ -4,6 +4,7 @@
 use crate::common::golden;
 use dtensor::comm::{Call, record};
 use dtensor::debug::record_memory;
+use dtensor::default_device;
 use dtensor::models::{MLPModule, MLPStacked, ModelArgs, Transformer, TransformerParallel};
 use dtensor::nn::{Base, Linear, Parameter, deep_copy};
 use dtensor::optim::{AdamW, ClipOptions, clip_grad_norm};
@@ -423,7 +424,7 @@ fn a_model_on_the_meta_device_is_sharded_before_it_has_memory() {
         let (model, calls) = record(|| sharded(&FullyShardOptions::default(), model, &mesh["dp"]));
         let model = model?;
         assert!(calls.is_empty());
-        model.to_empty(Device::Cpu)?;
+        model.to_empty(default_device()?)?;
         manual_seed(3);
         model.reset_parameters()?;
         manual_seed(3);
@@ -515,7 +516,7 @@ fn a_rank_holds_its_shards_and_what_is_gathered_for_the_moment() {
             let (model, meta) = record_memory(|| -> Result<Transformer> {
                 let model = dtensor::on_device(Device::Meta, || Transformer::new(&args))?;
                 let model = sharded(&FullyShardOptions::default(), model, &mesh)?;
-                model.to_empty(Device::Cpu)?;
+                model.to_empty(default_device()?)?;
                 model.reset_parameters()?;
                 Ok(model)
             });

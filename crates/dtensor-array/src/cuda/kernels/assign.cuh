@@ -17,7 +17,7 @@ struct Piece {
     } dims[PIECE_DIMS];
 };
 struct Assign {
-    u64 pattern[2];
+    alignas(16) u64 pattern[2];
     Piece pieces[PIECES];
 };
 

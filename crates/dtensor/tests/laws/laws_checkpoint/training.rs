@@ -7,7 +7,7 @@ use dtensor::nn::Dropout;
 use dtensor::optim::AdamW;
 use dtensor::prelude::*;
 use dtensor::testing::spmd;
-use dtensor::{on_device, rng_state};
+use dtensor::{default_device, on_device, rng_state};
 
 use crate::common::scratch::Scratch;
 
@@ -39,7 +39,7 @@ impl Job {
             }
             fully_shard(&model, &mesh["dp"], FullyShardOptions::default())?;
         }
-        model.to_empty(Device::Cpu)?;
+        model.to_empty(default_device()?)?;
         manual_seed(3);
         model.reset_parameters()?;
         let optimizer = AdamW::new(model.parameters(), 0.01)?;
