@@ -62,6 +62,8 @@ struct Wanted<'a> {
     stored: &'a Stored,
     target: Target,
     blocks: Vec<LocalBlock>,
+    /// Where the tensor is needed.
+    device: Device,
 }
 
 /// What a part of the checkpoint is read for.
@@ -220,7 +222,8 @@ impl<'a> Request<'a> {
                 Some(layout) => Target::Sharded(layout.clone()),
                 None => Target::Plain(stored.shape.to_vec()),
             };
-            match self.push(part, stored.name, target) {
+            let like = leaf.filter(|leaf| !leaf.is_meta() && leaf.dims() == stored.shape);
+            match self.push(part, stored.name, target, like.map_or(Device::Cpu, |leaf| leaf.device())) {
                 Ok(index) => entries.push((stored.name.to_string(), index)),
                 Err(why) => errors.push(why),
             }
@@ -249,13 +252,24 @@ impl<'a> Request<'a> {
                 "dtype mismatch for `{name}`: {stored} in the checkpoint, {own} in the model"
             ));
         }
-        self.push(part, name, target)
+        // What has no memory gets it on the default device.
+        let device = match (tensor.device(), default_device().map_err(|error| error.to_string())?) {
+            (Device::Meta, Device::Meta) => Device::Cpu,
+            (Device::Meta, device) | (device, _) => device,
+        };
+        self.push(part, name, target, device)
     }
 
-    fn push(&mut self, part: &str, name: &str, target: Target) -> std::result::Result<usize, String> {
+    fn push(
+        &mut self,
+        part: &str,
+        name: &str,
+        target: Target,
+        device: Device,
+    ) -> std::result::Result<usize, String> {
         let blocks = target.blocks().map_err(|error| format!("`{name}`: {}", error.root()))?;
         let stored = self.reader.find(part, name).map_err(|error| error.to_string())?;
-        self.wanted.push(Wanted { name: name_in(part, name), stored, target, blocks });
+        self.wanted.push(Wanted { name: name_in(part, name), stored, target, blocks, device });
         Ok(self.wanted.len() - 1)
     }
 
@@ -268,10 +282,11 @@ impl<'a> Request<'a> {
     /// Reads this rank's blocks. Returns the tensors, and the checksums of the blocks that this rank checks.
     fn read(&self, plan: &Plan, rank: usize) -> std::result::Result<(Vec<Tensor>, Sums), String> {
         let (mut tensors, mut sums) = (Vec::new(), Vec::new());
-        for Wanted { name, stored, target, blocks } in &self.wanted {
+        for Wanted { name, stored, target, blocks, device } in &self.wanted {
             let (tensor, sum) =
                 stored.read(&name.1, target, blocks, |local| plan.assigns(rank, name, &local.block))?;
-            tensors.push(tensor);
+            // One after the other, so that main memory never has all of them.
+            tensors.push(tensor.to_device(*device).map_err(|error| format!("`{}`: {error}", name.1))?);
             sums.push((name.clone(), sum));
         }
         Ok((tensors, sums))
@@ -288,18 +303,9 @@ impl Use<'_> {
             }
             Use::Module(entries) => entries
                 .iter()
-                .try_for_each(|(entry, index)| entry.load(&fit(&tensors[*index], &entry.get())?)),
+                .try_for_each(|(entry, index)| entry.load(&tensors[*index].to_dtype(entry.get().dtype())?)),
         }
     }
-}
-
-/// Casts a tensor that was read to the dtype of `target`, and copies it to its device or, if that is the meta device, to the default one.
-fn fit(tensor: &Tensor, target: &Tensor) -> Result<Tensor> {
-    let device = match (target.device(), default_device()?) {
-        (Device::Meta, Device::Meta) => Device::Cpu,
-        (Device::Meta, device) | (device, _) => device,
-    };
-    tensor.to_dtype(target.dtype())?.to_device(device)
 }
 
 /// The state before a change. Dropping it restores the state.

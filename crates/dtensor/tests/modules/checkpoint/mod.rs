@@ -86,7 +86,7 @@ impl Op for Seen {
         Rule::pointwise(x, out)
     }
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
-        let copy = Array::from_vec(x[0].copy_to_host::<f64>()?, x[0].dims())?;
+        let copy = Array::from_vec(x[0].copy_to_host::<f64>()?, x[0].dims())?.to_device(x[0].device())?;
         self.0.0.0.lock().unwrap().push(copy.clone());
         Ok([copy].into())
     }
