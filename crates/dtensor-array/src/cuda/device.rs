@@ -213,7 +213,7 @@ impl Counter {
     }
 
     pub(super) fn add(&self, n: usize) -> usize {
-        self.0.fetch_add(n, Ordering::Relaxed) + n
+        self.0.fetch_add(n, Ordering::Relaxed).wrapping_add(n)
     }
 
     pub(super) fn subtract(&self, n: usize) {

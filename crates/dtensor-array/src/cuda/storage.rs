@@ -135,8 +135,9 @@ impl CudaStorage {
 
     pub(crate) fn count_as(&self, purpose: Purpose) {
         let before = self.purpose.swap(purpose as u8, Ordering::Relaxed);
-        self.gpu().usage.subtract(PURPOSES[before as usize], self.bytes);
+        // In this order, a count is never below zero, also if two threads do this at once.
         self.gpu().usage.add(purpose, self.bytes);
+        self.gpu().usage.subtract(PURPOSES[before as usize], self.bytes);
     }
 }
 

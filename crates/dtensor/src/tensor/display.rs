@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{DType, Shape, Tensor, Value};
+use super::{DType, Device, Shape, Tensor, Value};
 use crate::autograd::Link;
 use dtensor_array::Array;
 use dtensor_array::kernels::{cast, cat};
@@ -24,8 +24,10 @@ impl fmt::Display for Tensor {
             return write!(f, "{}\n({layout} on {})", self.local_shard(), layout.mesh());
         }
         match Printed::of(self) {
-            Some(printed) => f.write_str(&printed.render(" ", 0)),
-            None => write!(f, "meta({} {})", self.dtype(), self.shape()),
+            _ if self.is_meta() => write!(f, "meta({} {})", self.dtype(), self.shape()),
+            Ok(printed) => f.write_str(&printed.render(" ", 0)),
+            // Of earlier work on a GPU, which is found when values are read.
+            Err(error) => write!(f, "<{error}>"),
         }
     }
 }
@@ -46,11 +48,15 @@ impl fmt::Debug for Tensor {
         }
         f.write_str("tensor(")?;
         match Printed::of(self) {
-            Some(printed) => f.write_str(&printed.render(", ", "tensor(".len()))?,
-            None => write!(f, "..., shape={}, device=meta", self.shape())?,
+            _ if self.is_meta() => write!(f, "..., shape={}", self.shape())?,
+            Ok(printed) => f.write_str(&printed.render(", ", "tensor(".len()))?,
+            Err(error) => write!(f, "<{error}>, shape={}", self.shape())?,
         }
-        if self.numel() == 0 {
+        if self.numel() == 0 && !self.is_meta() {
             write!(f, ", shape={}", self.shape())?;
+        }
+        if self.device() != Device::Cpu {
+            write!(f, ", device={}", self.device())?;
         }
         write!(f, ", dtype={}", self.dtype())?;
         if self.requires_grad() {
@@ -69,24 +75,24 @@ struct Printed {
 }
 
 impl Printed {
-    fn of(tensor: &Tensor) -> Option<Printed> {
+    fn of(tensor: &Tensor) -> crate::Result<Printed> {
         let shape = tensor.shape();
         let abbreviated = shape.numel() > THRESHOLD;
         // Kernels are called directly, because listeners (such as `testing::validate`) must not see printing as
         // operators.
-        let shown = take_edges(tensor.local("fmt").ok()?, abbreviated).ok()?;
+        let shown = take_edges(tensor.local("fmt")?, abbreviated)?;
         let cells = if tensor.dtype().is_int() {
             // Printed as `i64`, because `f64` is not exact beyond 2⁵³.
-            let values = cast::cast(&shown, DType::I64).and_then(|x| x.copy_to_host::<i64>()).ok()?;
+            let values = cast::cast(&shown, DType::I64).and_then(|x| x.copy_to_host::<i64>())?;
             align(values.into_iter().map(|x| x.to_string()).collect())
         } else {
-            let values = cast::cast(&shown, DType::F64).and_then(|x| x.copy_to_host::<f64>()).ok()?;
+            let values = cast::cast(&shown, DType::F64).and_then(|x| x.copy_to_host::<f64>())?;
             match (shape.ndim(), &values[..]) {
                 (0, [x]) => vec![format_scalar(*x, tensor.dtype())],
                 (_, values) => format_floats(values, tensor.dtype()),
             }
         };
-        Some(Printed { shape, abbreviated, cells })
+        Ok(Printed { shape, abbreviated, cells })
     }
 
     /// Renders the nested brackets. `indent` is the column of the first bracket.

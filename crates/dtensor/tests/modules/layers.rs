@@ -185,7 +185,8 @@ fn layers_take_batches_and_features_of_size_zero() -> Result<()> {
     assert_eq!(Embedding::new(4, 0)?.forward(&ids(&[2])?)?.dims(), [2, 0]);
     let nothing = Embedding::new(0, 3)?;
     assert_eq!(nothing.forward(&ids(&[0])?)?.dims(), [0, 3]);
-    assert!(message(nothing.forward(&ids(&[1])?)).contains("index 0 is out of bounds"));
+    let read = nothing.forward(&ids(&[1])?).and_then(|x| x.to_f64_vec());
+    assert!(message(read).contains("index 0 is out of bounds"));
     Ok(())
 }
 
@@ -221,7 +222,7 @@ fn layers_return_an_error_for_bad_arguments() -> Result<()> {
     assert!(Embedding::from_parameter(table.clone(), Some(3)).is_err());
     assert_eq!(Embedding::from_parameter(table, Some(-1))?.padding(), Some(2));
     check(
-        message(Embedding::new(3, 2)?.forward(&Tensor::from_slice(&[3i64], [1])?)),
+        message(Embedding::new(3, 2)?.forward(&Tensor::from_slice(&[3i64], [1])?).and_then(|x| x.to_f64_vec())),
         &["index 3 is out of bounds", "size 3"],
     );
     check(message(Embedding::new(3, 2)?.forward(zeros(&[1]))), &["i64"]);
