@@ -19,7 +19,7 @@ use crate::comm::{World, launch_each};
 const CHILD: &str = "DTENSOR_SPMD_CHILD";
 
 /// Runs the body of a test on `ranks` ranks: on threads and, with the feature `mpi`, on processes too. An error or panic of any rank
-/// fails the test.
+/// fails the test. With the environment variable `DTENSOR_SPMD=threads`, only threads run it.
 ///
 /// For processes, it starts `mpirun` on the same test binary with the name of the calling test. So call it directly in the test
 /// function.
@@ -78,7 +78,9 @@ fn on_every_world<F: Fn(World) -> Result<T> + Sync, T: Send>(
         check(rank, result);
     }
     #[cfg(feature = "mpi")]
-    run_on_processes(ranks, std::any::type_name::<F>());
+    if std::env::var("DTENSOR_SPMD").as_deref() != Ok("threads") {
+        run_on_processes(ranks, std::any::type_name::<F>());
+    }
 }
 
 /// Runs a test on processes. The type name of its body contains the name of the test.

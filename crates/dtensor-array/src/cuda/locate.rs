@@ -51,7 +51,7 @@ mod tests {
         for (sizes, strides, first) in
             [(&[24][..], &[1][..], 100), (&[2, 1, 3, 4], &[70, 50, 10, 2], 7), (&[], &[], 3), (&[0], &[1], 0)]
         {
-            compare(&[indices.clone()], 0.0, |x| {
+            compare(std::slice::from_ref(&indices), 0.0, |x| {
                 Ok(vec![
                     locate(&x[0], sizes, strides, first)?,
                     locate(&x[0].transpose(0, 1)?, sizes, strides, first)?,

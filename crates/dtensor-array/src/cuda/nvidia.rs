@@ -302,10 +302,10 @@ fn find_compiler() -> Result<()> {
     let found = FOUND.get_or_init(|| {
         if let Some(folder) = std::env::var_os("DTENSOR_NVRTC") {
             for file in ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"] {
+                let path = std::path::Path::new(&folder).join(file);
                 // SAFETY: the library has no initialisers that matter.
-                if let Ok(library) =
-                    unsafe { libloading::Library::new(std::path::Path::new(&folder).join(file)) }
-                {
+                let library = unsafe { libloading::Library::new(path) };
+                if let Ok(library) = library {
                     std::mem::forget(library);
                     break;
                 }

@@ -53,8 +53,8 @@ impl Pool {
         self.take_back(gpu)?;
         let bytes = bytes.div_ceil(GRANULE) * GRANULE;
         let segment_bytes = match bytes {
-            ..=SMALL => SMALL_SEGMENT,
-            ..MEDIUM => MEDIUM_SEGMENT,
+            0..=SMALL => SMALL_SEGMENT,
+            _ if bytes < MEDIUM => MEDIUM_SEGMENT,
             _ => bytes.div_ceil(LARGE_STEP) * LARGE_STEP,
         };
         let class = class(segment_bytes);

@@ -117,7 +117,9 @@ pub(crate) fn distribute_as(
         // A meta tensor and a rank outside the mesh have no values to send.
         (None, _) => Tensor::full_on(&layout, &tensor.meta(), 0)?,
         (Some(at), Some(source)) => {
-            let shard = scatter_from(&tensor.detach(), &mesh, &layout, at, source)?;
+            // The source may have sent it from another GPU.
+            let shard =
+                scatter_from(&tensor.detach(), &mesh, &layout, at, source)?.to_device(tensor.device())?;
             if shard.dims() != &layout.local_shape()[..] || shard.dtype() != tensor.dtype() {
                 let message = format!(
                     "all ranks must pass a tensor of the same shape and dtype: this rank passed {} {}, and got a shard {} {} \

@@ -1,8 +1,9 @@
 //! Ranks as threads that share GPUs: collectives between their streams.
 
 use super::GPU;
-use dtensor::comm::launch;
+use dtensor::comm::{World, launch};
 use dtensor::prelude::*;
+use dtensor::testing::spmd;
 use dtensor::{cuda, on_device};
 
 /// Returns the GPU of a rank: one after the other, if there are several.
@@ -10,44 +11,46 @@ fn gpu_of(rank: usize) -> Device {
     Device::Cuda(rank % cuda::device_count())
 }
 
-#[test]
-fn collectives_have_the_bits_of_the_cpu() -> Result<()> {
-    for share in [true, false] {
-        launch(3, |world| {
-            let (group, rank) = (world.group(), world.rank());
-            let gpu = if share { GPU } else { gpu_of(rank) };
-            for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64] {
-                for n in [0, 1, 3, 5000] {
-                    manual_seed(7 + rank as u64);
-                    let here = on_device(Device::Cpu, || Tensor::randn([n, 3], DType::F32))?
-                        .mul(4.0)?
-                        .to_dtype(dtype)?;
-                    let there = here.to_device(gpu)?;
-                    let same = |here: Tensor, there: Tensor| -> Result<()> {
-                        assert_eq!((here.device(), there.device()), (Device::Cpu, gpu));
-                        assert_eq!(here.to_f64_vec()?, there.to_f64_vec()?, "{dtype} {n}");
-                        Ok(())
-                    };
-                    for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product, ReduceOp::Avg]
-                    {
-                        if op == ReduceOp::Avg && dtype == DType::I64 {
-                            continue;
-                        }
-                        same(group.all_reduce(&here, op)?, group.all_reduce(&there, op)?)?;
-                        same(
-                            group.reduce_scatter_tensor(&here, op, 1)?,
-                            group.reduce_scatter_tensor(&there, op, 1)?,
-                        )?;
-                    }
-                    same(group.all_gather_tensor(&here, 0)?, group.all_gather_tensor(&there, 0)?)?;
-                    same(group.all_gather_tensor(&here, 1)?, group.all_gather_tensor(&there, 1)?)?;
-                    same(group.broadcast(&here, 2)?, group.broadcast(&there, 2)?)?;
+/// Runs collectives on a rank's GPU and in main memory, and compares the results.
+fn compare_with_the_cpu(world: &World, gpu: Device) -> Result<()> {
+    let (group, rank) = (world.group(), world.rank());
+    let same = |here: Tensor, there: Tensor| -> Result<()> {
+        assert_eq!((here.device(), there.device()), (Device::Cpu, gpu));
+        assert_eq!(here.to_f64_vec()?, there.to_f64_vec()?);
+        Ok(())
+    };
+    for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I64] {
+        for n in [0, 1, 3, 5000] {
+            manual_seed(7 + rank as u64);
+            let here =
+                on_device(Device::Cpu, || Tensor::randn([n, 3], DType::F32))?.mul(4.0)?.to_dtype(dtype)?;
+            let there = here.to_device(gpu)?;
+            for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Product, ReduceOp::Avg] {
+                if op == ReduceOp::Avg && dtype == DType::I64 {
+                    continue;
                 }
+                same(group.all_reduce(&here, op)?, group.all_reduce(&there, op)?)?;
+                same(
+                    group.reduce_scatter_tensor(&here, op, 1)?,
+                    group.reduce_scatter_tensor(&there, op, 1)?,
+                )?;
             }
-            Ok(())
-        })?;
+            same(group.all_gather_tensor(&here, 0)?, group.all_gather_tensor(&there, 0)?)?;
+            same(group.all_gather_tensor(&here, 1)?, group.all_gather_tensor(&there, 1)?)?;
+            same(group.broadcast(&here, 2)?, group.broadcast(&there, 2)?)?;
+        }
     }
     Ok(())
+}
+
+#[test]
+fn collectives_have_the_bits_of_the_cpu() {
+    spmd(3, |world| compare_with_the_cpu(&world, GPU));
+}
+
+#[test]
+fn collectives_between_gpus_have_the_bits_of_the_cpu() -> Result<()> {
+    launch(3, |world| compare_with_the_cpu(&world, gpu_of(world.rank()))).map(drop)
 }
 
 #[test]

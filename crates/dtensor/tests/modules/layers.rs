@@ -222,7 +222,9 @@ fn layers_return_an_error_for_bad_arguments() -> Result<()> {
     assert!(Embedding::from_parameter(table.clone(), Some(3)).is_err());
     assert_eq!(Embedding::from_parameter(table, Some(-1))?.padding(), Some(2));
     check(
-        message(Embedding::new(3, 2)?.forward(&Tensor::from_slice(&[3i64], [1])?).and_then(|x| x.to_f64_vec())),
+        message(
+            Embedding::new(3, 2)?.forward(&Tensor::from_slice(&[3i64], [1])?).and_then(|x| x.to_f64_vec()),
+        ),
         &["index 3 is out of bounds", "size 3"],
     );
     check(message(Embedding::new(3, 2)?.forward(zeros(&[1]))), &["i64"]);

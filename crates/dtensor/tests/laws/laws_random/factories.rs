@@ -209,7 +209,9 @@ fn arguments_are_checked_before_anything_is_drawn() {
     assert_eq!(rng_state().draws, before.draws + 1);
     // A probability inside a tensor is checked, too.
     let p = Tensor::from_slice(&[0.5f32, 1.5], [2]).unwrap();
-    assert!(p.bernoulli_each().and_then(|x| x.to_f64_vec()).unwrap_err().to_string().contains("between 0 and 1"));
+    assert!(
+        p.bernoulli_each().and_then(|x| x.to_f64_vec()).unwrap_err().to_string().contains("between 0 and 1")
+    );
     assert!(p.to_dtype(DType::I64).unwrap().bernoulli_each().is_err());
 }
 
