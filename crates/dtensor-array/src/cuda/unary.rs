@@ -97,7 +97,9 @@ mod tests {
                         2 => x.narrow(0, 3, 0),
                         _ => x.narrow(0, 1, 33)?.reshape(&[33, 1])?.expand(&[3, 33, 2]),
                     };
-                    compare(std::slice::from_ref(&x), tolerance, |x| Ok(vec![kernels::unary::unary(f, &of(&x[0])?)?]));
+                    compare(std::slice::from_ref(&x), tolerance, |x| {
+                        Ok(vec![kernels::unary::unary(f, &of(&x[0])?)?])
+                    });
                     if !dtype.is_int() {
                         let dy = numbers(6 * 35, dtype, 2);
                         compare(&[x.clone(), dy], 4.0 * tolerance, |x| {
