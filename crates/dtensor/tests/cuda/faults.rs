@@ -68,3 +68,19 @@ fn a_fault_of_one_rank_is_an_error_on_all() {
         assert!(error.contains("rank 1") || rank == 1, "rank {rank}: {error}");
     }
 }
+
+#[test]
+fn an_invalid_target_of_a_sharded_loss_is_an_error_on_all_ranks() {
+    let results = launch_each(3, |world| {
+        on_device(GPU, || {
+            let mesh = DeviceMesh::new(&world, [3], "tp")?;
+            let logits = sharded::zeros([2, 7], DType::F32, &mesh, [Shard(1)])?;
+            let target = distribute_tensor(&Tensor::from_slice(&[0i64, 9], [2])?, &mesh, [Replicate])?;
+            let loss = logits.cross_entropy(&target, CrossEntropyOptions::default())?.to_local()?.item::<f32>()?;
+            world.group().barrier()?;
+            Ok(loss)
+        })
+    });
+    let errors: Vec<String> = results.into_iter().map(|result| result.unwrap_err().to_string()).collect();
+    assert!(errors.iter().any(|error| error.contains("index 9 is out of bounds")), "{errors:?}");
+}
