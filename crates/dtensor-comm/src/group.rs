@@ -221,8 +221,8 @@ impl Group {
         }))
     }
 
-    /// Runs a collective on an array and returns the result. For arrays that are not a user's tensor, such as a shard of one:
-    /// records no gradient. `grad` says whether a gradient will flow back through it.
+    /// Runs a collective on an array without recording a gradient: for arrays that are not a user's tensor, such as a shard of one.
+    /// `grad` is true if a gradient will flow back through it.
     #[inline]
     pub fn communicate(&self, collective: Collective, x: Array, grad: bool, at: Site) -> Result<Array> {
         let name = collective.name();

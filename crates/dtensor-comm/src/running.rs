@@ -82,7 +82,7 @@ impl RunningModule {
         std::ptr::from_ref(self).addr()
     }
 
-    /// Returns the innermost module that all of these are, or were called by. `None` if there is none.
+    /// Returns the innermost module that is, or has called, each of these. `None` if there is none.
     pub fn common(
         mut modules: impl Iterator<Item = Option<&'static RunningModule>>,
     ) -> Option<&'static RunningModule> {

@@ -305,14 +305,14 @@ impl Rule {
         Ok(self)
     }
 
-    /// Makes it an error if an input would have to be redistributed with communication.
+    /// If `strict` is true, an input that would have to be redistributed with communication is an error.
     pub fn strictly(mut self, strict: bool) -> Rule {
         self.strict = strict;
         self
     }
 
-    /// Asks for a factor that only outputs have to be sharded along the mesh dims whose placement is `Shard(dim)`, because the output
-    /// will be needed with these placements.
+    /// Prefers to shard this factor, which only outputs have, along the mesh dims whose placement is `Shard(dim)`: the output will be
+    /// needed with these placements.
     pub fn preferring(mut self, name: &str, dim: usize, placements: &[Placement]) -> Result<Rule> {
         let f = self.find(name)?;
         let shards = placements.iter().enumerate().filter(|(_, p)| **p == Placement::Shard(dim as isize));
@@ -414,12 +414,12 @@ fn list(text: &str, n: usize) -> String {
     vec![text; n].join(", ")
 }
 
-/// Returns the names of the given dims, separated by spaces: a tensor in the text of a [`Rule`].
+/// Returns the names of the given dims, separated by spaces, as the text of a [`Rule`] describes a tensor.
 pub fn named(dims: impl IntoIterator<Item = usize>, name: impl Fn(usize) -> String) -> String {
     dims.into_iter().map(name).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the names `a0 a1 …` of `rank` dims, with `middle` in place of the name of `dim`: `a0 middle a2`.
+/// Returns the names `a0 a1 …` of the dims of a tensor with `rank` dims, with `middle` instead of that of `dim`: `a0 middle a2`.
 pub fn around(dim: usize, rank: usize, middle: &str) -> String {
     named(0..rank, |d| if d == dim { middle.into() } else { format!("a{d}") })
 }

@@ -1,16 +1,18 @@
 //! NVIDIA GPUs (feature `cuda`).
 //!
-//! A tensor on [`Device::Cuda`](crate::Device::Cuda) is computed on by the GPU with that number. Tensors get there with
-//! [`Tensor::to_device`](crate::Tensor::to_device), models with [`Module::to_device`](crate::nn::Module::to_device), and new tensors are created there
-//! inside [`on_device`](crate::on_device), or everywhere if the environment variable `DTENSOR_DEVICE` is `cuda`.
+//! Operators on a tensor on [`Device::Cuda`](crate::Device::Cuda) run on the GPU with that number.
+//! [`Tensor::to_device`](crate::Tensor::to_device) moves a tensor there, [`Module::to_device`](crate::nn::Module::to_device) a model. New
+//! tensors are created there inside [`on_device`](crate::on_device); if the environment variable `DTENSOR_DEVICE` is `cuda`, everywhere
+//! on the first GPU.
 //!
-//! The crate builds without CUDA. At run time it loads the driver (`libcuda.so`), and from CUDA 12 or 13 the compiler (`libnvrtc.so`) and the library
-//! for matrix products (`libcublasLt.so`), which the dynamic loader must find: `LD_LIBRARY_PATH` names their folder. Kernels are compiled for the
-//! GPU when they are first used and kept in `~/.cache/dtensor/kernels`, or in the folder `DTENSOR_KERNEL_CACHE`.
+//! The crate builds without CUDA. At run time it loads the driver (`libcuda.so`) and, from CUDA 12 or 13, the compiler
+//! (`libnvrtc.so`) and the library for matrix products (`libcublasLt.so`). If the dynamic loader does not find these two, name
+//! their folder in `LD_LIBRARY_PATH`. Kernels are compiled for the GPU when they are first used, and cached in
+//! `~/.cache/dtensor/kernels` or in the folder `DTENSOR_KERNEL_CACHE`.
 //!
-//! Operators return at once and the GPU works on its own. What waits for it is what reads values: `item`, `to_vec`, printing, copies to the CPU.
-//! An invalid value that a kernel finds, such as an index out of bounds, is an error at the next read or collective; it names the operator and the
-//! line that called it. Ranks that run as threads can share a GPU: each has its own stream.
+//! Operators queue work for the GPU and return at once. Only reading values waits for it: `item`, `to_vec`, printing, copies to the
+//! CPU. If a kernel finds an invalid value, such as an index out of bounds, the next read or collective returns the error, which
+//! names the operator and the line that called it. Ranks that run as threads can share a GPU: each has its own stream.
 //!
 //! ```
 //! use dtensor::{DType, Device, Tensor, cuda};

@@ -95,6 +95,7 @@
 //! | find out what communicates | [`debug::CommDebugMode`], [`explicit_communication`] |
 //! | find ranks that pass different batches | [`check_replicated`] |
 //! | see which rank owns what | [`debug::visualize_sharding`] |
+//! | compute on a GPU | [`Tensor::to_device`], [`on_device`], and the module `cuda` |
 //! | write an operator | [`op::Op`], [`op::apply`]; [`testing::validate`] checks its sharding rule |
 //! | test on several ranks | [`testing::spmd`] |
 //!
@@ -106,6 +107,7 @@
 //! | feature | default | adds |
 //! | --- | --- | --- |
 //! | `mpi` | no | ranks as processes over MPI: `comm::World::mpi`, `comm::mpirun`. Needs an MPI library and libclang |
+//! | `cuda` | no | tensors on NVIDIA GPUs, and the module `cuda`. Needs no CUDA to build |
 //! | `candle` | no | conversions between [`Tensor`] and `candle_core::Tensor`, by `try_from` |
 #![warn(missing_docs)]
 

@@ -1,4 +1,4 @@
-//! [`Assign`]: copies into regions of new arrays. Every byte is read and written once, in as few launches as possible.
+//! [`Assign`]: copies into regions of new arrays. Reads and writes every byte once, in as few launches as possible.
 
 use super::driver::{Address, failed};
 use super::kernel::{ONE, file, units};
@@ -11,7 +11,7 @@ units! {
     static ASSIGN: "assign", [file!("assign.cuh")], ONE;
 }
 
-/// The number of pieces of one launch.
+/// The most pieces that one launch copies.
 const PIECES: usize = 24;
 const DIMS: usize = 5;
 /// The bytes of the widest word.
@@ -36,7 +36,7 @@ struct Argument {
     pieces: [Piece; PIECES],
 }
 
-/// Regions of arrays on one GPU, and what is copied into them: arrays of one dtype, or one number. Regions must not overlap.
+/// Writes to regions of arrays on one GPU: copies of arrays of one dtype, or one number everywhere. Regions must not overlap.
 pub(super) struct Assign {
     stream: &'static Stream,
     dtype: DType,
@@ -46,7 +46,7 @@ pub(super) struct Assign {
     copies: Vec<Array>,
 }
 
-/// Returns the largest number of bytes, up to `WIDEST`, of which the words of a piece can be: it divides both addresses, all
+/// Returns the size in bytes of the widest words that can copy a piece: at most `WIDEST`, and a divisor of both addresses, all
 /// strides, and the size of the last dim.
 fn widest_word(axes: &Axes<2>, addresses: [Address; 2], element: usize, is_fill: bool) -> usize {
     let (last, outer) = axes.split_last().expect("there is at least one axis");

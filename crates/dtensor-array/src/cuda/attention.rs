@@ -1,4 +1,4 @@
-//! Scaled dot-product attention: nothing of the size of the matrix of attention weights is in memory.
+//! Scaled dot-product attention. The matrix of attention weights is never stored.
 
 use super::driver::Address;
 use super::kernel::{FLOATS, file, units};

@@ -1,4 +1,4 @@
-//! Scaling by a factor that is known only on the GPU.
+//! Gradient clipping: scales an array by a factor that is known only on the GPU.
 
 use super::driver::Address;
 use super::kernel::{FLOATS, file, units};

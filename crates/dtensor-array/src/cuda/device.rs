@@ -12,7 +12,7 @@ use super::stream::{Stream, on_communication_stream};
 use super::{current_stream, nvidia};
 use crate::{Device, Error, Result};
 
-/// The number of GPUs that are used, if there are more.
+/// The most GPUs that are used.
 pub(crate) const MAX_DEVICES: usize = 16;
 
 /// A GPU.
@@ -97,7 +97,7 @@ thread_local! {
 
 struct Gpus {
     gpus: Vec<Gpu>,
-    /// Why there are none.
+    /// The reason, if there are none.
     why_none: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! [`Driver`]: what the engine needs of a GPU's driver.
+//! [`Driver`]: the functions of a GPU's driver that the engine needs.
 
 use std::ffi::c_void;
 
@@ -6,10 +6,10 @@ use crate::{Error, Result};
 
 /// An address in the memory of a GPU.
 pub(crate) type Address = u64;
-/// A stream, an event, a module or a function, as the driver knows it.
+/// The driver's handle of a stream, an event, a module or a function.
 pub(crate) type Handle = usize;
 
-/// What a GPU is.
+/// The properties of a GPU.
 #[derive(Clone, Debug)]
 pub(crate) struct Info {
     pub(crate) name: String,
@@ -29,7 +29,7 @@ pub(crate) struct Product {
     pub(crate) mnk: [usize; 3],
     /// Whether rows of `a` are contiguous (else columns are), and the stride between them.
     pub(crate) a: (bool, usize),
-    /// As `a`, of `b`.
+    /// The same for `b`.
     pub(crate) b: (bool, usize),
     /// The number of products, and the strides of `a`, `b` and the result from one to the next.
     pub(crate) batch: usize,

@@ -1,4 +1,4 @@
-//! A driver that runs kernels on the CPU: for tests on machines without a GPU. Work is done when it is queued.
+//! A driver that runs kernels on the CPU, for tests on machines without a GPU. Work runs as soon as it is queued.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;

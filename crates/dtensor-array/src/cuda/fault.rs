@@ -1,5 +1,5 @@
 //! [`Faults`]: invalid values that kernels find, such as an index out of bounds. A kernel cannot return an error, so it writes the
-//! first one into a slot, which is read when the values are, or before a collective.
+//! first invalid value into a slot. The host reads the slot when it reads values, and before a collective.
 
 use std::panic::Location;
 
@@ -15,7 +15,7 @@ use crate::{Error, Result, origin};
 struct Slot {
     /// 0 if nothing is wrong, else one of the codes below.
     code: u32,
-    /// Which operator has found it, as an index into [`Faults::sites`].
+    /// The operator that found it, as an index into [`Faults::sites`].
     site: u32,
     index: i64,
     dim: u32,

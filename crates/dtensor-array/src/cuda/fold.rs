@@ -1,4 +1,4 @@
-//! Folds of any dims of an array: how their arguments are made. The loops are in `kernels/fold.cuh`.
+//! Folds of any dims of an array: builds the arguments of their kernels. The loops are in `kernels/fold.cuh`.
 
 use super::driver::{Address, failed};
 use super::map::divider;

@@ -1,7 +1,7 @@
 //! Selecting and scattering by index, and the adjoint of each.
 //!
-//! Kernels check the indices that they read. Terms of one sum are added in the order of the indices: these are sorted first, so no two
-//! threads add to the same element.
+//! Kernels check the indices that they read. To add terms by index, the indices are sorted first: no two threads add to the same
+//! element, and the terms of a sum are added in their order.
 
 use super::driver::Address;
 use super::kernel::{ALL, ONE, file, units};

@@ -1,4 +1,4 @@
-//! [`Unit`]: the kernels of one source file, compiled at first use and kept on disk; and how they are launched.
+//! [`Unit`]: the kernels of one source file. Compiles them at first use, caches them on disk, and launches them.
 
 use std::collections::HashMap;
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! Indices in a shard as indices in the full array.
+//! Converts indices in a shard to indices in the full array.
 
 use super::driver::failed;
 use super::kernel::{file, units};

@@ -1,4 +1,4 @@
-//! Element-wise kernels: how their arguments are made. The loops are in `kernels/map.cuh`.
+//! Element-wise kernels: builds their arguments. The loops are in `kernels/map.cuh`.
 
 use std::array::from_fn;
 

@@ -1,4 +1,4 @@
-//! Matrix products, by the driver's library where it has one.
+//! Matrix products: by the driver's library if it has one, otherwise by a kernel of this project.
 //!
 //! Operands whose rows or columns are contiguous are read in place, and so are broadcast batches.
 

@@ -1,11 +1,11 @@
 //! The engine for NVIDIA GPUs: memory, streams and kernels.
 //!
-//! Work is asynchronous. Each thread has a stream per GPU; a kernel is queued on it and returns an array at once. Only copies to
-//! main memory wait. Storage remembers the streams that use it, so arrays may move between threads freely.
+//! Work is asynchronous. Each thread has a stream per GPU. An operator queues its kernel there and returns an array at once; only
+//! copies to main memory wait. A storage knows the streams that use it, so arrays may move between threads freely.
 //!
-//! Kernels are CUDA C++ in `kernels/`, one file per family, compiled for an element type and the GPU at hand when they are first
-//! used, and kept on disk. With the feature `cuda-emulator`, and without a GPU, they are compiled by the system's C++ compiler and
-//! run on the CPU.
+//! Kernels are CUDA C++ in `kernels/`, one file per family. They are compiled for an element type and a GPU when they are first
+//! used, and cached on disk. With the feature `cuda-emulator` and no GPU, the system's C++ compiler compiles them, and they run on
+//! the CPU.
 
 mod assign;
 mod device;

@@ -1,4 +1,4 @@
-//! The work of collectives between ranks on threads: one rank's thread queues all of it on its stream for communication.
+//! Collectives between ranks that are threads: the thread of one rank queues all of the work on its communication stream.
 
 use parking_lot::Mutex;
 

@@ -1,4 +1,4 @@
-//! [`Pool`]: the memory of a stream. Freed blocks are used again by later work of the same stream, so nothing waits.
+//! [`Pool`]: the memory of a stream. Later work of the same stream reuses freed blocks, so nothing waits.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

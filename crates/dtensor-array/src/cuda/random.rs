@@ -1,4 +1,4 @@
-//! Random numbers as functions of the element index: those of the host.
+//! Random numbers as functions of the element index: the same functions as on the host.
 
 use super::driver::Address;
 use super::kernel::{ALL, file, units};

@@ -1,4 +1,4 @@
-//! Work on lines of contiguous arrays: how it is split into blocks and threads. The loops are in `kernels/rows.cuh`.
+//! Kernels on lines of contiguous arrays: splits their work into blocks and threads. The loops are in `kernels/rows.cuh`.
 
 use super::device::Gpu;
 use super::driver::Address;

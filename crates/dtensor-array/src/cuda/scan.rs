@@ -1,5 +1,5 @@
-//! Cumulative sums along a dim. If there are few lines, several blocks sum each: first the sum of each chunk, then their running sums,
-//! then the running sums of the elements.
+//! Cumulative sums along a dim. If there are few lines, several blocks share each line: they compute the sum of each chunk, then
+//! the running sums over chunks, then the running sums of the elements.
 
 use super::driver::Address;
 use super::kernel::{ALL, file, units};

@@ -1,5 +1,5 @@
-//! Sorting and top-k along any dim. Rows of up to [`TILE`] words are sorted in shared memory, longer ones in tiles that are merged. A
-//! top-k of a long row first selects its words.
+//! Sorting and top-k along any dim. Rows of up to [`TILE`] words are sorted in shared memory. Longer rows are sorted in tiles,
+//! which are then merged. A top-k of a long row first selects the `k` words, and sorts only these.
 
 use super::driver::Address;
 use super::kernel::{ALL, file, units};

@@ -18,7 +18,7 @@ mode! {
     static CHECKING: Cell<bool> = cfg!(debug_assertions);
 }
 
-/// Runs `body` with or without the check that tensors which are taken as replicated are equal on all ranks of this thread's worlds.
+/// Runs `body` with the check of replicated tensors on or off: whether they are equal on all ranks of this thread's worlds.
 ///
 /// A local tensor is taken as replicated by [`Tensor::from_local`] along each mesh dim with [`Replicate`], by a parallel style or
 /// [`local_map`](crate::parallel::local_map) that declares `Replicate` for an input or output, by
@@ -27,9 +27,10 @@ mode! {
 /// the next collective over these ranks compares the hashes. If they differ, all ranks get an error that names the module, the
 /// argument, the ranks and the source lines.
 ///
-/// The check costs a pass over the tensor and no communication. Tensors on a GPU are not checked, because reading them would wait for it. Outside of all scopes it is on in builds with debug assertions, and
-/// off in others. It must be on or off on all ranks alike. It compares bits, so ranks that compute a replicated value with different
-/// instructions may fail it. Over MPI, it needs `MpiOptions::check`.
+/// The check costs a pass over the tensor and no communication. Outside of all scopes it is on in builds with debug assertions, and
+/// off in others. All ranks must turn it on or off together. It compares bits, so it may fail if ranks compute a replicated value
+/// with different instructions. Tensors on a GPU are not checked, because reading them would wait for the GPU. Over MPI, the check
+/// needs `MpiOptions::check`.
 ///
 /// ```
 /// use dtensor::comm::{ReduceOp, launch_each};
@@ -48,7 +49,7 @@ pub fn check_replicated<R>(on: bool, body: impl FnOnce() -> R) -> R {
     CHECKING.within(on, body)
 }
 
-/// Who takes a local tensor as a shard, for errors: a function or a parallel style, and its argument.
+/// The function or parallel style that takes a local tensor as a shard, and its argument. Errors show them.
 #[derive(Clone, Copy)]
 pub(crate) struct Taker<'a> {
     pub(crate) by: &'static str,

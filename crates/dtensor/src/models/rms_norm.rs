@@ -1,4 +1,4 @@
-//! Root-mean-square normalization, written with operators.
+//! Root-mean-square normalisation, written with operators.
 
 use crate::nn::{Base, Module, Parameter, forward};
 use crate::{Result, Tensor};

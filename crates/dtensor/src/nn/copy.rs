@@ -24,10 +24,10 @@ mode! {
 }
 
 /// Returns an independent copy of a module, with its own parameters, buffers, gradients and hooks. A clone, in
-/// contrast, is the same module. A shared parameter stays shared within the copy.
+/// contrast, is the same module. A parameter that two layers share is also shared in the copy.
 ///
 /// Works for every struct with `#[derive(Module)]`; fields marked `#[module(skip)]` must be `Clone`. Returns an error if
-/// parameters are held behind an [`Arc`], because the copy would share them.
+/// parameters are behind an [`Arc`] or an [`Rc`], because the copy would share them with the original.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Module, deep_copy};
@@ -89,9 +89,9 @@ impl Clone for Base {
     }
 }
 
-/// A type that [`deep_copy`] can copy. `#[derive(Module)]` implements it, and plain data has it.
+/// A type that [`deep_copy`] can copy. `#[derive(Module)]` implements it, and so do numbers, strings and containers.
 ///
-/// A module that implements [`Module`] by hand copies its fields:
+/// If you implement [`Module`] by hand, copy each field:
 ///
 /// ```
 /// use dtensor::nn::{DeepCopy, Module, Parameter, Walk, deep_copy};
@@ -124,11 +124,11 @@ impl Clone for Base {
     note = "a struct can be if it has `#[derive(Module)]`, its fields can be copied, and those marked `#[module(skip)]` are `Clone`"
 )]
 pub trait DeepCopy {
-    /// Returns a copy of every field. [`deep_copy`] calls this: within it, a cell that is cloned is a new cell.
+    /// Returns a copy of every field. [`deep_copy`] calls this; inside it, cloning a cell creates a new one.
     fn duplicate(&self) -> Self;
 }
 
-/// Declares types that are copied as they are cloned.
+/// Implements [`DeepCopy`] by `clone`.
 macro_rules! cloned {
     ($($plain:ty),* $(,)?; $($shared:ty),*) => {
         $(impl DeepCopy for $plain {
@@ -144,7 +144,7 @@ macro_rules! cloned {
     };
 }
 
-// What is behind a pointer is shared with the original, so `deep_copy` returns an error if parameters are.
+// A copied pointer shares its target with the original, so `deep_copy` returns an error if parameters are behind it.
 cloned!(
     bool, char, u8, u16, u32, u64, usize, i8, i16, i32, i64, isize, f32, f64, String, DType, Device, Dim, Shape,
     &str, Parameter, Buffer, Base, Sequential; Arc<T>, Rc<T>, PhantomData<T>

@@ -1,4 +1,4 @@
-//! `module!`: a struct and its constructor in one.
+//! `module!`: defines a struct and its constructor together.
 
 use crate::Result;
 
@@ -30,7 +30,7 @@ use crate::Result;
 /// # }
 /// ```
 ///
-/// It stands for the struct with `#[derive(Module)]`, and for this constructor:
+/// It expands to the struct with `#[derive(Module)]`, and to this constructor:
 ///
 /// ```
 /// # use dtensor::nn::{Linear, Relu};
@@ -47,9 +47,9 @@ use crate::Result;
 /// }
 /// ```
 ///
-/// So values are computed in order, and may use the arguments and the fields above. A value that is a `Result` needs no `?`.
-/// The struct and its fields can have attributes, documentation and a visibility, which is also that of `new`. A module that
-/// is generic, or whose constructor does more, is written out with `#[derive(Module)]`.
+/// Initial values are computed in order. Each may use the arguments and the fields above it; a `Result` needs no `?`. The struct
+/// and its fields can have attributes, documentation and a visibility; `new` has the visibility of the struct. If a module is
+/// generic, or its constructor does more, use `#[derive(Module)]` and write the constructor.
 ///
 /// ```
 /// # use dtensor::nn::{Embedding, Linear};
@@ -95,7 +95,7 @@ macro_rules! module {
     };
 }
 
-/// The initial value of a field in [`module!`](crate::module), or the error that came instead of it.
+/// An initial value of a field in [`module!`](crate::module): a value, or a `Result` of one.
 #[diagnostic::on_unimplemented(
     message = "the initial value of a field of type `{T}` must be a `{T}` or a `Result<{T}>`",
     label = "this is a `{Self}`"

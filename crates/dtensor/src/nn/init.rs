@@ -12,7 +12,7 @@
 //! let layer = Linear::new(64, 32, true)?;
 //! init::kaiming_normal(Fan::In, Nonlinearity::Relu).apply(&layer.weight)?;
 //! init::zeros().apply(layer.bias.as_ref().unwrap())?;
-//! // Apply an initializer to every matrix.
+//! // Apply an initialiser to every matrix.
 //! let normal = init::trunc_normal(0.0, 0.02, -0.04, 0.04);
 //! for (_, parameter) in layer.named_parameters().iter().filter(|(_, p)| p.get().ndim() == 2) {
 //!     normal.apply(parameter)?;

@@ -1,12 +1,12 @@
-//! The arguments of `forward`.
+//! [`IntoTensor`]: the tensors that `forward` accepts.
 
 use std::borrow::Borrow;
 
 use crate::{Result, Tensor};
 
-/// A tensor as an argument of `forward`: a `&Tensor`, a `Tensor`, or the `Result<Tensor>` of another call, whose error is
-/// returned. [`#[forward]`](super::forward) makes callers of a module choose, wherever its `forward` is written with a
-/// `&Tensor`.
+/// A tensor argument of `forward`: a `&Tensor`, a `Tensor`, or the `Result<Tensor>` of another call, whose error is returned.
+///
+/// If a module's `forward` is written with a `&Tensor`, [`#[forward]`](super::forward) lets callers pass any of these.
 ///
 /// ```
 /// use dtensor::nn::{Linear, Relu};
@@ -28,7 +28,7 @@ pub trait IntoTensor {
     /// The tensor, owned or borrowed.
     type Held: Borrow<Tensor>;
 
-    /// Returns the tensor, or the error that came instead of it.
+    /// Returns the tensor, or the error in the `Result`.
     fn into_tensor(self) -> Result<Self::Held>;
 }
 

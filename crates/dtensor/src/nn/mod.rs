@@ -1,4 +1,4 @@
-//! Neural-network modules: parameters, the module tree, hooks, layers and initializers.
+//! Neural-network modules: parameters, the module tree, hooks, layers and initialisers.
 //!
 //! A module is a struct whose fields are its children, parameters and data, and a function `forward`:
 //!

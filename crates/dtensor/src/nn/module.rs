@@ -177,7 +177,7 @@ pub trait Module {
         state::load(self, state, strict)
     }
 
-    /// Reinitializes every parameter with the rule that it was [created with](Parameter::with_init), each once and in
+    /// Reinitialises every parameter with the rule that it was [created with](Parameter::with_init), each once and in
     /// order, as if the model was new. Random values come from this thread's generator; for a distributed parameter,
     /// every rank draws its shard of what a single device would draw. Buffers are unchanged.
     ///

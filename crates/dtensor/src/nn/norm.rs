@@ -3,7 +3,7 @@
 use super::{Base, Module, Parameter, forward};
 use crate::{DType, Error, Result, Shape, Tensor};
 
-/// Layer normalization: normalizes over the last dims to mean 0 and variance 1, then scales by `weight` and adds
+/// Layer normalisation: normalises over the last dims to mean 0 and variance 1, then scales by `weight` and adds
 /// `bias`. These start as ones and zeros.
 ///
 /// ```
@@ -20,9 +20,9 @@ use crate::{DType, Error, Result, Shape, Tensor};
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct LayerNorm {
-    /// Scale, with the shape of the normalized dims, if any.
+    /// Scale, with the shape of the normalised dims, if any.
     pub weight: Option<Parameter>,
-    /// Bias, with the shape of the normalized dims, if any.
+    /// Bias, with the shape of the normalised dims, if any.
     pub bias: Option<Parameter>,
     shape: Shape,
     eps: f64,
@@ -58,7 +58,7 @@ impl LayerNorm {
         LayerNorm { weight: None, bias: None, ..self }
     }
 
-    /// Returns the shape of the normalized dims.
+    /// Returns the shape of the normalised dims.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -78,7 +78,7 @@ impl LayerNorm {
     }
 }
 
-/// Root-mean-square normalization: divides by the root of the mean square over the last dims, then scales by
+/// Root-mean-square normalisation: divides by the root of the mean square over the last dims, then scales by
 /// `weight`, which starts as ones.
 ///
 /// ```
@@ -93,7 +93,7 @@ impl LayerNorm {
 /// ```
 #[derive(Clone, Debug, Module)]
 pub struct RmsNorm {
-    /// Scale, with the shape of the normalized dims, if any.
+    /// Scale, with the shape of the normalised dims, if any.
     pub weight: Option<Parameter>,
     shape: Shape,
     eps: Option<f64>,
@@ -120,7 +120,7 @@ impl RmsNorm {
         RmsNorm { weight: None, ..self }
     }
 
-    /// Returns the shape of the normalized dims.
+    /// Returns the shape of the normalised dims.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }

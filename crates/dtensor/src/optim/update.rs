@@ -35,7 +35,7 @@ pub trait Update: Clone + fmt::Debug + Send + Sync + 'static {
     fn update(&self, step: UpdateStep, arrays: Vec<UpdateArrays<'_>>) -> Result<()>;
 }
 
-/// A step, the same for several parameters.
+/// The settings of one step, which several parameters share.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateStep {
     /// The learning rate, times the factor.

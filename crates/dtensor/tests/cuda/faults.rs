@@ -76,7 +76,8 @@ fn an_invalid_target_of_a_sharded_loss_is_an_error_on_all_ranks() {
             let mesh = DeviceMesh::new(&world, [3], "tp")?;
             let logits = sharded::zeros([2, 7], DType::F32, &mesh, [Shard(1)])?;
             let target = distribute_tensor(&Tensor::from_slice(&[0i64, 9], [2])?, &mesh, [Replicate])?;
-            let loss = logits.cross_entropy(&target, CrossEntropyOptions::default())?.to_local()?.item::<f32>()?;
+            let loss =
+                logits.cross_entropy(&target, CrossEntropyOptions::default())?.to_local()?.item::<f32>()?;
             world.group().barrier()?;
             Ok(loss)
         })
