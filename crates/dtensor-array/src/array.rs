@@ -292,7 +292,7 @@ impl Array {
             return Err(Error::DimOutOfRange {
                 op: "unsqueeze",
                 dim: dim as isize,
-                rank: self.0.shape.len() + 1,
+                ndim: self.0.shape.len() + 1,
             });
         }
         let mut strides = self.0.strides.clone();
@@ -427,8 +427,8 @@ impl Array {
     /// Returns the size of `dim`, or an error that names `op` if there is no such dim.
     #[inline]
     fn dim_size(&self, op: &'static str, dim: usize) -> Result<usize> {
-        let rank = self.0.shape.len();
-        self.0.shape.get(dim).copied().ok_or(Error::DimOutOfRange { op, dim: dim as isize, rank })
+        let ndim = self.0.shape.len();
+        self.0.shape.get(dim).copied().ok_or(Error::DimOutOfRange { op, dim: dim as isize, ndim })
     }
 
     /// Gives access to the elements. Returns an error if `T` is not the type of the dtype; kernels choose `T` by the dtype.

@@ -34,7 +34,7 @@ pub enum Error {
     /// The array does not have this dim.
     #[error(
         "{op}: dimension out of range (expected to be in range of [-{}, {}], but got {dim})",
-        rank.max(&1), rank.max(&1) - 1
+        ndim.max(&1), ndim.max(&1) - 1
     )]
     DimOutOfRange {
         /// The operator.
@@ -42,7 +42,7 @@ pub enum Error {
         /// The dim given.
         dim: isize,
         /// The number of dims of the array.
-        rank: usize,
+        ndim: usize,
     },
 
     /// An index is out of bounds.

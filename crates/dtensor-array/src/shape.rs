@@ -301,7 +301,7 @@ impl Dim {
         } else if ndim == 0 && self.0 == -1 {
             Ok(0)
         } else {
-            Err(Error::DimOutOfRange { op, dim: self.0, rank: ndim })
+            Err(Error::DimOutOfRange { op, dim: self.0, ndim })
         }
     }
 

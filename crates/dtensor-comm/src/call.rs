@@ -308,7 +308,7 @@ fn check_dim(op: &'static str, dim: usize, x: &Meta) -> Result<()> {
     if dim < x.shape.len() {
         return Ok(());
     }
-    Err(Error::DimOutOfRange { op, dim: dim as isize, rank: x.shape.len() })
+    Err(Error::DimOutOfRange { op, dim: dim as isize, ndim: x.shape.len() })
 }
 
 fn check_sizes(op: &'static str, what: &str, sizes: &[usize], n: usize) -> Result<()> {

@@ -310,6 +310,7 @@ impl Group {
     }
 
     /// Same as [`broadcast`](Group::broadcast), for a shard of a tensor of shape `of`. Ranks compare that shape too.
+    #[doc(hidden)]
     #[track_caller]
     pub fn broadcast_shard<V: Value>(&self, x: &V, src: usize, of: &Shape) -> Result<V> {
         self.begin_bundle(Collective::Broadcast { src }, x, Some(Bundle::shard_of(of)), Site::caller())?
@@ -365,6 +366,7 @@ impl Group {
     }
 
     /// Same as [`scatter`](Group::scatter), for shards of a tensor of shape `of`. Ranks compare that shape too.
+    #[doc(hidden)]
     #[track_caller]
     pub fn scatter_shards<V: Value>(&self, pieces: Option<&[V]>, src: usize, of: &Shape) -> Result<V> {
         self.scatter_bundle(pieces, src, Some(Bundle::shard_of(of)))?.wait()
@@ -434,6 +436,7 @@ impl Group {
     }
 
     /// Same as [`reduce_async`](Group::reduce_async), for the call site `at`, which errors show.
+    #[doc(hidden)]
     pub fn reduce_at<V: Value>(
         &self,
         x: &V,

@@ -131,6 +131,7 @@ impl Group {
 
     /// Records an array that this rank takes as replicated over the group. The next collective compares it over ranks. Does nothing
     /// on any thread but the one that created the group.
+    #[doc(hidden)]
     #[inline]
     pub fn note_replica(&self, replica: &Replica) {
         if self.inner.thread == thread::current().id() {
@@ -143,6 +144,7 @@ impl Group {
     /// the one that created the group.
     ///
     /// Every collective carries the record, so that ranks notice if their generators have diverged.
+    #[doc(hidden)]
     #[inline]
     pub fn update_draws(&self, change: impl FnOnce(DrawRecord) -> DrawRecord) {
         if self.inner.thread == thread::current().id() {
@@ -197,6 +199,7 @@ impl Group {
     }
 
     /// Begins a collective that returns one value. `at` is the call site that errors show.
+    #[doc(hidden)]
     #[track_caller]
     #[inline]
     pub fn begin<V: Value>(&self, collective: Collective, x: &V, at: Site) -> Result<Pending<V>> {
@@ -223,6 +226,7 @@ impl Group {
 
     /// Runs a collective on an array without recording a gradient: for arrays that are not a user's tensor, such as a shard of one.
     /// `grad` is true if a gradient will flow back through it.
+    #[doc(hidden)]
     #[inline]
     pub fn communicate(&self, collective: Collective, x: Array, grad: bool, at: Site) -> Result<Array> {
         let name = collective.name();
@@ -231,6 +235,7 @@ impl Group {
 
     /// Begins several collectives of one kind, each on one [`Value`], as one. All values must have one dtype, and all ranks must pass
     /// values of the same full shapes in the same order.
+    #[doc(hidden)]
     #[track_caller]
     pub fn begin_all<V: Value>(
         &self,
@@ -251,6 +256,7 @@ impl Group {
 
     /// Begins several collectives of one kind, each on one array, as one. Like [`communicate`](Group::communicate), it records no
     /// gradient.
+    #[doc(hidden)]
     pub fn begin_many(
         &self,
         collectives: Vec<Collective>,

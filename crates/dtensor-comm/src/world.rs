@@ -280,6 +280,7 @@ impl World {
     }
 
     /// Same as [`named_group`](World::named_group), for the call site `at`, which errors show.
+    #[doc(hidden)]
     pub fn group_at(&self, ranks: &[usize], name: &str, at: Site) -> Result<Option<Group>> {
         check_not_empty("new_group", ranks.len())?;
         let mut seen = vec![false; self.size()];
@@ -299,6 +300,7 @@ impl World {
     }
 
     /// Returns true if this rank created `group` in this world.
+    #[doc(hidden)]
     pub fn has(&self, group: &Group) -> bool {
         group.belongs_to(&self.membership)
     }

@@ -191,6 +191,7 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats> {
 }
 
 /// Returns how often the calling thread has waited for a GPU: for each copy to main memory, and each [`synchronize`].
+#[doc(hidden)]
 pub fn waits_of_this_thread() -> usize {
     WAITS.get()
 }
