@@ -30,6 +30,9 @@ pub struct AttentionOptions<'a> {
     pub dropout: f64,
     /// The factor for the logits; 1/√(head size) if `None`.
     pub scale: Option<f64>,
+    /// Grouped-query attention: if true, queries may have a multiple of the heads of keys and values, and as many consecutive heads of queries
+    /// share each of these. Heads are the third dim from the back.
+    pub enable_gqa: bool,
 }
 
 /// Inputs: q, k, v and the mask, if any. Outputs: the result, and the log-sum-exp of each query's logits.
@@ -202,6 +205,9 @@ impl Tensor {
         value: &Tensor,
         options: AttentionOptions<'_>,
     ) -> Result<Tensor> {
+        if options.enable_gqa {
+            return self.grouped_attention(key, value, options);
+        }
         if let Some(mask) = options.mask
             && mask.requires_grad()
         {
@@ -226,5 +232,48 @@ impl Tensor {
             op.draw = Aside(next_draw(inputs.iter().find_map(|x| x.mesh())));
         }
         Ok(apply_all(op, &inputs)?.swap_remove(0))
+    }
+
+    /// Splits the heads of queries into groups, and lets each group read the same keys and values. These are views: nothing is copied.
+    #[track_caller]
+    fn grouped_attention(
+        &self,
+        key: &Tensor,
+        value: &Tensor,
+        options: AttentionOptions<'_>,
+    ) -> Result<Tensor> {
+        let options = AttentionOptions { enable_gqa: false, ..options };
+        let heads = |x: &Tensor| x.ndim().checked_sub(3).map(|dim| x.dims()[dim]);
+        let groups = match (heads(self), heads(key)) {
+            (Some(queries), Some(keys)) if keys > 0 && queries % keys == 0 && heads(value) == Some(keys) => {
+                queries / keys
+            }
+            _ => {
+                let message = format!(
+                    "with `enable_gqa`, the heads (the third dim from the back) of queries must be a multiple of those of keys and values, \
+                     but the shapes are {}, {} and {}",
+                    self.shape(),
+                    key.shape(),
+                    value.shape()
+                );
+                return Err(Error::argument(OP, message));
+            }
+        };
+        let share = |x: &Tensor| -> Result<Tensor> {
+            let x = x.unsqueeze(-3)?;
+            let mut shape = x.dims().to_vec();
+            let dim = shape.len() - 3;
+            shape[dim] = groups;
+            x.expand(shape)
+        };
+        let split = |x: &Tensor| x.unflatten(-3, [-1, groups as i32]);
+        let mask = match options.mask {
+            Some(mask) if mask.ndim() < 3 => Some(mask.clone()),
+            Some(mask) if mask.dims()[mask.ndim() - 3] == 1 => Some(mask.unsqueeze(-3)?),
+            Some(mask) => Some(split(mask)?),
+            None => None,
+        };
+        let options = AttentionOptions { mask: mask.as_ref(), ..options };
+        split(self)?.scaled_dot_product_attention(&share(key)?, &share(value)?, options)?.flatten(-4, -3)
     }
 }

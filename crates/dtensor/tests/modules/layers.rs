@@ -459,3 +459,53 @@ fn splitting_a_head_over_ranks_is_an_error() {
         Ok(())
     });
 }
+
+/// Grouped-query attention is attention with repeated keys and values, on one device and with sharded heads.
+#[test]
+fn grouped_heads_share_keys_and_values() -> Result<()> {
+    manual_seed(11);
+    let leaf =
+        |heads: usize, length: usize| Tensor::randn([2, heads, length, 4], DType::F64)?.requires_grad_(true);
+    for (queries, keys) in [(4, 2), (6, 2), (4, 4), (3, 1)] {
+        let (q, k, v) = (leaf(queries, 5)?, leaf(keys, 7)?, leaf(keys, 7)?);
+        let mask = Tensor::randn([queries, 5, 7], DType::F64)?;
+        let narrow = Tensor::randn([1, 5, 7], DType::F64)?;
+        let repeated =
+            Tensor::from_vec((0..queries).map(|i| (i * keys / queries) as i64).collect(), [queries])?;
+        for options in [
+            AttentionOptions { causal: true, ..Default::default() },
+            AttentionOptions { mask: Some(&mask), ..Default::default() },
+            AttentionOptions { mask: Some(&narrow), scale: Some(0.3), ..Default::default() },
+        ] {
+            let (k2, v2) = (k.index_select(1, &repeated)?, v.index_select(1, &repeated)?);
+            let want = q.scaled_dot_product_attention(&k2, &v2, options)?;
+            let grouped = AttentionOptions { enable_gqa: true, ..options };
+            let got = q.scaled_dot_product_attention(&k, &v, grouped)?;
+            assert_eq!(got.dims(), want.dims());
+            let close =
+                |a: &Tensor, b: &Tensor| values(a).iter().zip(values(b)).all(|(a, b)| (a - b).abs() < 1e-12);
+            assert!(close(&got, &want));
+            let (got, want) = (
+                dtensor::grad(&got.pow(2)?.sum_all()?, &[&q, &k, &v], Default::default())?,
+                dtensor::grad(&want.pow(2)?.sum_all()?, &[&q, &k, &v], Default::default())?,
+            );
+            assert!(got.iter().zip(&want).all(|(a, b)| close(a.as_ref().unwrap(), b.as_ref().unwrap())));
+        }
+    }
+    let (q, k) = (leaf(4, 5)?, leaf(3, 5)?);
+    let grouped = AttentionOptions { enable_gqa: true, ..Default::default() };
+    assert!(message(q.scaled_dot_product_attention(&k, &k, grouped)).contains("must be a multiple"));
+    spmd(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "tp")?;
+        let make = |heads: usize| sharded::randn([2, heads, 5, 4], DType::F64, &mesh, [Shard(1)]);
+        let (q, k, v) = (make(8)?, make(4)?, make(4)?);
+        let options = AttentionOptions { causal: true, enable_gqa: true, ..Default::default() };
+        let y = q.scaled_dot_product_attention(&k, &v, options)?;
+        assert_eq!(y.placements(), [Shard(1)], "heads stay where they are");
+        let want =
+            q.full_tensor()?.scaled_dot_product_attention(&k.full_tensor()?, &v.full_tensor()?, options)?;
+        assert!(values(&y.full_tensor()?).iter().zip(values(&want)).all(|(a, b)| (a - b).abs() < 1e-12));
+        Ok(())
+    });
+    Ok(())
+}

@@ -6,7 +6,7 @@ use dtensor::prelude::*;
 use dtensor::testing::spmd;
 
 const LAST: AttentionOptions<'static> =
-    AttentionOptions { mask: None, causal: false, dropout: 0.0, scale: None };
+    AttentionOptions { mask: None, causal: false, dropout: 0.0, scale: None, enable_gqa: false };
 
 fn input(seed: u64, shape: [usize; 4]) -> Result<Tensor> {
     manual_seed(seed);

@@ -156,6 +156,7 @@ fn attention() -> Row {
                 causal: c.dim > 0,
                 dropout: if c.n == 4 { 0.5 } else { 0.0 },
                 scale: None,
+                enable_gqa: c.n == 2,
             };
             let other = if c.n == 3 { &x[2] } else { &x[1] };
             x[0].scaled_dot_product_attention(&x[1], other, options)
