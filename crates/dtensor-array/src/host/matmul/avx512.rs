@@ -18,13 +18,15 @@ use tile::{COLS, ROWS, TileArgs, Tiles};
 
 use super::product::{Mat, SCRATCH};
 
-/// The size of a block of the inner dim.
-const BLOCK: usize = 512;
+/// The number of bytes of a row in a block of the inner dim: 512 elements of `f32`, 256 of `f64`.
+const BLOCK: usize = 2 << 10;
 /// The number of bytes of packed panels, which stay in the L2 cache.
-const PACKED: usize = 512 << 10;
-/// Rows of the right operand that are within this many bytes stay in the L1 cache, so they are not packed.
-const CLOSE: usize = 48 << 10;
-/// From this number of rows of the result on, packing repays.
+const PACKED: usize = 768 << 10;
+/// A block of the right operand within this many bytes is not packed.
+const SMALL: usize = 48 << 10;
+/// The right operand is not packed if its rows are this many bytes apart, or less.
+const CLOSE: usize = 1 << 10;
+/// From this number of rows of the result on, packing the right operand repays.
 const MANY_ROWS: usize = 64;
 
 /// A cache line.
@@ -148,16 +150,21 @@ unsafe fn blocks<V: Tiles>(
     if m == 0 || n == 0 {
         return;
     }
-    let depth = k.div_ceil(k.div_ceil(BLOCK).max(1)).max(1);
-    let packs = b.cs != 1 || (m >= MANY_ROWS && depth * b.rs * size_of::<V::T>() > CLOSE);
+    let depth = k.div_ceil(k.div_ceil(BLOCK / size_of::<V::T>()).max(1)).max(1);
+    let row_bytes = b.rs * size_of::<V::T>();
+    let packs = b.cs != 1 || (m >= MANY_ROWS && row_bytes > CLOSE && depth * row_bytes > SMALL);
     // Packed panels are distributed evenly among blocks of columns.
     let panels = n.div_ceil(COLS * V::N);
     let most = (PACKED / (depth * COLS * size_of::<Line>())).max(1);
     let width = if packs { panels.div_ceil(panels.div_ceil(most)) * COLS * V::N } else { n };
-    let mut scratch = Vec::<Line>::new();
-    if packs {
-        scratch.reserve_exact(depth * width.min(n).div_ceil(V::N));
-    }
+    // Complete vectors are read, so the last panel is packed unless it consists of such.
+    let in_place = |cols: usize| !packs && cols % V::N == 0;
+    let packed_lines = match packs {
+        true => depth * width.min(n).div_ceil(V::N),
+        false if n % V::N == 0 => 0,
+        false => depth * COLS,
+    };
+    let mut scratch = Vec::<Line>::with_capacity(packed_lines);
     let packed = scratch.as_mut_ptr().cast::<V::T>();
     let mut inner = 0;
     loop {
@@ -166,15 +173,15 @@ unsafe fn blocks<V: Tiles>(
         for start in (0..n).step_by(width) {
             let width = width.min(n - start);
             let b = b.at(inner * b.rs + start * b.cs);
-            if packs {
-                let (mut col, mut to) = (0, packed);
-                while col < width {
-                    let (vectors, cols) = panel::<V>(width - col);
-                    // SAFETY: the panel is inside the matrix, and the scratch array has space for all panels of the block.
+            let (mut col, mut to) = (0, packed);
+            while col < width {
+                let (vectors, cols) = panel::<V>(width - col);
+                if !in_place(cols) {
+                    // SAFETY: the panel is inside the matrix, and the scratch array has space for all panels that are packed.
                     unsafe { pack::<V>(b.at(col * b.cs), [depth, cols], to) };
                     to = to.wrapping_add(depth * vectors * V::N);
-                    col += cols;
                 }
+                col += cols;
             }
             let (mut row, mut tiles) = (0, m.div_ceil(ROWS));
             while row < m {
@@ -185,11 +192,12 @@ unsafe fn blocks<V: Tiles>(
                 let (mut col, mut from) = (0, packed.cast_const());
                 while col < width {
                     let (vectors, cols) = panel::<V>(width - col);
+                    let in_place = in_place(cols);
                     let args = TileArgs {
                         depth,
                         a,
-                        b: if packs { from } else { b.at(col).ptr },
-                        b_rs: if packs { vectors * V::N } else { b.rs },
+                        b: if in_place { b.at(col).ptr } else { from },
+                        b_rs: if in_place { b.rs } else { vectors * V::N },
                         dst: dst.wrapping_add(row * dst_rs + start + col),
                         dst_rs,
                         added: added.map(|x| x.at(row * x.rs + (start + col) * x.cs)),
@@ -198,7 +206,9 @@ unsafe fn blocks<V: Tiles>(
                     };
                     // SAFETY: the tile has `rows` rows and `cols` columns, which are inside the matrices.
                     unsafe { V::TILES[rows - 1][vectors - 1](&args) };
-                    from = from.wrapping_add(depth * vectors * V::N);
+                    if !in_place {
+                        from = from.wrapping_add(depth * vectors * V::N);
+                    }
                     col += cols;
                 }
                 row += rows;

@@ -9,7 +9,7 @@ use crate::{Num, Real};
 const TINY: usize = 2048;
 /// As [`TINY`], beside our own products with AVX-512.
 #[cfg(target_arch = "x86_64")]
-const TINY_512: usize = 256;
+const TINY_512: usize = 1024;
 /// The number of elements of a scratch array.
 pub(super) const SCRATCH: usize = 1 << 20;
 
@@ -73,14 +73,8 @@ pub(crate) unsafe fn product<T: Real + Default>(
     b: Mat<T>,
     parallelism: Parallelism,
 ) {
-    // gemm has better loops for products with a vector, and for a few long sums.
     #[cfg(target_arch = "x86_64")]
-    if pulp::x86::V4::try_new().is_some()
-        && m > 1
-        && n > 1
-        && m * n * k > TINY_512
-        && (m * n > 256 || a.cs != 1 || b.rs != 1 || b.cs == 1)
-    {
+    if m * n * k > TINY_512 && prefers_avx512([m, n, k], a, b) && pulp::x86::V4::try_new().is_some() {
         macro_rules! call {
             ($V:ident, $T:ty) => {
                 super::avx512::product::<std::arch::x86_64::$V>(
@@ -102,6 +96,19 @@ pub(crate) unsafe fn product<T: Real + Default>(
     }
     // SAFETY: the caller guarantees the same.
     unsafe { product_by_gemm([m, n, k], dst, dst_rs, added, scale, a, b, parallelism) }
+}
+
+/// Returns true if our own product with AVX-512 is faster than gemm.
+#[cfg(target_arch = "x86_64")]
+fn prefers_avx512<T>([m, n, k]: [usize; 3], a: Mat<T>, b: Mat<T>) -> bool {
+    // gemm has its own loops for products with a vector, and for a few long sums.
+    let (vector, few_sums) = (m == 1 || n == 1, a.cs == 1 && b.rs == 1 && b.cs != 1 && m * n <= 256);
+    // It packs the left operand, which repays if each column is read many times and is on pages of its own.
+    let far = |stride: usize| stride * size_of::<T>() > 2048;
+    let far_columns = a.cs != 1 && far(a.cs) && k > 256 && n > 96;
+    // It reads whole rows of the right operand at a time, which is better if they are far apart and read only once.
+    let far_rows = b.cs == 1 && far(b.rs) && m < 8;
+    !vector && !few_sums && !far_columns && !far_rows
 }
 
 /// Computes [`product`] without AVX-512 code of our own.

@@ -446,7 +446,7 @@ fn elements_do_not_depend_on_sizes() {
             }
         }
     }
-    // gemm promises nothing.
+    // These sizes are not gemm's, which promises nothing.
     if pulp::x86::V4::try_new().is_some() {
         check::<f32>();
         check::<f64>();

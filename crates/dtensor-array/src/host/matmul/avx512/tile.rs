@@ -1,7 +1,7 @@
 //! The inner loop of [`product`](super::product()): a tile of the result, whose sums are in registers.
 
 use std::arch::asm;
-use std::arch::x86_64::{__m512, __m512d};
+use std::arch::x86_64::{__m512, __m512d, _MM_HINT_T0, _mm_prefetch};
 
 use super::Lanes;
 use super::lanes::first;
@@ -18,7 +18,8 @@ pub(crate) struct TileArgs<T> {
     /// The inner size.
     pub(super) depth: usize,
     pub(super) a: Mat<T>,
-    /// The right operand, with column stride 1.
+    /// The right operand, with column stride 1. All vectors are readable, also the lanes that the result does not have: masked
+    /// reads would take time from the multiplications.
     pub(super) b: *const T,
     pub(super) b_rs: usize,
     /// The result, with column stride 1.
@@ -41,6 +42,15 @@ unsafe fn tile<V: Lanes, const R: usize, const C: usize>(args: &TileArgs<V::T>) 
     let mask = |j: usize| first(if j + 1 == C { last } else { V::N });
     // SAFETY: the machine has AVX-512.
     let mut sums = [[unsafe { V::splat(<V::T as Num>::ZERO) }; C]; R];
+    // Partial sums of large results are not in the cache.
+    if let Some(added) = added.filter(|added| added.cs == 1) {
+        for i in 0..R {
+            for j in 0..C {
+                // SAFETY: a prefetch may have any address.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(added.row(i).at(j * V::N).ptr.cast()) };
+            }
+        }
+    }
     // The rows of `a` are at four offsets from two pointers.
     let (mut near, mut far, mut three, mut b) = (a.ptr, a.row(4).ptr, 3 * a.rs, b);
     // SAFETY: no instruction. The compiler no longer knows that these depend on each other: it would compute each address from
@@ -57,7 +67,7 @@ unsafe fn tile<V: Lanes, const R: usize, const C: usize>(args: &TileArgs<V::T>) 
                     options(pure, nomem, nostack, preserves_flags));
                 let row: [V; C] = std::array::from_fn(
                     #[inline(always)]
-                    |j| V::load(b.wrapping_add(j * V::N), mask(j)),
+                    |j| V::load(b.wrapping_add(j * V::N), first(V::N)),
                 );
                 for i in 0..R {
                     let x = V::splat(*(if i < 4 { near } else { far }).wrapping_add(offsets[i % 4]));
