@@ -158,10 +158,10 @@ unsafe fn blocks<V: Tiles>(
     let most = (PACKED / (depth * COLS * size_of::<Line>())).max(1);
     let width = if packs { panels.div_ceil(panels.div_ceil(most)) * COLS * V::N } else { n };
     // Complete vectors are read, so the last panel is packed unless it consists of such.
-    let in_place = |cols: usize| !packs && cols % V::N == 0;
+    let in_place = |cols: usize| !packs && cols.is_multiple_of(V::N);
     let packed_lines = match packs {
         true => depth * width.min(n).div_ceil(V::N),
-        false if n % V::N == 0 => 0,
+        false if n.is_multiple_of(V::N) => 0,
         false => depth * COLS,
     };
     let mut scratch = Vec::<Line>::with_capacity(packed_lines);

@@ -42,7 +42,7 @@ const fn exchanged<const N: usize>(step: usize, second: bool) -> [usize; N] {
     while i < N {
         let run = i >> step;
         let from = if second { run | 1 } else { run & !1 };
-        lanes[i] = (from << step) + i % (1 << step) + if run % 2 == 0 { 0 } else { N };
+        lanes[i] = (from << step) + i % (1 << step) + if run & 1 == 0 { 0 } else { N };
         i += 1;
     }
     lanes

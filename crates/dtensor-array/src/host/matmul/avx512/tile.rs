@@ -32,25 +32,31 @@ pub(crate) struct TileArgs<T> {
     pub(super) last: usize,
 }
 
+/// A [`tile`] of some size.
+pub(crate) type TileFn<T> = unsafe fn(&TileArgs<T>);
+
 /// Computes a tile of `R` rows, each of `C` vectors.
 ///
 /// # Safety
 /// The machine must have AVX-512. The rows and columns of the tile must be inside the matrices.
 #[target_feature(enable = "avx512f")]
+#[allow(clippy::pointers_in_nomem_asm_block)] // the blocks are empty
 unsafe fn tile<V: Lanes, const R: usize, const C: usize>(args: &TileArgs<V::T>) {
     let &TileArgs { depth, a, b, b_rs, dst, dst_rs, added, scale, last } = args;
     let mask = |j: usize| first(if j + 1 == C { last } else { V::N });
-    // SAFETY: the machine has AVX-512.
-    let mut sums = [[unsafe { V::splat(<V::T as Num>::ZERO) }; C]; R];
-    // Partial sums of large results are not in the cache.
-    if let Some(added) = added.filter(|added| added.cs == 1) {
-        for i in 0..R {
-            for j in 0..C {
-                // SAFETY: a prefetch may have any address.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(added.row(i).at(j * V::N).ptr.cast()) };
+    // SAFETY: the machine has AVX-512, and a prefetch may have any address.
+    let zero = unsafe {
+        // Partial sums of large results are not in the cache.
+        if let Some(added) = added.filter(|added| added.cs == 1) {
+            for i in 0..R {
+                for j in 0..C {
+                    _mm_prefetch::<_MM_HINT_T0>(added.row(i).at(j * V::N).ptr.cast());
+                }
             }
         }
-    }
+        V::splat(<V::T as Num>::ZERO)
+    };
+    let mut sums = [[zero; C]; R];
     // The rows of `a` are at four offsets from two pointers.
     let (mut near, mut far, mut three, mut b) = (a.ptr, a.row(4).ptr, 3 * a.rs, b);
     // SAFETY: no instruction. The compiler no longer knows that these depend on each other: it would compute each address from
@@ -109,14 +115,14 @@ unsafe fn tile<V: Lanes, const R: usize, const C: usize>(args: &TileArgs<V::T>) 
 /// Vectors with a [`tile`] of each size.
 pub(crate) trait Tiles: Lanes {
     /// The function for tiles of `i + 1` rows, each of `j + 1` vectors, is `TILES[i][j]`.
-    const TILES: [[unsafe fn(&TileArgs<Self::T>); COLS]; ROWS];
+    const TILES: [[TileFn<Self::T>; COLS]; ROWS];
 }
 
 macro_rules! tiles {
     ($($V:ty),*; $rows:tt) => { $(tiles!(@ $V, $rows);)* };
     (@ $V:ty, [$($rows:literal)*]) => {
         impl Tiles for $V {
-            const TILES: [[unsafe fn(&TileArgs<Self::T>); COLS]; ROWS] =
+            const TILES: [[TileFn<Self::T>; COLS]; ROWS] =
                 [$([tile::<$V, $rows, 1>, tile::<$V, $rows, 2>, tile::<$V, $rows, 3>]),*];
         }
     };
