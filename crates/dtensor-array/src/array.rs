@@ -238,6 +238,22 @@ impl Array {
         Arc::get_mut(storage).filter(|storage| storage.len() == numel)
     }
 
+    /// Returns the number of handles of this array, and of other arrays with its storage.
+    #[doc(hidden)]
+    pub fn holders(&self) -> usize {
+        Arc::strong_count(&self.0) + Arc::strong_count(&self.0.storage) - 1
+    }
+
+    /// Returns where the storage is: an address in the memory of a GPU, or of the storage itself.
+    #[doc(hidden)]
+    pub fn address(&self) -> usize {
+        match &*self.0.storage {
+            Storage::Host(..) => Arc::as_ptr(&self.0.storage).addr(),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(storage, _) => storage.start() as usize,
+        }
+    }
+
     /// Sets what the array's memory is [counted](crate::memory) as. Views share their memory.
     pub fn count_as(&self, purpose: Purpose) {
         self.0.storage.count_as(purpose);

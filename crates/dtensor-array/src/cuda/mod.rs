@@ -8,12 +8,15 @@
 //! the CPU.
 
 mod assign;
+#[cfg(feature = "cuda-emulator")]
+mod capture;
 mod device;
 mod driver;
 #[cfg(feature = "cuda-emulator")]
 mod emulator;
 mod fault;
 mod fold;
+mod graph;
 mod kernel;
 mod map;
 mod nvidia;
@@ -26,6 +29,10 @@ mod window;
 
 pub(crate) use device::{MAX_DEVICES, gpu};
 pub use device::{device_count, device_name, is_available, memory_stats, synchronize, waits_of_this_thread};
+#[doc(hidden)]
+pub use graph::{
+    Graph, Kept, Recording, duplicate, is_recording, overwrite, recorded_numbers, refuse,
+};
 #[doc(hidden)]
 pub use kernel::compile_all;
 pub(crate) use kernel::{Unit, grid_for};

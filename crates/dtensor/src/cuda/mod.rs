@@ -24,6 +24,10 @@
 //! # }
 //! ```
 
+mod graph;
+
+pub use graph::{Graph, graph};
+
 pub use dtensor_array::cuda::{
     MemoryStats, device_count, device_name, is_available, memory_stats, synchronize, waits_of_this_thread,
 };
