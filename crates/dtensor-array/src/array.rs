@@ -128,6 +128,18 @@ impl Array {
         Ok(())
     }
 
+    /// Returns an error if this thread records a graph on the array's GPU, because `what` cannot be recorded.
+    #[inline]
+    pub fn expect_running(&self, what: &'static str) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Storage::Cuda(..) = &*self.0.storage {
+            return crate::cuda::stream_of(self)?.expect_running(what);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = what;
+        Ok(())
+    }
+
     /// Returns the sizes of the dims.
     #[inline]
     pub fn dims(&self) -> &[usize] {

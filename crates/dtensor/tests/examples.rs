@@ -34,6 +34,7 @@ examples! {
     checkpoint_autocast: "../examples/checkpoint_autocast.rs";
     checkpoint_files: "../examples/checkpoint_files.rs";
     gpu: "../examples/gpu.rs";
+    cuda_graph: "../examples/cuda_graph.rs";
     register_sharding: "../examples/register_sharding.rs";
     own_operator: "../examples/own_operator.rs";
     collectives: "../examples/collectives.rs";

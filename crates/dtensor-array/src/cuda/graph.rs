@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use rustc_hash::FxBuildHasher;
 
@@ -53,6 +53,9 @@ impl Recorder {
 
 /// What cannot be recorded, and the line that asked for it.
 type Refusal = (&'static str, Option<&'static std::panic::Location<'static>>);
+
+/// The number of threads that record, so that other work needs no look at all streams.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
@@ -153,8 +156,13 @@ pub(super) fn record_upload(stream: &Stream, target: Address, bytes: &[u8]) -> R
 
 /// Notes a dropped block that is not the recording's own, if a stream that used it is recorded: what the stream did before it cannot be
 /// marked now. Returns false if there is nothing to wait for.
-#[cold]
+#[inline]
 pub(super) fn defer_free(home: &'static Stream, address: Address, users: u64) -> bool {
+    RUNNING.load(Ordering::Acquire) > 0 && defer(home, address, users)
+}
+
+#[cold]
+fn defer(home: &'static Stream, address: Address, users: u64) -> bool {
     let mut is_recorded = false;
     home.gpu.each_stream(|stream| is_recorded |= stream.is_recorded());
     if !is_recorded || home.pool.lock().is_private(address) {
@@ -263,6 +271,7 @@ impl Recording {
         }
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         gpu.driver.begin_capture(stream.handle)?;
+        RUNNING.fetch_add(1, Ordering::AcqRel);
         stream.pool.lock().begin_recording();
         stream.recording.store(number, Ordering::Relaxed);
         let recorder = Recorder {
@@ -344,6 +353,7 @@ impl Recording {
             stream.recording.store(0, Ordering::Relaxed);
             held += stream.pool.lock().end_recording(gpu, number);
         }
+        RUNNING.fetch_sub(1, Ordering::AcqRel);
         free_late(gpu);
         // Storages say that this stream has waited for the other. In the recording it did.
         let after = joined.map_or(Ok(()), |joined| joined.wait_for(stream));

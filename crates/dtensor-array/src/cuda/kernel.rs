@@ -230,6 +230,7 @@ fn all_units() -> Vec<&'static Unit> {
         cast::UNITS,
         clip::UNITS,
         copy::UNITS,
+        empty::UNITS,
         extremum::UNITS,
         index::UNITS,
         locate::UNITS,

@@ -14,6 +14,7 @@ mod device;
 mod driver;
 #[cfg(feature = "cuda-emulator")]
 mod emulator;
+mod empty;
 mod fault;
 mod fold;
 mod graph;
@@ -29,6 +30,8 @@ mod window;
 
 pub(crate) use device::{MAX_DEVICES, gpu};
 pub use device::{device_count, device_name, is_available, memory_stats, synchronize, waits_of_this_thread};
+#[doc(hidden)]
+pub use empty::launch_empty;
 #[doc(hidden)]
 pub use graph::{
     Graph, Kept, Recording, duplicate, is_recording, overwrite, recorded_numbers, refuse,
