@@ -12,8 +12,8 @@ use std::sync::Arc;
 use dtensor_array::Meta;
 use parking_lot::RwLock;
 
-use crate::Tensor;
 use crate::autograd::{Leaf, Link};
+use crate::{Result, Tensor};
 
 /// A cell whose content a step may change.
 pub(crate) trait Content: Send + Sync + 'static {
@@ -192,12 +192,20 @@ pub(crate) fn is_open() -> bool {
 /// Makes the recording of this thread fail, if there is one, because it cannot contain `what`.
 #[inline]
 pub(crate) fn forbid(what: &'static str) {
+    // The recording remembers the error.
+    drop(expect_closed(what));
+}
+
+/// Returns an error if this thread records, because a recording cannot contain `what`.
+#[inline]
+pub(crate) fn expect_closed(what: &'static str) -> Result<()> {
     #[cfg(feature = "cuda")]
     if ANY.get() {
-        drop(dtensor_array::cuda::refuse(what));
+        return Err(dtensor_array::cuda::refuse(what));
     }
     #[cfg(not(feature = "cuda"))]
     let _ = what;
+    Ok(())
 }
 
 /// Returns how many bytes of numbers that change from replay to replay this thread has recorded.

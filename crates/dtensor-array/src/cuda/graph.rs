@@ -280,7 +280,10 @@ impl Recording {
             communication: communication.map(|stream| (stream, false)),
             outside: HashMap::default(),
             first_draw,
-            numbers: [first_draw.seed, first_draw.stream].iter().flat_map(|word| word.to_ne_bytes()).collect(),
+            numbers: [first_draw.seed, first_draw.stream]
+                .iter()
+                .flat_map(|word| word.to_ne_bytes())
+                .collect(),
             numbers_at,
             uploads: Vec::new(),
             refused: None,
@@ -315,7 +318,8 @@ impl Recording {
         if let Some(refusal) = refused {
             return Err(refusal_error(refusal));
         }
-        graph.handle = ended?.ok_or_else(|| Error::argument("cuda::graph", "the driver returned no graph"))?;
+        graph.handle =
+            ended?.ok_or_else(|| Error::argument("cuda::graph", "the driver returned no graph"))?;
         let mut blocks = Vec::new();
         for &x in kept {
             let storage = x.cuda_storage()?;
@@ -366,7 +370,7 @@ impl Drop for Recording {
         if self.is_open {
             let (recorder, ..) = self.end(false);
             for stream in recorder.joined().into_iter().chain([recorder.stream]) {
-                stream.pool.lock().absorb(recorder.number);
+                stream.pool.lock().absorb(stream.gpu, recorder.number);
             }
         }
     }
@@ -454,7 +458,7 @@ impl Drop for Graph {
             unsafe { stream.gpu.driver.free_graph(self.handle) };
         }
         for stream in communication.into_iter().chain([stream]) {
-            stream.pool.lock().absorb(self.number);
+            stream.pool.lock().absorb(stream.gpu, self.number);
         }
     }
 }
@@ -579,11 +583,15 @@ mod tests {
         let window = Window::whole(&[1000]);
         let draw = |stream| {
             let draw = Draw { seed: 9, stream };
-            read(&random::draw(GPU, Distribution::Normal { mean: 0.0, std: 1.0 }, DType::F64, &window, draw).unwrap())
+            read(
+                &random::draw(GPU, Distribution::Normal { mean: 0.0, std: 1.0 }, DType::F64, &window, draw)
+                    .unwrap(),
+            )
         };
         let (mut graph, y) = record(|| {
             let second = Draw { stream: DRAW.stream + 1, ..DRAW };
-            random::draw(GPU, Distribution::Normal { mean: 0.0, std: 1.0 }, DType::F64, &window, second).unwrap()
+            random::draw(GPU, Distribution::Normal { mean: 0.0, std: 1.0 }, DType::F64, &window, second)
+                .unwrap()
         });
         for first in [0, 3] {
             graph.launch(Draw { seed: 9, stream: first }).unwrap();
@@ -659,6 +667,7 @@ mod tests {
         assert_eq!(address(&again), there, "memory is used again in the recording");
         drop(again);
         let graph = recording.finish(&[]).unwrap();
+        assert!(cuda::memory_stats(device).unwrap().allocated >= 64 << 20, "the graph counts as in use");
         let other = stream.empty(DType::U8, &[64 << 20]).unwrap();
         assert_ne!(address(&other), there);
         drop(graph);

@@ -12,9 +12,9 @@ mod assign;
 mod capture;
 mod device;
 mod driver;
+mod empty;
 #[cfg(feature = "cuda-emulator")]
 mod emulator;
-mod empty;
 mod fault;
 mod fold;
 mod graph;
@@ -36,9 +36,7 @@ pub use device::{
 #[doc(hidden)]
 pub use empty::launch_empty;
 #[doc(hidden)]
-pub use graph::{
-    Graph, Kept, Recording, duplicate, is_recording, overwrite, recorded_numbers, refuse,
-};
+pub use graph::{Graph, Kept, Recording, duplicate, is_recording, overwrite, recorded_numbers, refuse};
 #[doc(hidden)]
 pub use kernel::compile_all;
 pub(crate) use kernel::{Unit, grid_for};

@@ -286,7 +286,8 @@ impl Driver for Nvidia {
             return Err(failed("cuStreamEndCapture", "the recording is not valid"));
         }
         // SAFETY: the graph is valid until it is destroyed here.
-        let ready = keep.then(|| unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0)) });
+        let ready =
+            keep.then(|| unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0)) });
         // SAFETY: nothing uses the graph after this.
         let _ = unsafe { result::graph::destroy(graph) };
         ready.map(|ready| Ok(check("cuGraphInstantiate", ready)? as Handle)).transpose()

@@ -175,7 +175,6 @@ impl Pool {
             _ => {
                 let mut pools = self.recorded.iter_mut();
                 if let Some(span) = pools.find_map(|(_, pool)| pool.spans.get_mut(&address)) {
-                    gpu.usage.allocated.subtract(span.bytes);
                     span.is_free = true;
                 }
             }
@@ -227,17 +226,20 @@ impl Pool {
             private.free(gpu, address);
         }
         let held = private.spans.values().filter(|span| !span.is_free).count();
+        // All of the memory is in use as long as it can be replayed.
+        let free = private.spans.values().filter(|span| span.is_free);
+        gpu.usage.allocated.add(free.map(|span| span.bytes).sum());
+        gpu.usage.peak.raise_to(gpu.usage.allocated.get());
         self.recorded.push((number, private));
         held
     }
 
     /// Takes a block of a recording that its array has given back, so that there is an array again. Returns false if there is no such
     /// block, or an array holds it.
-    pub(super) fn revive(&mut self, gpu: &Gpu, number: u32, address: Address) -> bool {
+    pub(super) fn revive(&mut self, number: u32, address: Address) -> bool {
         let mut pools = self.recorded.iter_mut().filter(|(other, _)| *other == number);
         match pools.find_map(|(_, pool)| pool.spans.get_mut(&address)).filter(|span| span.is_free) {
             Some(span) => {
-                gpu.usage.allocated.add(span.bytes);
                 span.is_free = false;
                 true
             }
@@ -246,14 +248,15 @@ impl Pool {
     }
 
     /// Makes the memory of a recording ordinary memory: it is not replayed again.
-    pub(super) fn absorb(&mut self, number: u32) {
+    pub(super) fn absorb(&mut self, gpu: &Gpu, number: u32) {
         let Some(at) = self.recorded.iter().position(|(other, _)| *other == number) else { return };
         let (_, pool) = self.recorded.swap_remove(at);
         self.segments.extend(&pool.segments);
         for (&address, &span) in &pool.spans {
             self.spans.insert(address, Span { is_free: false, ..span });
         }
-        for (&address, _) in pool.spans.iter().filter(|(_, span)| span.is_free) {
+        for (&address, span) in pool.spans.iter().filter(|(_, span)| span.is_free) {
+            gpu.usage.allocated.subtract(span.bytes);
             self.insert(address);
         }
     }

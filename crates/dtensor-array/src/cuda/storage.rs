@@ -171,7 +171,6 @@ impl CudaStorage {
         Ok(())
     }
 
-
     pub(crate) fn count_as(&self, purpose: Purpose) {
         let before = self.purpose.swap(purpose as u8, Ordering::Relaxed);
         // In this order, a count is never below zero, also if two threads do this at once.
@@ -218,7 +217,7 @@ impl Memory {
     /// Creates a storage of the memory of a recording. Returns `None` if there is one.
     pub(super) fn revive(&self, number: u32) -> Option<CudaStorage> {
         let &Memory { address, bytes, dtype, len, home, ref mark } = self;
-        if bytes > 0 && !home.pool.lock().revive(home.gpu, number, address) {
+        if bytes > 0 && !home.pool.lock().revive(number, address) {
             return None;
         }
         mark.store(true, Ordering::Release);

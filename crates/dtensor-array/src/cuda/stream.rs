@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use super::device::{Gpu, MAX_DEVICES, count_wait};
 use super::driver::{Address, Handle};
 use super::fault::Faults;
-use super::{gpu, graph};
 use super::pool::Pool;
+use super::{gpu, graph};
 use crate::{Array, DType, Device, Error, Result, Shape};
 
 /// A queue of work for a GPU: kernels and copies run in the order in which they are queued.

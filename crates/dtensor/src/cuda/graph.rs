@@ -167,9 +167,13 @@ fn gpu_of(inputs: &[Tensor]) -> Result<Option<Device>> {
         None if inputs.is_empty() => default_device()?,
         None => return Ok(None),
     };
-    if let Some((i, x)) = inputs.iter().enumerate().find(|(_, x)| ![device, Device::Meta].contains(&x.device())) {
-        let message =
-            format!("input {i} is on {}, and others on {device}: use `to_device` before the step", x.device());
+    if let Some((i, x)) =
+        inputs.iter().enumerate().find(|(_, x)| ![device, Device::Meta].contains(&x.device()))
+    {
+        let message = format!(
+            "input {i} is on {}, and others on {device}: use `to_device` before the step",
+            x.device()
+        );
         return Err(Error::argument("cuda::graph", message));
     }
     Ok(Some(device).filter(is_gpu))
@@ -269,7 +273,8 @@ impl Cell {
             Some(Some(end)) if end.kept.is_held() && !bases.iter().any(|base| end.kept.is_of(base)) => {}
             Some(Some(end)) => {
                 let array = recorded.revive(&end.kept, bases)?;
-                let array = array.ok_or_else(|| Error::argument("cuda::graph", "a gradient is held twice"))?;
+                let array =
+                    array.ok_or_else(|| Error::argument("cuda::graph", "a gradient is held twice"))?;
                 let value = Value { part: LocalTensor::Array(array), layout: end.layout.clone() };
                 self.cell.restore(Some(Tensor::of_value(value)));
             }
@@ -344,7 +349,8 @@ impl Replay {
         let recording = Recording::begin(device, first_draw)?;
         journal::open();
         let mut undo = Undo { rng, journal: None, is_done: false };
-        let outputs = step(&inputs).and_then(|outputs| outputs.iter().map(copy_of).collect::<Result<Vec<_>>>());
+        let outputs =
+            step(&inputs).and_then(|outputs| outputs.iter().map(copy_of).collect::<Result<Vec<_>>>());
         let draws = rng_state().draws.wrapping_sub(rng.draws);
         let journal = undo.journal.insert(journal::close());
         // An error of the recording says more than the errors that follow from it.
@@ -352,23 +358,27 @@ impl Replay {
             Ok(outputs) => outputs,
             Err(error) => return Err(recording.refusal().unwrap_or(error)),
         };
-        let is_once = !journal.entries.iter_mut().map(settle).collect::<Result<Vec<_>>>()?.iter().all(|&same| same);
+        let is_once =
+            !journal.entries.iter_mut().map(settle).collect::<Result<Vec<_>>>()?.iter().all(|&same| same);
         let cells = journal.entries.iter().filter_map(|entry| entry.cell.content());
         let state = journal.steps.iter().flat_map(|step| step.state());
         let left: Vec<Tensor> = cells.chain(state).chain(outputs.iter().cloned()).collect();
-        let left: Vec<&Array> = left.iter().filter_map(|x| x.value().part.array().ok().flatten()).collect();
-        let mut recorded = recording.finish(&left)?;
+        let arrays: Vec<&Array> = left.iter().filter_map(|x| x.value().part.array().ok().flatten()).collect();
+        let mut recorded = recording.finish(&arrays)?;
+        // Each holder counts from here on.
         drop(left);
         recorded.launch(first_draw)?;
         let cells: Vec<Option<Cell>> =
             journal.entries.iter().map(|entry| Cell::new(&recorded, entry)).collect::<Result<_>>()?;
         let given = outputs.iter().map(copy_of).collect::<Result<Vec<_>>>()?;
-        let is_once = is_once || cells.iter().any(Option::is_none);
         let steps = std::mem::take(&mut journal.steps).into_iter().map(|mut step| {
             step.forget();
             Step::new(&recorded, step)
         });
-        let steps = steps.collect::<Result<_>>()?;
+        let steps: Vec<Step> = steps.collect::<Result<_>>()?;
+        let is_once = is_once
+            || cells.iter().any(Option::is_none)
+            || !steps.iter().all(|step| step.step.is_repeatable());
         undo.is_done = true;
         let cells = cells.into_iter().flatten().collect();
         Ok((Replay { key, recorded, inputs, outputs, cells, steps, draws, is_once }, given))

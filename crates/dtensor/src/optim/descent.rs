@@ -85,7 +85,7 @@ impl<O: Update> Descent<O> {
     ) -> Result<()> {
         let options = options.into();
         options.check()?;
-        journal::forbid(CHANGE);
+        journal::expect_closed(CHANGE)?;
         let mut groups = self.groups.lock();
         let known: HashSet<usize> = groups.members().map(|member| member.parameter.address()).collect();
         let (mut seen, mut members) = (HashSet::new(), Vec::new());
@@ -112,7 +112,7 @@ impl<O: Update> Descent<O> {
     pub fn set_options(&self, group: usize, options: impl Into<O>) -> Result<()> {
         let options = options.into();
         options.check()?;
-        journal::forbid(CHANGE);
+        journal::expect_closed(CHANGE)?;
         self.groups.lock().at(group)?.options = options;
         Ok(())
     }
@@ -263,7 +263,7 @@ impl<O: Update> Optimizer for Descent<O> {
 
     fn set_factor(&self, factor: f64) -> Result<()> {
         expect_not_negative(O::NAME, "factor of the learning rate", factor)?;
-        journal::forbid(CHANGE);
+        journal::expect_closed(CHANGE)?;
         self.groups.lock().factor = factor;
         Ok(())
     }
@@ -274,7 +274,7 @@ impl<O: Update> Optimizer for Descent<O> {
 
     #[track_caller]
     fn load_state_dict(&self, state: &StateDict) -> Result<()> {
-        journal::forbid(CHANGE);
+        journal::expect_closed(CHANGE)?;
         state::load(&mut self.groups.lock(), state)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::descent::Groups;
+use super::descent::{Group, Groups, Member};
 use super::update::{Update, UpdateStep};
 use crate::Tensor;
 use crate::journal::{self, RecordedStep};
@@ -14,6 +14,8 @@ pub(super) struct Recorded<O> {
     groups: Arc<Mutex<Groups<O>>>,
     /// The members before the step, group by group.
     before: Vec<Vec<Before>>,
+    /// Whether the step has replaced state that somebody else holds. A replay would begin with the old state again.
+    replaces: bool,
     calls: Vec<Call>,
 }
 
@@ -41,7 +43,7 @@ impl<O> Recorded<O> {
     /// Starts a step, if this thread records. `locked` is the content of `groups`.
     pub(super) fn begin(groups: &Arc<Mutex<Groups<O>>>, locked: &Groups<O>) -> Option<Self> {
         journal::is_open().then(|| {
-            let member = |member: &super::descent::Member| {
+            let member = |member: &Member| {
                 let slots = member.state.slots.iter().enumerate();
                 let shared = slots.filter(|(_, slot)| journal::holders(slot) > 1);
                 Before {
@@ -50,8 +52,10 @@ impl<O> Recorded<O> {
                     shared: shared.map(|(i, slot)| (i, slot.clone())).collect(),
                 }
             };
-            let before = locked.all.iter().map(|group| group.members.iter().map(member).collect()).collect();
-            Recorded { groups: groups.clone(), before, calls: Vec::new() }
+            let group = |group: &Group<O>| group.members.iter().map(member).collect();
+            let before: Vec<Vec<Before>> = locked.all.iter().map(group).collect();
+            let replaces = before.iter().flatten().any(|before| !before.shared.is_empty());
+            Recorded { groups: groups.clone(), before, replaces, calls: Vec::new() }
         })
     }
 
@@ -92,7 +96,8 @@ impl<O: Update> RecordedStep for Recorded<O> {
     fn is_repeatable(&self) -> bool {
         let groups = self.groups.lock();
         let sizes = groups.all.iter().map(|group| group.members.len());
-        sizes.eq(self.before.iter().map(Vec::len))
+        !self.replaces
+            && sizes.eq(self.before.iter().map(Vec::len))
             && self.calls.iter().all(|call| {
                 let group = &groups.all[call.group];
                 let state = |&member: &usize| &group.members[member].state;

@@ -143,8 +143,13 @@ fn every_optimizer_counts_its_steps() -> Result<()> {
     type Make = fn(Vec<Parameter>) -> Result<Box<dyn Optimizer>>;
     let all: [Make; 4] = [
         |parameters| {
-            let options =
-                SgdOptions { lr: 0.1, momentum: 0.9, dampening: 0.5, weight_decay: 0.1, ..Default::default() };
+            let options = SgdOptions {
+                lr: 0.1,
+                momentum: 0.9,
+                dampening: 0.5,
+                weight_decay: 0.1,
+                ..Default::default()
+            };
             Ok(Box::new(Sgd::new(parameters, options)?))
         },
         |parameters| {
@@ -314,7 +319,11 @@ fn held_values_do_not_change() -> Result<()> {
             let outputs = graph.run(&[x.clone()])?;
             let mut held = outputs.clone();
             if i % 3 == 0 {
-                held.extend([layer.weight.get().detach(), layer.weight.grad().unwrap(), layer.bias().detach()]);
+                held.extend([
+                    layer.weight.get().detach(),
+                    layer.weight.grad().unwrap(),
+                    layer.bias().detach(),
+                ]);
             }
             let values = held.iter().map(|x| x.to_f64_vec()).collect::<Result<Vec<_>>>()?;
             seen.push((held, values));
@@ -482,7 +491,9 @@ fn what_cannot_be_recorded_changes_nothing() -> Result<()> {
         x.add(1)
     })?;
     // Another error of the step, and a panic.
-    cannot_record("inner dims", |y, _, x| if cuda_is_recording() { y.matmul(x) } else { Ok(y.clone()) })?;
+    cannot_record("the contracted sizes differ", |y, _, x| {
+        if cuda_is_recording() { y.matmul(x) } else { Ok(y.clone()) }
+    })?;
     let (layer, optimizer, x) = on_device(GPU, || small(0.1))?;
     let mut graph = cuda::graph(|inputs: &[Tensor]| {
         let out = small_step(&layer, &optimizer, &inputs[0])?;
@@ -533,7 +544,8 @@ fn a_mesh_of_one_rank() -> Result<()> {
                 let model = match kind {
                     0 | 1 => Transformer::parallelize(model, &mesh["tp"], kind == 1)?,
                     2 => {
-                        let options = FullyShardOptions { mixed_precision: half.clone(), ..Default::default() };
+                        let options =
+                            FullyShardOptions { mixed_precision: half.clone(), ..Default::default() };
                         for block in &model.layers {
                             fully_shard(block, &mesh["dp"], options.clone())?;
                         }
@@ -583,7 +595,10 @@ fn ranks_that_are_threads_cannot_be_recorded() -> Result<()> {
             graph.run(&tokens)?;
             let before = state(&model, &optimizer)?;
             let error = graph.run(&tokens).unwrap_err().to_string();
-            assert!(error.contains("a collective between ranks that are threads cannot be recorded"), "{error}");
+            assert!(
+                error.contains("a collective between ranks that are threads cannot be recorded"),
+                "{error}"
+            );
             assert_eq!(state(&model, &optimizer)?, before);
             // The ranks go on without a graph.
             let loss = loss_of(&|x: &Tensor| model.forward(x), &tokens[0])?;
