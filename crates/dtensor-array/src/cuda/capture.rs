@@ -81,13 +81,16 @@ struct Capture {
     streams: HashMap<Handle, Clock>,
 }
 
-/// The recordings that have begun, and events recorded in some.
+/// The recordings that have begun.
 #[derive(Default)]
 pub(super) struct Captures {
     /// False until the first recording, so that other work needs no lock.
     any: AtomicBool,
-    all: Mutex<(Vec<Capture>, HashMap<Handle, (Handle, Clock)>)>,
+    all: Mutex<(Vec<Capture>, Events)>,
 }
+
+/// Events that were recorded: the origin of the recording, and what comes before the event.
+type Events = HashMap<Handle, (Handle, Clock)>;
 
 impl Captures {
     pub(super) fn begin(&self, stream: Handle) -> Result<()> {

@@ -232,7 +232,7 @@ fn with_changes(
             for i in 0..10 {
                 held.push(between(i, &layer, &optimizer)?);
                 match records {
-                    true => drop(graph.run(&[x.clone()])?),
+                    true => drop(graph.run(std::slice::from_ref(&x))?),
                     false => drop(small_step(&layer, &optimizer, &x)?),
                 }
             }
@@ -316,7 +316,7 @@ fn held_values_do_not_change() -> Result<()> {
         });
         let mut seen = Vec::new();
         for i in 0..12 {
-            let outputs = graph.run(&[x.clone()])?;
+            let outputs = graph.run(std::slice::from_ref(&x))?;
             let mut held = outputs.clone();
             if i % 3 == 0 {
                 held.extend([
@@ -441,10 +441,10 @@ fn cannot_record(what: &str, step: impl Fn(&Tensor, &AdamW, &Tensor) -> Result<T
             optimizer.step()?;
             Ok(vec![step(&y, &optimizer, &inputs[0])?])
         });
-        graph.run(&[x.clone()])?;
+        graph.run(std::slice::from_ref(&x))?;
         let before = state(&layer, &optimizer)?;
         for _ in 0..2 {
-            let error = graph.run(&[x.clone()]).unwrap_err().to_string();
+            let error = graph.run(std::slice::from_ref(&x)).unwrap_err().to_string();
             assert!(error.contains(what), "{error}");
             assert_eq!(state(&layer, &optimizer)?, before, "{what}");
         }
@@ -500,9 +500,11 @@ fn what_cannot_be_recorded_changes_nothing() -> Result<()> {
         assert!(!cuda_is_recording(), "a panic");
         Ok(out)
     });
-    graph.run(&[x.clone()])?;
+    graph.run(std::slice::from_ref(&x))?;
     let before = state(&layer, &optimizer)?;
-    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| graph.run(&[x.clone()]).map(drop)));
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        graph.run(std::slice::from_ref(&x)).map(drop)
+    }));
     assert!(result.is_err());
     assert_eq!(state(&layer, &optimizer)?, before);
     Ok(())
@@ -520,7 +522,7 @@ fn faults_name_operator_and_line() -> Result<()> {
         let mut graph = cuda::graph(|inputs: &[Tensor]| Ok(vec![inputs[0].embedding(&table, None)?]));
         let good = Tensor::from_slice(&[1i64, 4], [2])?;
         for _ in 0..3 {
-            graph.run(&[good.clone()])?[0].to_vec::<f32>()?;
+            graph.run(std::slice::from_ref(&good))?[0].to_vec::<f32>()?;
         }
         let bad = graph.run(&[Tensor::from_slice(&[1i64, 5], [2])?])?;
         let error = bad[0].to_vec::<f32>().unwrap_err().to_string();
@@ -544,8 +546,7 @@ fn a_mesh_of_one_rank() -> Result<()> {
                 let model = match kind {
                     0 | 1 => Transformer::parallelize(model, &mesh["tp"], kind == 1)?,
                     2 => {
-                        let options =
-                            FullyShardOptions { mixed_precision: half.clone(), ..Default::default() };
+                        let options = FullyShardOptions { mixed_precision: half, ..Default::default() };
                         for block in &model.layers {
                             fully_shard(block, &mesh["dp"], options.clone())?;
                         }
