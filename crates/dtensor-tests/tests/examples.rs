@@ -33,6 +33,7 @@ examples! {
     comm_debug_mode: "../../dtensor/examples/comm_debug_mode.rs";
     checkpoint_autocast: "../../dtensor/examples/checkpoint_autocast.rs";
     checkpoint_files: "../../dtensor/examples/checkpoint_files.rs";
+    cuda_graph: "../../dtensor/examples/cuda_graph.rs";
     gpu: "../../dtensor/examples/gpu.rs";
     register_sharding: "../../dtensor/examples/register_sharding.rs";
     own_operator: "../../dtensor/examples/own_operator.rs";

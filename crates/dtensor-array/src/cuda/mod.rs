@@ -8,12 +8,16 @@
 //! the CPU.
 
 mod assign;
+#[cfg(feature = "cuda-emulator")]
+mod capture;
 mod device;
 mod driver;
+mod empty;
 #[cfg(feature = "cuda-emulator")]
 mod emulator;
 mod fault;
 mod fold;
+mod graph;
 mod kernel;
 mod map;
 mod nvidia;
@@ -29,6 +33,10 @@ pub use device::{
     device_count, device_name, is_available, memory_stats, reset_peak_memory_stats, synchronize,
     waits_of_this_thread,
 };
+#[doc(hidden)]
+pub use empty::launch_empty;
+#[doc(hidden)]
+pub use graph::{Graph, Kept, Recording, duplicate, is_recording, overwrite, recorded_numbers, refuse};
 #[doc(hidden)]
 pub use kernel::compile_all;
 pub(crate) use kernel::{Unit, grid_for};

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Thread-locals that are not modes: file, name and reason.
-const STATE: [(&str, &str, &str); 11] = [
+const STATE: [(&str, &str, &str); 14] = [
     ("dtensor-array/src/cuda/device.rs", "ENTERED", "the GPU that the driver acts on"),
     ("dtensor-array/src/cuda/device.rs", "WAITS", "a counter"),
+    ("dtensor-array/src/cuda/graph.rs", "RECORDER", "a graph records all work of the thread"),
     ("dtensor-array/src/cuda/stream.rs", "STREAMS", "the queues of the thread's work"),
     ("dtensor-array/src/cuda/stream.rs", "COMMUNICATION", "the queues of the thread's collectives"),
     ("dtensor-array/src/cuda/stream.rs", "CURRENT", "the queue that was used last"),
@@ -16,6 +17,8 @@ const STATE: [(&str, &str, &str); 11] = [
     ("dtensor-array/src/mode.rs", "LIST", "listeners hear what happens now, whoever asked for it"),
     ("dtensor/src/autograd/node.rs", "NEXT", "a counter"),
     ("dtensor/src/autograd/node.rs", "DROP_QUEUE", "nodes that are being dropped"),
+    ("dtensor/src/journal.rs", "ANY", "a graph records all work of the thread"),
+    ("dtensor/src/journal.rs", "JOURNAL", "a graph records all work of the thread"),
     ("dtensor/src/dispatch/mode.rs", "WARNED", "warnings that have been printed"),
 ];
 

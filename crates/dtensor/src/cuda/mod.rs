@@ -24,6 +24,12 @@
 //! # }
 //! ```
 
+mod graph;
+
+pub use graph::{Graph, graph};
+
+#[doc(hidden)]
+pub use dtensor_array::cuda::launch_empty;
 pub use dtensor_array::cuda::{
     MemoryStats, device_count, device_name, is_available, memory_stats, reset_peak_memory_stats, synchronize,
     waits_of_this_thread,
