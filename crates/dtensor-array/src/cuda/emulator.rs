@@ -1,4 +1,5 @@
-//! A driver that runs kernels on the CPU, for tests on machines without a GPU. Work runs as soon as it is queued.
+//! A driver that runs kernels on the CPU, for tests on machines without a GPU. Work runs as soon as it is queued,
+//! except what waits for a transfer that hangs (`nccl/emulator.rs`).
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::driver::{Address, Driver, Handle, Info, Product, failed};
+use super::nccl::emulator as stalls;
 use crate::Result;
 
 const HEADER: &str = include_str!("kernels/emulator.h");
@@ -54,6 +56,14 @@ impl Driver for Emulator {
     fn info(&self, ordinal: usize) -> Result<Info> {
         let name = format!("emulated GPU {ordinal}");
         Ok(Info { name, architecture: "emulated".into(), multiprocessors: 1, shared_bytes: SHARED })
+    }
+
+    fn identity(&self, ordinal: usize) -> Result<[u8; 16]> {
+        // Every process emulates its own.
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&std::process::id().to_ne_bytes());
+        bytes[4] = ordinal as u8;
+        Ok(bytes)
     }
 
     fn enter(&self, _: usize) -> Result<()> {
@@ -107,7 +117,8 @@ impl Driver for Emulator {
         Ok(COUNT.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn synchronize(&self, _: Handle) -> Result<()> {
+    fn synchronize(&self, stream: Handle) -> Result<()> {
+        stalls::synchronize(stream);
         Ok(())
     }
 
@@ -115,16 +126,18 @@ impl Driver for Emulator {
         self.create_stream()
     }
 
-    fn record(&self, _: Handle, _: Handle) -> Result<()> {
+    fn record(&self, event: Handle, stream: Handle) -> Result<()> {
+        stalls::record(event, stream);
         Ok(())
     }
 
-    fn wait(&self, _: Handle, _: Handle) -> Result<()> {
+    fn wait(&self, stream: Handle, event: Handle) -> Result<()> {
+        stalls::wait(stream, event);
         Ok(())
     }
 
-    fn has_happened(&self, _: Handle) -> Result<bool> {
-        Ok(true)
+    fn has_happened(&self, event: Handle) -> Result<bool> {
+        Ok(stalls::has_happened(event))
     }
 
     unsafe fn copy_to_device(
@@ -139,7 +152,14 @@ impl Driver for Emulator {
         Ok(())
     }
 
-    unsafe fn copy_to_host(&self, target: *mut u8, source: Address, bytes: usize, _: Handle) -> Result<()> {
+    unsafe fn copy_to_host(
+        &self,
+        target: *mut u8,
+        source: Address,
+        bytes: usize,
+        stream: Handle,
+    ) -> Result<()> {
+        stalls::synchronize(stream);
         // SAFETY: the caller guarantees both ranges.
         unsafe { std::ptr::copy(source as *const u8, target, bytes) };
         Ok(())
@@ -231,6 +251,10 @@ impl Driver for Emulator {
 
     unsafe fn multiply(&self, _: &Product, _: [Address; 4], _: &super::Stream) -> Result<bool> {
         Ok(false)
+    }
+
+    fn nccl(&self) -> Result<&'static dyn super::nccl::Nccl> {
+        Ok(super::nccl::emulator::nccl())
     }
 }
 

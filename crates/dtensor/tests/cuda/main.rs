@@ -9,6 +9,7 @@ mod common;
 
 mod device;
 mod faults;
+mod nccl;
 mod sharing;
 mod training;
 mod waits;
