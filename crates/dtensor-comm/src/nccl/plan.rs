@@ -64,8 +64,8 @@ impl Plan {
                 received.collect::<Result<_>>()?
             }
             Collective::Scatter { src } if *src == me => {
-                let others = (0..n).filter(|&other| other != me);
-                others.into_iter().try_for_each(|other| messages.send(other, &values[other]))?;
+                let mut others = (0..n).filter(|&other| other != me);
+                others.try_for_each(|other| messages.send(other, &values[other]))?;
                 Arrays::from_elem(values[me].clone(), 1)
             }
             Collective::Scatter { src } => Arrays::from_elem(messages.receive(*src, &metas[*src])?, 1),

@@ -62,7 +62,8 @@ pub(in crate::cuda) fn nccl() -> &'static dyn Nccl {
 /// What a rank leaves for others: which transfer it is, and its bytes.
 fn publish(path: &Path, label: &str, bytes: &[u8]) -> Result<()> {
     let text = [format!("{label}\n").as_bytes(), bytes].concat();
-    let draft = path.with_extension("draft");
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(".draft");
     // A reader finds all of it or nothing.
     let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
     written.map_err(|error| failed("emulated NCCL", error))
@@ -311,10 +312,7 @@ impl Nccl for Emulated {
         }
         let mut olds: Vec<(Arc<Communicator>, usize)> = Vec::new();
         for ((communicator, transfer, _), expected) in group.iter().zip(expected) {
-            let seen = match &expected {
-                Expected::All(_) => true,
-                _ => false,
-            };
+            let seen = matches!(expected, Expected::All(_));
             complete(communicator, transfer, expected)?;
             if seen && !olds.iter().any(|(known, _)| Arc::ptr_eq(known, communicator)) {
                 let of_this = |other: &&(Arc<Communicator>, Queued, Handle)| {

@@ -146,14 +146,33 @@ fn an_aborted_communicator_runs_nothing_more_and_a_new_one_works() {
     same(&reduce(&ranks).unwrap(), &x.to_device(Device::Cpu).unwrap());
 }
 
+fn is_emulated() -> bool {
+    crate::cuda::device_name(Device::Cuda(0)).is_ok_and(|name| name.contains("emulated"))
+}
+
+/// On a GPU, where transfers take time.
+#[test]
+fn transfers_that_take_too_long_are_aborted_on_a_gpu() {
+    let Some(ranks) = communicators(1).filter(|_| !is_emulated()) else { return };
+    let shape = [256 << 20];
+    let x = crate::kernels::copy::full(Device::Cuda(0), DType::F32, &shape, 1.0).unwrap();
+    let out = ranks[0].run(|| ranks[0].empty(DType::F32, &shape)).unwrap().unwrap();
+    // Copies of a GiB: more than half a millisecond each.
+    let transfers = (0..1000).map(|_| Transfer::AllReduce(ReduceOp::Sum, x.clone(), out.clone())).collect();
+    let on_failure = |why: &str| vec![Error::argument("test", why)];
+    let watch = Watch { timeout: Duration::from_millis(50), on_failure: Box::new(on_failure) };
+    let queued = communicate(&[(&ranks[0], transfers)], watch);
+    let read = queued.and_then(|()| out.narrow(0, 0, 1)?.to_device(Device::Cpu));
+    let error = read.expect_err("the transfers take half a second").to_string();
+    assert!(error.contains("did not finish it within 50ms"), "{error}");
+    assert!(communicators(1).is_some());
+}
+
 /// On the emulator, where a transfer can be told to hang.
 #[cfg(feature = "cuda-emulator")]
 #[test]
 fn a_transfer_that_hangs_is_aborted_and_reported_to_its_readers() {
-    if crate::cuda::device_name(Device::Cuda(0)).is_ok_and(|name| !name.contains("emulated")) {
-        return;
-    }
-    let Some(ranks) = communicators(2) else { return };
+    let Some(ranks) = communicators(2).filter(|_| is_emulated()) else { return };
     for (count, error) in [(70_001, None), (70_003, Some("a link is down"))] {
         emulator::emulate_hang(count, error);
         let ranks = if error.is_none() { ranks.clone() } else { communicators(2).unwrap() };

@@ -68,8 +68,11 @@ pub(super) fn begin(ranks: Vec<Arc<Communicator>>, watch: Watch) -> Result<Queue
     *count += 1;
     let number = *count;
     flights.push(Flight { number, ranks, started, ended: Vec::new(), since: None, watch });
+    // With others in progress, the watchdog will look by itself.
+    if flights.len() == 1 {
+        watchdog.wakeup.notify_one();
+    }
     drop(state);
-    watchdog.wakeup.notify_one();
     Ok(Queueing { watchdog, number })
 }
 
@@ -97,7 +100,7 @@ impl Queueing {
         match result {
             Ok(ended) => state.0[at].ended = ended,
             Err(error) => {
-                let flight = state.0.swap_remove(at);
+                let flight = state.0.remove(at);
                 drop(state);
                 drop(flight);
                 return Err(error);
@@ -111,15 +114,19 @@ impl Watchdog {
     fn run(&self) {
         let mut state = self.flights.lock();
         loop {
-            let (mut over, mut failed) = (Vec::new(), Vec::new());
-            let mut at = 0;
-            while let Some(flight) = state.0.get_mut(at) {
-                match flight.look() {
-                    Ok(false) => at += 1,
-                    Ok(true) => over.push(state.0.swap_remove(at)),
-                    Err(why) => failed.push((state.0.swap_remove(at), why)),
+            let (mut over, mut failed) = (Vec::new(), Vec::<(Flight, String)>::new());
+            let mut waiting = Vec::<Flight>::new();
+            for mut flight in std::mem::take(&mut state.0) {
+                // A communicator runs its transfers in order, so the first that is not done is enough to look at.
+                let is_behind = waiting.iter().any(|other| other.has_ranks_of(&flight));
+                let is_lost = failed.iter().any(|(other, _)| other.has_ranks_of(&flight));
+                match if is_behind || is_lost { Ok(is_lost) } else { flight.look() } {
+                    Ok(false) => waiting.push(flight),
+                    Ok(true) => over.push(flight),
+                    Err(why) => failed.push((flight, why)),
                 }
             }
+            state.0 = waiting;
             let least = state.0.iter().map(|flight| flight.watch.timeout / 4).min();
             let pause = least.map(|pause| pause.clamp(Duration::from_millis(1), Duration::from_millis(50)));
             if over.is_empty() && failed.is_empty() {
@@ -139,6 +146,10 @@ impl Watchdog {
 }
 
 impl Flight {
+    fn has_ranks_of(&self, other: &Flight) -> bool {
+        Arc::ptr_eq(&self.ranks[0], &other.ranks[0])
+    }
+
     /// Returns true if the transfers are done, or why they never will be.
     fn look(&mut self) -> std::result::Result<bool, String> {
         let happened = |events: &[Handle]| {
