@@ -139,8 +139,8 @@ impl fmt::Display for Fault {
                     last_call(f, last.as_ref())?;
                 }
             }
-            Cause::Aborted { call: other, why, .. } if **other == *call => write!(f, ": NCCL: {why}")?,
-            Cause::Aborted { rank, call, why } => write!(f, ": rank {rank}: {call}: NCCL: {why}")?,
+            Cause::Aborted { call: other, why, .. } if **other == *call => write!(f, ": {why}")?,
+            Cause::Aborted { rank, call, why } => write!(f, ": rank {rank}: {call}: {why}")?,
             Cause::Transport { rank, message } => write!(f, ": rank {rank}: {message}")?,
         }
         if let Cause::Mismatch { one, other } = &**cause

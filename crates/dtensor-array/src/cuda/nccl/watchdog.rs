@@ -163,7 +163,7 @@ impl Flight {
             // An earlier transfer of the communicator has failed, and its error was reported.
             return Ok(true);
         }
-        let text = |error: Error| error.to_string();
+        let text = |error: Error| error.to_string().trim_start_matches("cuda: ").to_owned();
         if !self.ended.is_empty() && happened(&self.ended).map_err(text)? {
             return Ok(true);
         }
@@ -174,7 +174,7 @@ impl Flight {
             self.since = Some(Instant::now());
         }
         match self.since.is_some_and(|since| since.elapsed() >= self.watch.timeout) {
-            true => Err(format!("the GPUs did not finish it within {:?}", self.watch.timeout)),
+            true => Err(format!("NCCL did not finish it within {:?}", self.watch.timeout)),
             false => Ok(false),
         }
     }
