@@ -27,5 +27,6 @@
 //! ```
 
 pub use dtensor_array::cuda::{
-    MemoryStats, device_count, device_name, is_available, memory_stats, synchronize, waits_of_this_thread,
+    MemoryStats, device_count, device_name, is_available, memory_stats, reset_peak_memory_stats, synchronize,
+    waits_of_this_thread,
 };

@@ -27,7 +27,10 @@ mod testing;
 mod window;
 
 pub(crate) use device::{MAX_DEVICES, gpu};
-pub use device::{device_count, device_name, is_available, memory_stats, synchronize, waits_of_this_thread};
+pub use device::{
+    device_count, device_name, is_available, memory_stats, reset_peak_memory_stats, synchronize,
+    waits_of_this_thread,
+};
 #[doc(hidden)]
 pub use kernel::compile_all;
 pub(crate) use kernel::{Unit, grid_for};
