@@ -33,7 +33,9 @@ pub(super) enum Next {
 }
 
 /// Something else than requests that a collective waits for. Asked again and again, until it returns what follows.
-pub(super) struct Wait(pub(super) Box<dyn FnMut(&Arc<Member>) -> Option<StageResult> + Send>);
+pub(super) struct Wait(pub(super) Box<Ask>);
+
+type Ask = dyn FnMut(&Arc<Member>) -> Option<StageResult> + Send;
 
 impl std::fmt::Debug for Wait {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -265,16 +265,12 @@ impl Nccl for Emulated {
 
     fn destroy(&self, communicator: Handle) {
         let Some(communicator) = self.communicators.lock().remove(&communicator) else { return };
-        // Others may still read the last files, but not for long: they have been queued on all ranks.
-        let leave = move || {
-            std::thread::sleep(Duration::from_millis(500));
-            for path in &communicator.state.lock().recent {
-                let _ = fs::remove_file(path);
-            }
-            // The last rank removes the folder.
-            let _ = fs::remove_dir(&communicator.folder);
-        };
-        drop(std::thread::Builder::new().spawn(leave));
+        let left = |rank: usize| communicator.path(format!("left.{rank}"));
+        let _ = fs::write(left(communicator.rank), []);
+        // The others may still read the last files, so the last rank removes them.
+        if (0..communicator.size).all(|rank| left(rank).exists()) {
+            let _ = fs::remove_dir_all(&communicator.folder);
+        }
     }
 
     fn abort(&self, communicator: Handle, stream: &Stream) {

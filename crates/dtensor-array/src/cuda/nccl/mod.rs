@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 pub(crate) use self::bindings::Nccl;
 pub use self::bindings::UniqueId;
 use self::bindings::{Kind, Queued};
-pub use self::watchdog::Watch;
+pub use self::watchdog::{OnFailure, Watch};
 use super::driver::{Handle, failed};
 use super::{Stream, gpu, on_stream};
 use crate::{Array, DType, Device, Error, ReduceOp, Result};

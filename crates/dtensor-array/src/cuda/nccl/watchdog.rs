@@ -15,8 +15,11 @@ pub struct Watch {
     pub timeout: Duration,
     /// Called once with the reason if they do not finish. Returns the error for each rank, in their order, which is returned to those who
     /// read the results.
-    pub on_failure: Box<dyn FnOnce(&str) -> Vec<Error> + Send>,
+    pub on_failure: OnFailure,
 }
+
+/// What happens if transfers do not finish.
+pub type OnFailure = Box<dyn FnOnce(&str) -> Vec<Error> + Send>;
 
 impl std::fmt::Debug for Watch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
