@@ -88,6 +88,11 @@ impl Driver for Nvidia {
         })
     }
 
+    fn identity(&self, ordinal: usize) -> Result<[u8; 16]> {
+        let uuid = check("cuDeviceGetUuid", result::device::get_uuid(self.devices[ordinal].0))?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
     fn enter(&self, ordinal: usize) -> Result<()> {
         // SAFETY: the context is retained for the life of the process.
         check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.devices[ordinal].1) })
@@ -318,6 +323,10 @@ impl Driver for Nvidia {
         let library = library.downcast_mut::<Library>().expect("only this driver writes it");
         // SAFETY: the caller guarantees the addresses.
         unsafe { library.multiply(product, addresses, stream.handle) }
+    }
+
+    fn nccl(&self) -> Result<&'static dyn super::nccl::Nccl> {
+        super::nccl::library::load()
     }
 }
 

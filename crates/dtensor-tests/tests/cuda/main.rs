@@ -8,6 +8,7 @@ use dtensor_tests as common;
 mod device;
 mod faults;
 mod graph;
+mod nccl;
 mod sharing;
 mod training;
 mod waits;
