@@ -1,5 +1,7 @@
 //! Scaled dot-product attention. The matrix of attention weights is never stored.
 
+pub(super) mod plain;
+
 use super::driver::Address;
 use super::kernel::{FLOATS, file, units};
 use super::random::DrawArgs;
@@ -18,6 +20,8 @@ units! {
         || sizes(64, 2),
         file!("window.cuh"),
         file!("philox.cuh"),
+        file!("attention_operands.cuh"),
+        file!("tensor_cores.cuh"),
         file!("attention.cuh"),
         file!("attention_forward.cuh")
     ], FLOATS;
@@ -25,6 +29,8 @@ units! {
         || sizes(128, 1),
         file!("window.cuh"),
         file!("philox.cuh"),
+        file!("attention_operands.cuh"),
+        file!("tensor_cores.cuh"),
         file!("attention.cuh"),
         file!("attention_forward.cuh")
     ], WIDE;
@@ -32,6 +38,8 @@ units! {
         || sizes(64, 1),
         file!("window.cuh"),
         file!("philox.cuh"),
+        file!("attention_operands.cuh"),
+        file!("tensor_cores.cuh"),
         file!("attention.cuh"),
         file!("attention_backward.cuh")
     ], FLOATS;
@@ -39,6 +47,8 @@ units! {
         || sizes(128, 1),
         file!("window.cuh"),
         file!("philox.cuh"),
+        file!("attention_operands.cuh"),
+        file!("tensor_cores.cuh"),
         file!("attention.cuh"),
         file!("attention_backward.cuh")
     ], WIDE;
@@ -56,7 +66,7 @@ const TILE: usize = 64;
 /// The number of leading dims that a kernel can step through.
 const DIMS: usize = 4;
 
-/// Must match `Matrices` in `kernels/attention.cuh`.
+/// Must match `Matrices` in `kernels/attention_operands.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Matrices {
@@ -67,7 +77,7 @@ struct Matrices {
     column: u64,
 }
 
-/// Must match `Attention` in `kernels/attention.cuh`.
+/// Must match `Attention` in `kernels/attention_operands.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Args {
@@ -89,6 +99,7 @@ struct Args {
     value_width: u64,
     tiles: u64,
     slices: u64,
+    together: u64,
     first_query: u64,
     all_queries: u64,
     draw: DrawArgs,
@@ -163,6 +174,7 @@ impl Call {
             value_width: value_width as u64,
             tiles: 0,
             slices: 0,
+            together: 0,
             first_query: options.first_query as u64,
             all_queries: options.all_queries as u64,
             draw: DrawArgs::new(options.draw),
@@ -201,16 +213,20 @@ impl Call {
         self.argument.tiles = rows.div_ceil(kernel.block_rows(self.dtype, is_wide) as u64);
         self.argument.slices = columns.div_ceil(if is_wide { 128 } else { 64 }).max(1);
         let blocks = self.argument.tiles * self.argument.slices * self.argument.heads;
+        let unit = kernel.units[usize::from(is_wide)];
+        self.queue(unit, kernel.name, blocks, THREADS, kernel.shared_bytes(self.dtype, is_wide))
+    }
+
+    fn queue(&self, unit: &Unit, name: &str, blocks: u64, threads: u32, shared_bytes: usize) -> Result<()> {
         if blocks == 0 {
             return Ok(());
         }
         let Ok(blocks @ 1..=0x7fff_ffff) = u32::try_from(blocks) else {
             return Err(super::driver::failed("launch", format!("attention needs {blocks} blocks")));
         };
-        let unit = kernel.units[usize::from(is_wide)];
-        let (grid, shared) = ([blocks, 1, 1], kernel.shared_bytes(self.dtype, is_wide) as u32);
+        let (grid, shared) = ([blocks, 1, 1], shared_bytes as u32);
         // SAFETY: the argument has the addresses, sizes and strides of arrays that live until the kernel is queued.
-        unsafe { self.stream.launch(unit, self.dtype, kernel.name, grid, THREADS, shared, &self.argument) }
+        unsafe { self.stream.launch(unit, self.dtype, name, grid, threads, shared, &self.argument) }
     }
 }
 
@@ -309,7 +325,11 @@ pub(crate) fn attention_forward(
     let out = stream.empty(call.dtype, &shape)?;
     let lse = stream.empty(accumulation(call.dtype), rows)?;
     (call.argument.out, call.argument.lse) = (stream.read(&out)?, stream.read(&lse)?);
-    call.launch(&FORWARD_PASS, call.argument.queries, call.argument.value_width)?;
+    let Args { queries, keys, value_width, .. } = call.argument;
+    match call.plain(&plain::FORWARD_PASS) {
+        Some(which) => call.launch_plain(&plain::FORWARD_PASS, which, queries, keys)?,
+        None => call.launch(&FORWARD_PASS, queries, value_width)?,
+    }
     Ok((out, lse))
 }
 
@@ -334,16 +354,27 @@ pub(crate) fn attention_backward(
     let [dq, dk, dv] = [q, k, v].map(|x| stream.empty(dtype, x.dims()));
     let (dq, dk, dv) = (dq?, dk?, dv?);
     let (out, lse) = (out.contiguous()?, lse.contiguous()?);
-    let dots = stream.empty(lse.dtype(), lse.dims())?;
     if call.argument.heads == 0 {
         return Ok((dq, dk, dv));
     }
     let argument = &mut call.argument;
     argument.grad = matrices(stream, grad, &mut call.kept)?;
-    (argument.out, argument.lse, argument.dots) =
-        (stream.read(&out)?, stream.read(&lse)?, stream.read(&dots)?);
+    (argument.out, argument.lse) = (stream.read(&out)?, stream.read(&lse)?);
     (argument.dq, argument.dk, argument.dv) = (stream.read(&dq)?, stream.read(&dk)?, stream.read(&dv)?);
-    let Args { queries, keys, width, value_width, .. } = *argument;
+    let Args { heads, queries, keys, width, value_width, .. } = *argument;
+    if let (Some(for_queries), Some(for_keys)) =
+        (call.plain(&plain::QUERY_GRADIENTS), call.plain(&plain::KEY_GRADIENTS))
+    {
+        let [planes, plane] = plain::dots_of_head(queries as usize);
+        let dots = stream.empty(lse.dtype(), &[heads as usize, planes, plane])?;
+        call.argument.dots = stream.read(&dots)?;
+        call.launch_plain_dots(for_keys)?;
+        call.launch_plain(&plain::QUERY_GRADIENTS, for_queries, queries, keys)?;
+        call.launch_plain(&plain::KEY_GRADIENTS, for_keys, keys, queries)?;
+        return Ok((dq, dk, dv));
+    }
+    let dots = stream.empty(lse.dtype(), lse.dims())?;
+    call.argument.dots = stream.read(&dots)?;
     if dots.numel() > 0 {
         // A warp for each query.
         let unit = KEY_GRADIENTS.units[usize::from(call.is_wide(&KEY_GRADIENTS))];

@@ -1,0 +1,110 @@
+// The gradients of keys and values, and what both kernels of the backward pass need first.
+
+// `W / V` neighbouring threads compute the dot product of a query.
+//! kernels: dots
+BLOCK_ENTRY(dots, Attention) {
+    constexpr int PER_ROW = W / V;
+    u64 plane = padded(a), rows = a.heads * plane;
+    for (u64 first = FIRST / PER_ROW * PER_ROW; first < rows * PER_ROW; first += STEP) {
+        u64 at = first / PER_ROW, head = quotient(at, plane), query = at - head * plane;
+        u64 column = threadIdx.x % PER_ROW * V;
+        float sum = 0.0f;
+        if (query < a.queries && column < a.value_width) {
+            const T* row = (const T*)a.grad.at + offset_of(a.grad, head) + (i64)query * a.grad.row;
+            Pack<T, V> x = *(const Pack<T, V>*)(row + column);
+            Pack<T, V> y = *(const Pack<T, V>*)(a.out + (head * a.queries + query) * a.value_width + column);
+#pragma unroll
+            for (int e = 0; e < V; e++) sum = fmaf(acc(x.values[e]), acc(y.values[e]), sum);
+        }
+#pragma unroll
+        for (int mask = PER_ROW / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
+        if (threadIdx.x % PER_ROW != 0) continue;
+        float shift = query < a.queries ? a.lse[head * a.queries + query] * LOG2_E : lowest<float>();
+        float* to = a.dots + head * 2 * plane + query;
+        to[0] = shift == lowest<float>() ? highest<float>() : shift;
+        to[plane] = sum;
+    }
+}
+
+// Rows are keys here, and columns are queries.
+//! kernels: key_gradients
+PLAIN_ENTRY(key_gradients) {
+    PLAIN_SHARED(shared);
+    Tile<ROWS>* rows = (Tile<ROWS>*)shared;
+    Tile<TILE>* tiles = (Tile<TILE>*)(rows + 2);
+    float(*numbers)[2][TILE] = (float(*)[2][TILE])(tiles + 4);
+    Place place(a, false);
+    Side q = side(a.q, place.head, a.queries, a.width), k = side(a.k, place.head, a.keys, a.width);
+    Side v = side(a.v, place.head, a.keys, a.value_width);
+    Side grad = side(a.grad, place.head, a.queries, a.value_width);
+    float scale = (float)a.scale, scale2 = scale * LOG2_E;
+    int plane = padded(a);
+    const float* planes = a.dots + place.head * 2 * plane;
+    float dk[W / 8][4], dv[W / 8][4];
+    clear(dk);
+    clear(dv);
+    // The first query that attends to the first key, and the one that attends to all keys of the block.
+    i64 first = a.causal ? place.row - (i64)a.first_query : 0, whole = a.causal ? first + ROWS - 1 : 0;
+    int query = first > 0 ? (int)(first / TILE * TILE) : 0;
+    // Among queries from this one, the thread's column of its upper row's first query.
+    int start = a.causal ? (int)(first + thread_row() - thread_column()) : 0;
+    auto load_next = [&](int stage, int query) {
+        load(tiles[2 * stage], q, query);
+        load(tiles[2 * stage + 1], grad, query);
+        int i = threadIdx.x % (TILE / 4) * 4, which = threadIdx.x / (TILE / 4);
+        if (which < 2) load_pack((T*)&numbers[stage][which][i], (const T*)(planes + which * plane + query + i), true);
+    };
+    if (query < q.rows) {
+        load(rows[0], k, place.row);
+        load(rows[1], v, place.row);
+        load_next(0, query);
+        Left keys, values;
+        u32 p[TILE / 16][4];
+        int stage = 0;
+        auto step = [&](auto is_masked) {
+            await_loads();
+            Tile<TILE>* now = tiles + 2 * stage;
+            const float *shifts = numbers[stage][0] + thread_column(), *dots = numbers[stage][1] + thread_column();
+            if (query + TILE < q.rows) load_next(1 - stage, query + TILE);
+            float s[TILE / 8][4], ds[TILE / 8][4];
+            start_dots(s, keys, now[0]);
+            start_dots(ds, values, now[1]);
+            await_products<1>();
+            pin(s);
+#pragma unroll
+            for (int j = 0; j < TILE / 8; j++) {
+                Pack<float, 2> shift = *(const Pack<float, 2>*)(shifts + 8 * j);
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    bool is_seen = !decltype(is_masked)::value || j * 8 + e % 2 >= start - query + e / 2 * 8;
+                    s[j][e] = is_seen ? exp2_of(fmaf(s[j][e], scale2, -shift.values[e % 2])) : 0.0f;
+                }
+            }
+            to_left(p, s);
+            await_products<0>();
+            pin(ds);
+            start_product(dv, p, now[1]);
+#pragma unroll
+            for (int j = 0; j < TILE / 8; j++) {
+                Pack<float, 2> dot = *(const Pack<float, 2>*)(dots + 8 * j);
+#pragma unroll
+                for (int e = 0; e < 4; e++) ds[j][e] = from_left(p, j, e) * (ds[j][e] - dot.values[e % 2]);
+            }
+            u32 dp[TILE / 16][4];
+            to_left(dp, ds);
+            start_product(dk, dp, now[0]);
+            await_products<0>();
+            pin(dv);
+            pin(dk);
+            stage = 1 - stage;
+            query += TILE;
+        };
+        if (KEEPS) await_loads();
+        keys.load(rows[0]);
+        values.load(rows[1]);
+        while (query < q.rows && query < whole) step(Yes());
+        while (query < q.rows) step(No());
+    }
+    store(a.dk + place.head * a.keys * a.width, place.row, k.rows, k.columns, dk, scale, scale);
+    store(a.dv + place.head * a.keys * a.value_width, place.row, v.rows, v.columns, dv, 1.0f, 1.0f);
+}
