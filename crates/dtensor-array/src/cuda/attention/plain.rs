@@ -36,6 +36,8 @@ struct Shape {
     groups: usize,
     /// The blocks that a multiprocessor runs at a time. This limits the registers of a thread.
     blocks: usize,
+    /// The tiles of each operand of the loop. With three, the products of a step run beside those of the next one.
+    stages: usize,
     /// Whether the left operands of dot products stay in registers.
     keeps_left: bool,
 }
@@ -45,8 +47,8 @@ pub(super) const FORWARD_PASS: Kernel = Kernel {
     text: include_str!("../kernels/attention_plain_forward.cuh"),
     units: [&FORWARD, &FORWARD_WIDE],
     shapes: [
-        Shape { tile: 64, groups: 2, blocks: 2, keeps_left: false },
-        Shape { tile: 128, groups: 2, blocks: 1, keeps_left: false },
+        Shape { tile: 64, groups: 2, blocks: 2, stages: 2, keeps_left: false },
+        Shape { tile: 128, groups: 2, blocks: 1, stages: 2, keeps_left: false },
     ],
     operands: 1,
 };
@@ -55,8 +57,8 @@ pub(super) const QUERY_GRADIENTS: Kernel = Kernel {
     text: include_str!("../kernels/attention_plain_queries.cuh"),
     units: [&QUERIES, &QUERIES_WIDE],
     shapes: [
-        Shape { tile: 64, groups: 2, blocks: 2, keeps_left: false },
-        Shape { tile: 64, groups: 2, blocks: 1, keeps_left: false },
+        Shape { tile: 64, groups: 2, blocks: 2, stages: 2, keeps_left: false },
+        Shape { tile: 64, groups: 2, blocks: 1, stages: 2, keeps_left: false },
     ],
     operands: 2,
 };
@@ -65,8 +67,8 @@ pub(super) const KEY_GRADIENTS: Kernel = Kernel {
     text: include_str!("../kernels/attention_plain_keys.cuh"),
     units: [&KEYS, &KEYS_WIDE],
     shapes: [
-        Shape { tile: 64, groups: 2, blocks: 1, keeps_left: false },
-        Shape { tile: 64, groups: 2, blocks: 1, keeps_left: false },
+        Shape { tile: 64, groups: 2, blocks: 1, stages: 2, keeps_left: false },
+        Shape { tile: 64, groups: 2, blocks: 1, stages: 2, keeps_left: false },
     ],
     operands: 2,
 };
@@ -81,10 +83,11 @@ const PLANE: usize = 128;
 
 impl Kernel {
     fn source(&self, which: usize) -> String {
-        let Shape { tile, groups, blocks, keeps_left } = self.shapes[which];
+        let Shape { tile, groups, blocks, stages, keeps_left } = self.shapes[which];
         let (columns, keeps) = (columns(which), u8::from(keeps_left));
         let defines = format!(
-            "#define W {columns}\n#define TILE {tile}\n#define GROUPS {groups}\n#define BLOCKS {blocks}\n#define KEEPS {keeps}\n"
+            "#define W {columns}\n#define TILE {tile}\n#define GROUPS {groups}\n#define BLOCKS {blocks}\n#define STAGES {stages}\n\
+             #define KEEPS {keeps}\n"
         );
         [
             &defines,
@@ -101,10 +104,11 @@ impl Kernel {
 
     /// Returns the shared memory of a block.
     fn shared_bytes(&self, which: usize) -> usize {
-        let Shape { tile, groups, .. } = self.shapes[which];
-        // Two stages of two tiles; in the backward pass with two numbers for each query of a tile.
-        let rows = self.operands * groups * GROUP_ROWS + 4 * tile;
-        rows * columns(which) * size_of::<u16>() + 4 * tile * size_of::<f32>()
+        let Shape { tile, groups, stages, .. } = self.shapes[which];
+        // Each stage has two tiles; in the backward pass with two numbers for each query of a tile.
+        let in_stages = 2 * stages * tile;
+        let rows = self.operands * groups * GROUP_ROWS + in_stages;
+        rows * columns(which) * size_of::<u16>() + in_stages * size_of::<f32>()
     }
 }
 
@@ -143,7 +147,13 @@ impl Call {
     }
 
     /// Queues a kernel for `rows` rows of results. `others` are the rows of the other operands.
-    pub(super) fn launch_plain(&mut self, kernel: &Kernel, which: usize, rows: u64, others: u64) -> Result<()> {
+    pub(super) fn launch_plain(
+        &mut self,
+        kernel: &Kernel,
+        which: usize,
+        rows: u64,
+        others: u64,
+    ) -> Result<()> {
         let groups = kernel.shapes[which].groups;
         let argument = &mut self.argument;
         argument.tiles = rows.div_ceil((groups * GROUP_ROWS) as u64);

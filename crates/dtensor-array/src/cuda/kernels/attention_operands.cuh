@@ -50,8 +50,13 @@ struct Attention {
 DEVICE i64 offset_of(const Matrices& m, u64 head) {
     i64 offset = 0;
     for (int d = 3; d >= 0; d--) {
-        offset += (i64)(head % m.sizes[d]) * m.strides[d];
-        head /= m.sizes[d];
+        u64 size = m.sizes[d];
+        if (size == 1) continue;
+        // Divisions are slow.
+        if (head < size) return offset + (i64)head * m.strides[d];
+        u64 next = quotient(head, size);
+        offset += (i64)(head - next * size) * m.strides[d];
+        head = next;
     }
     return offset;
 }

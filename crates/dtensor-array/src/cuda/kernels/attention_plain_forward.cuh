@@ -70,6 +70,7 @@ PLAIN_ENTRY(forward) {
                     }
                 sums[i] = fmaf(sums[i], factors[i], sum);
             }
+            compute_before_wait(float_to_bits(sums[0] + sums[1]) & 0x80000000u);
             if (!decltype(is_first)::value) {
                 await_products<0>();
                 pin(o);

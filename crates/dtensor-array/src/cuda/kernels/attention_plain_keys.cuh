@@ -32,7 +32,7 @@ PLAIN_ENTRY(key_gradients) {
     PLAIN_SHARED(shared);
     Tile<ROWS>* rows = (Tile<ROWS>*)shared;
     Tile<TILE>* tiles = (Tile<TILE>*)(rows + 2);
-    float(*numbers)[2][TILE] = (float(*)[2][TILE])(tiles + 4);
+    float(*numbers)[2][TILE] = (float(*)[2][TILE])(tiles + 2 * STAGES);
     Place place(a, false);
     Side q = side(a.q, place.head, a.queries, a.width), k = side(a.k, place.head, a.keys, a.width);
     Side v = side(a.v, place.head, a.keys, a.value_width);
@@ -59,16 +59,22 @@ PLAIN_ENTRY(key_gradients) {
         load(rows[1], v, place.row);
         load_next(0, query);
         Left keys, values;
-        u32 p[TILE / 16][4];
+        u32 p[TILE / 16][4], dp[TILE / 16][4];
         int stage = 0;
         auto step = [&](auto is_masked) {
             await_loads();
             Tile<TILE>* now = tiles + 2 * stage;
             const float *shifts = numbers[stage][0] + thread_column(), *dots = numbers[stage][1] + thread_column();
-            if (query + TILE < q.rows) load_next(1 - stage, query + TILE);
+            int next = stage == STAGES - 1 ? 0 : stage + 1;
+            if (query + TILE < q.rows) load_next(next, query + TILE);
             float s[TILE / 8][4], ds[TILE / 8][4];
             start_dots(s, keys, now[0]);
             start_dots(ds, values, now[1]);
+#if STAGES == 3
+            await_products<2>();
+            pin(dv);
+            pin(dk);
+#endif
             await_products<1>();
             pin(s);
 #pragma unroll
@@ -81,6 +87,7 @@ PLAIN_ENTRY(key_gradients) {
                 }
             }
             to_left(p, s);
+            compute_before_wait(p);
             await_products<0>();
             pin(ds);
             start_product(dv, p, now[1]);
@@ -90,13 +97,14 @@ PLAIN_ENTRY(key_gradients) {
 #pragma unroll
                 for (int e = 0; e < 4; e++) ds[j][e] = from_left(p, j, e) * (ds[j][e] - dot.values[e % 2]);
             }
-            u32 dp[TILE / 16][4];
             to_left(dp, ds);
             start_product(dk, dp, now[0]);
+#if STAGES == 2
             await_products<0>();
             pin(dv);
             pin(dk);
-            stage = 1 - stage;
+#endif
+            stage = next;
             query += TILE;
         };
         if (KEEPS) await_loads();
@@ -104,6 +112,11 @@ PLAIN_ENTRY(key_gradients) {
         values.load(rows[1]);
         while (query < q.rows && query < whole) step(Yes());
         while (query < q.rows) step(No());
+#if STAGES == 3
+        await_products<0>();
+        pin(dv);
+        pin(dk);
+#endif
     }
     store(a.dk + place.head * a.keys * a.width, place.row, k.rows, k.columns, dk, scale, scale);
     store(a.dv + place.head * a.keys * a.value_width, place.row, v.rows, v.columns, dv, 1.0f, 1.0f);

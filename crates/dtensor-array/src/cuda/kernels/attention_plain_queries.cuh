@@ -35,13 +35,18 @@ PLAIN_ENTRY(query_gradients) {
         auto step = [&](auto is_masked) {
             await_loads();
             Tile<TILE>* now = tiles + 2 * stage;
+            int next = stage == STAGES - 1 ? 0 : stage + 1;
             if (key + TILE < end) {
-                load(tiles[2 - 2 * stage], k, key + TILE);
-                load(tiles[3 - 2 * stage], v, key + TILE);
+                load(tiles[2 * next], k, key + TILE);
+                load(tiles[2 * next + 1], v, key + TILE);
             }
             float s[TILE / 8][4], ds[TILE / 8][4];
             start_dots(s, queries, now[0]);
             start_dots(ds, grads, now[1]);
+#if STAGES == 3
+            await_products<2>();
+            pin(o);
+#endif
             await_products<1>();
             pin(s);
 #pragma unroll
@@ -51,6 +56,7 @@ PLAIN_ENTRY(query_gradients) {
                     bool is_seen = !decltype(is_masked)::value || j * 8 + e % 2 < ends[e / 2] - key;
                     s[j][e] = is_seen ? exp2_of(fmaf(s[j][e], scale2, -shifts[e / 2])) : 0.0f;
                 }
+            compute_before_wait(s);
             await_products<0>();
             pin(ds);
 #pragma unroll
@@ -59,9 +65,11 @@ PLAIN_ENTRY(query_gradients) {
                 for (int e = 0; e < 4; e++) s[j][e] *= ds[j][e] - dots[e / 2];
             to_left(p, s);
             start_product(o, p, now[0]);
+#if STAGES == 2
             await_products<0>();
             pin(o);
-            stage = 1 - stage;
+#endif
+            stage = next;
             key += TILE;
         };
         if (KEEPS) await_loads();
@@ -69,6 +77,10 @@ PLAIN_ENTRY(query_gradients) {
         grads.load(rows[1]);
         while (key + TILE <= seen_by_all) step(No());
         while (key < end) step(Yes());
+#if STAGES == 3
+        await_products<0>();
+        pin(o);
+#endif
     }
     store(a.dq + place.head * a.queries * a.width, place.row, q.rows, q.columns, o, scale, scale);
 }

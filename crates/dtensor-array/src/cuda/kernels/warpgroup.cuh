@@ -38,6 +38,29 @@ template <int count> DEVICE void pin(u32 (&x)[count][4]) {
         for (int j = 0; j < 4; j++) asm volatile("" : "+r"(x[i][j]) : : "memory");
 }
 
+// Keeps the assembler from moving the computation of `x` behind the wait that follows, so that it runs beside the products: a store if
+// any of these bits is set. They must not be.
+DEVICE void compute_before_wait(u32 bits) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.volatile.shared.b32 [%1], %0; }" : : "r"(bits), "r"(0) : "memory");
+}
+// For numbers that are not negative.
+template <int count> DEVICE void compute_before_wait(const float (&x)[count][4]) {
+    u32 bits = 0;
+#pragma unroll
+    for (int i = 0; i < count; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) bits |= __float_as_uint(x[i][j]);
+    compute_before_wait(bits & 0x80000000u);
+}
+template <int count> DEVICE void compute_before_wait(const u32 (&pairs)[count][4]) {
+    u32 bits = 0;
+#pragma unroll
+    for (int i = 0; i < count; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++) bits |= pairs[i][j];
+    compute_before_wait(bits & 0x80008000u);
+}
+
 // Describes a matrix in panels of rows of 128 bytes, whose 16-byte parts are permuted within each 8 rows. `panel` is the distance of
 // panels in bytes.
 DEVICE u64 describe(const T* at, u32 panel) {
@@ -105,5 +128,6 @@ DEVICE void end_products() {}
 template <int batches> DEVICE void await_products() {}
 DEVICE void show_to_products() {}
 template <class X> DEVICE void pin(X&) {}
+template <class X> DEVICE void compute_before_wait(const X&) {}
 
 #endif
