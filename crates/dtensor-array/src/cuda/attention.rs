@@ -368,7 +368,6 @@ pub(crate) fn attention_backward(
         let [planes, plane] = plain::dots_of_head(queries as usize);
         let dots = stream.empty(lse.dtype(), &[heads as usize, planes, plane])?;
         call.argument.dots = stream.read(&dots)?;
-        call.launch_plain_dots(for_keys)?;
         call.launch_plain(&plain::QUERY_GRADIENTS, for_queries, queries, keys)?;
         call.launch_plain(&plain::KEY_GRADIENTS, for_keys, keys, queries)?;
         return Ok((dq, dk, dv));

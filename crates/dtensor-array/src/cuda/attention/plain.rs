@@ -163,14 +163,4 @@ impl Call {
         let blocks = argument.tiles * argument.heads;
         self.queue(kernel.units[which], kernel.name, blocks, threads, kernel.shared_bytes(which))
     }
-
-    /// Queues the kernel that computes the dot products of the outputs and their gradients.
-    pub(super) fn launch_plain_dots(&self, which: usize) -> Result<()> {
-        let threads = GROUP_THREADS as u32;
-        let rows = self.argument.heads as usize * dots_of_head(self.argument.queries as usize)[1];
-        let grid = crate::cuda::grid_for(self.stream.gpu, rows * columns(which) / 8, threads, 1);
-        let unit = KEY_GRADIENTS.units[which];
-        // SAFETY: the argument has the addresses, sizes and strides of arrays that live until the kernel is queued.
-        unsafe { self.stream.launch(unit, self.dtype, "dots", grid, threads, 0, &self.argument) }
-    }
 }

@@ -1,32 +1,5 @@
-// The gradients of keys and values, and what both kernels of the backward pass need first.
+// The gradients of keys and values, after those of queries. Rows are keys here, and columns are queries.
 
-// `W / V` neighbouring threads compute the dot product of a query.
-//! kernels: dots
-BLOCK_ENTRY(dots, Attention) {
-    constexpr int PER_ROW = W / V;
-    u64 plane = padded(a), rows = a.heads * plane;
-    for (u64 first = FIRST / PER_ROW * PER_ROW; first < rows * PER_ROW; first += STEP) {
-        u64 at = first / PER_ROW, head = quotient(at, plane), query = at - head * plane;
-        u64 column = threadIdx.x % PER_ROW * V;
-        float sum = 0.0f;
-        if (query < a.queries && column < a.value_width) {
-            const T* row = (const T*)a.grad.at + offset_of(a.grad, head) + (i64)query * a.grad.row;
-            Pack<T, V> x = *(const Pack<T, V>*)(row + column);
-            Pack<T, V> y = *(const Pack<T, V>*)(a.out + (head * a.queries + query) * a.value_width + column);
-#pragma unroll
-            for (int e = 0; e < V; e++) sum = fmaf(acc(x.values[e]), acc(y.values[e]), sum);
-        }
-#pragma unroll
-        for (int mask = PER_ROW / 2; mask > 0; mask /= 2) sum += shuffle_xor(sum, mask);
-        if (threadIdx.x % PER_ROW != 0) continue;
-        float shift = query < a.queries ? a.lse[head * a.queries + query] * LOG2_E : lowest<float>();
-        float* to = a.dots + head * 2 * plane + query;
-        to[0] = shift == lowest<float>() ? highest<float>() : shift;
-        to[plane] = sum;
-    }
-}
-
-// Rows are keys here, and columns are queries.
 //! kernels: key_gradients
 PLAIN_ENTRY(key_gradients) {
     PLAIN_SHARED(shared);
@@ -58,22 +31,51 @@ PLAIN_ENTRY(key_gradients) {
         load(rows[0], k, place.row);
         load(rows[1], v, place.row);
         load_next(0, query);
+#if SPLIT
+        SplitBarrier* is_full = (SplitBarrier*)(numbers + STAGES);
+        SplitBarrier* is_free = is_full + 1;
+        u32 parity = 0;
+        end_loads();
+        if (query + TILE < q.rows) load_next(1, query + TILE);
+        end_loads();
+        if (threadIdx.x == 0) {
+            is_full->init(THREADS / WARP);
+            is_free->init(THREADS / WARP);
+        }
+        __syncthreads();
+        await_own_loads<1>();
+        is_full->arrive();
+        if (KEEPS) is_full->await(0);
+#else
+        if (KEEPS) await_loads();
+#endif
         Left keys, values;
         u32 p[TILE / 16][4], dp[TILE / 16][4];
         int stage = 0;
+        float s[TILE / 8][4], ds[TILE / 8][4];
+        clear(s);
+        clear(ds);
         auto step = [&](auto is_masked) {
+#if SPLIT
+            is_full->await(parity);
+#else
             await_loads();
+#endif
             Tile<TILE>* now = tiles + 2 * stage;
             const float *shifts = numbers[stage][0] + thread_column(), *dots = numbers[stage][1] + thread_column();
             int next = stage == STAGES - 1 ? 0 : stage + 1;
+#if !SPLIT
             if (query + TILE < q.rows) load_next(next, query + TILE);
-            float s[TILE / 8][4], ds[TILE / 8][4];
+#endif
             start_dots(s, keys, now[0]);
             start_dots(ds, values, now[1]);
-#if STAGES == 3
+#if STAGES == 3 && !SPLIT
             await_products<2>();
             pin(dv);
             pin(dk);
+#endif
+#if SPLIT
+            is_free->arrive();
 #endif
             await_products<1>();
             pin(s);
@@ -87,9 +89,16 @@ PLAIN_ENTRY(key_gradients) {
                 }
             }
             to_left(p, s);
-            compute_before_wait(p);
             await_products<0>();
             pin(ds);
+#if SPLIT
+            await_own_loads<0>();
+            is_full->arrive();
+            is_free->await(parity);
+            parity ^= 1;
+            if (query + 2 * TILE < q.rows) load_next(stage == 0 ? STAGES - 1 : stage - 1, query + 2 * TILE);
+            end_loads();
+#endif
             start_product(dv, p, now[1]);
 #pragma unroll
             for (int j = 0; j < TILE / 8; j++) {
@@ -99,7 +108,7 @@ PLAIN_ENTRY(key_gradients) {
             }
             to_left(dp, ds);
             start_product(dk, dp, now[0]);
-#if STAGES == 2
+#if STAGES == 2 || SPLIT
             await_products<0>();
             pin(dv);
             pin(dk);
@@ -107,12 +116,11 @@ PLAIN_ENTRY(key_gradients) {
             stage = next;
             query += TILE;
         };
-        if (KEEPS) await_loads();
         keys.load(rows[0]);
         values.load(rows[1]);
         while (query < q.rows && query < whole) step(Yes());
         while (query < q.rows) step(No());
-#if STAGES == 3
+#if STAGES == 3 && !SPLIT
         await_products<0>();
         pin(dv);
         pin(dk);

@@ -76,6 +76,14 @@ DEVICE u64 describe(const T* at, u32 panel) {
 #define OF64 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define OF80 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39}"
+#define OF96 \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}"
 #define OF128 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
@@ -105,6 +113,32 @@ template <bool transposed> DEVICE void multiply(float (&c)[8][4], const u32 (&a)
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16" TYPES OF64
                  ", {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"
                  : SIXTEEN(0), SIXTEEN(4)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds), "n"((int)transposed));
+}
+
+DEVICE void multiply(float (&c)[10][4], u64 a, u64 b, bool adds) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %42, 0; wgmma.mma_async.sync.aligned.m64n80k16" TYPES OF80
+                 ", %40, %41, p, 1, 1, 0, 0; }"
+                 : SIXTEEN(0), SIXTEEN(4), FOUR(8), FOUR(9)
+                 : "l"(a), "l"(b), "r"((int)adds));
+}
+template <bool transposed> DEVICE void multiply(float (&c)[10][4], const u32 (&a)[4], u64 b, bool adds) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %45, 0; wgmma.mma_async.sync.aligned.m64n80k16" TYPES OF80
+                 ", {%40, %41, %42, %43}, %44, p, 1, 1, %46; }"
+                 : SIXTEEN(0), SIXTEEN(4), FOUR(8), FOUR(9)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds), "n"((int)transposed));
+}
+
+DEVICE void multiply(float (&c)[12][4], u64 a, u64 b, bool adds) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %50, 0; wgmma.mma_async.sync.aligned.m64n96k16" TYPES OF96
+                 ", %48, %49, p, 1, 1, 0, 0; }"
+                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8)
+                 : "l"(a), "l"(b), "r"((int)adds));
+}
+template <bool transposed> DEVICE void multiply(float (&c)[12][4], const u32 (&a)[4], u64 b, bool adds) {
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %53, 0; wgmma.mma_async.sync.aligned.m64n96k16" TYPES OF96
+                 ", {%48, %49, %50, %51}, %52, p, 1, 1, %54; }"
+                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds), "n"((int)transposed));
 }
 
