@@ -14,7 +14,7 @@ pub(crate) type Handle = usize;
 #[derive(Clone, Debug)]
 pub(crate) struct Info {
     pub(crate) name: String,
-    /// The architecture that kernels are compiled for, such as `sm_90`.
+    /// The architecture that kernels are compiled for, such as `sm_90a`.
     pub(crate) architecture: String,
     /// The number of multiprocessors.
     pub(crate) multiprocessors: usize,

@@ -80,9 +80,11 @@ impl Driver for Nvidia {
         // SAFETY: the device is valid.
         let attribute =
             |which| check("cuDeviceGetAttribute", unsafe { result::device::get_attribute(device, which) });
+        // Products of groups of warps are instructions of this architecture alone, not of later ones.
+        let suffix = if (attribute(MAJOR)?, attribute(MINOR)?) == (9, 0) { "a" } else { "" };
         Ok(Info {
             name: check("cuDeviceGetName", result::device::get_name(device))?,
-            architecture: format!("sm_{}{}", attribute(MAJOR)?, attribute(MINOR)?),
+            architecture: format!("sm_{}{}{suffix}", attribute(MAJOR)?, attribute(MINOR)?),
             multiprocessors: attribute(MULTIPROCESSORS)? as usize,
             shared_bytes: shared_bytes(device)? as usize,
         })
