@@ -128,6 +128,18 @@ impl Array {
         Ok(())
     }
 
+    /// Returns an error if this thread records a graph on the array's GPU, because `what` cannot be recorded.
+    #[inline]
+    pub fn expect_running(&self, what: &'static str) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Storage::Cuda(..) = &*self.0.storage {
+            return crate::cuda::stream_of(self)?.expect_running(what);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = what;
+        Ok(())
+    }
+
     /// Returns the sizes of the dims.
     #[inline]
     pub fn dims(&self) -> &[usize] {
@@ -236,6 +248,22 @@ impl Array {
         // A view of part of a storage never counts as unique: writing in place would keep the unused rest alive.
         let numel = shape.numel();
         Arc::get_mut(storage).filter(|storage| storage.len() == numel)
+    }
+
+    /// Returns the number of handles of this array, and of other arrays with its storage.
+    #[doc(hidden)]
+    pub fn holders(&self) -> usize {
+        Arc::strong_count(&self.0) + Arc::strong_count(&self.0.storage) - 1
+    }
+
+    /// Returns where the storage is: an address in the memory of a GPU, or of the storage itself.
+    #[doc(hidden)]
+    pub fn address(&self) -> usize {
+        match &*self.0.storage {
+            Storage::Host(..) => Arc::as_ptr(&self.0.storage).addr(),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(storage, _) => storage.start() as usize,
+        }
     }
 
     /// Sets what the array's memory is [counted](crate::memory) as. Views share their memory.

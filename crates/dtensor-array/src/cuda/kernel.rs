@@ -214,7 +214,7 @@ impl Stream {
         let function = unit.function(gpu, dtype, name)?;
         // SAFETY: the caller guarantees the argument.
         unsafe {
-            let argument = (&raw const *argument).cast::<c_void>();
+            let argument = ((&raw const *argument).cast::<c_void>(), size_of::<A>());
             gpu.driver.launch(function, grid, block, shared_bytes, self.handle, argument)
         }
     }
@@ -226,10 +226,12 @@ fn all_units() -> Vec<&'static Unit> {
     [
         assign::UNITS,
         attention::UNITS,
+        attention::plain::UNITS,
         binary::UNITS,
         cast::UNITS,
         clip::UNITS,
         copy::UNITS,
+        empty::UNITS,
         extremum::UNITS,
         index::UNITS,
         locate::UNITS,

@@ -8,14 +8,20 @@
 //! the CPU.
 
 mod assign;
+#[cfg(feature = "cuda-emulator")]
+mod capture;
 mod device;
 mod driver;
+mod empty;
 #[cfg(feature = "cuda-emulator")]
 mod emulator;
 mod fault;
 mod fold;
+mod graph;
 mod kernel;
 mod map;
+#[doc(hidden)]
+pub mod nccl;
 mod nvidia;
 mod pool;
 mod storage;
@@ -30,10 +36,15 @@ pub use device::{
     waits_of_this_thread,
 };
 #[doc(hidden)]
+pub use empty::launch_empty;
+#[doc(hidden)]
+pub use graph::{Graph, Kept, Recording, duplicate, is_recording, overwrite, recorded_numbers, refuse};
+#[doc(hidden)]
 pub use kernel::compile_all;
 pub(crate) use kernel::{Unit, grid_for};
 pub use pool::MemoryStats;
 pub(crate) use storage::CudaStorage;
+use stream::on_stream;
 pub(crate) use stream::{Stream, current_stream, on_communication_stream, stream_of, stream_on};
 
 pub(crate) mod attention;

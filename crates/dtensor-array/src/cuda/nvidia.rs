@@ -80,12 +80,19 @@ impl Driver for Nvidia {
         // SAFETY: the device is valid.
         let attribute =
             |which| check("cuDeviceGetAttribute", unsafe { result::device::get_attribute(device, which) });
+        // Products of groups of warps are instructions of this architecture alone, not of later ones.
+        let suffix = if (attribute(MAJOR)?, attribute(MINOR)?) == (9, 0) { "a" } else { "" };
         Ok(Info {
             name: check("cuDeviceGetName", result::device::get_name(device))?,
-            architecture: format!("sm_{}{}", attribute(MAJOR)?, attribute(MINOR)?),
+            architecture: format!("sm_{}{}{suffix}", attribute(MAJOR)?, attribute(MINOR)?),
             multiprocessors: attribute(MULTIPROCESSORS)? as usize,
             shared_bytes: shared_bytes(device)? as usize,
         })
+    }
+
+    fn identity(&self, ordinal: usize) -> Result<[u8; 16]> {
+        let uuid = check("cuDeviceGetUuid", result::device::get_uuid(self.devices[ordinal].0))?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
     fn enter(&self, ordinal: usize) -> Result<()> {
@@ -247,9 +254,9 @@ impl Driver for Nvidia {
         block: u32,
         shared_bytes: u32,
         stream: Handle,
-        argument: *const c_void,
+        argument: (*const c_void, usize),
     ) -> Result<()> {
-        let mut arguments = [argument.cast_mut()];
+        let mut arguments = [argument.0.cast_mut()];
         // SAFETY: the caller guarantees the argument.
         let result = unsafe {
             sys::cuLaunchKernel(
@@ -272,6 +279,38 @@ impl Driver for Nvidia {
         }
     }
 
+    fn begin_capture(&self, stream: Handle) -> Result<()> {
+        // Relaxed: allocating memory and loading kernels stay legal meanwhile.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: streams are never destroyed.
+        check("cuStreamBeginCapture", unsafe { result::stream::begin_capture(stream_of(stream), mode) })
+    }
+
+    fn end_capture(&self, stream: Handle, keep: bool) -> Result<Option<Handle>> {
+        // SAFETY: streams are never destroyed.
+        let graph = check("cuStreamEndCapture", unsafe { result::stream::end_capture(stream_of(stream)) })?;
+        if graph.is_null() {
+            return Err(failed("cuStreamEndCapture", "the recording is not valid"));
+        }
+        // SAFETY: the graph is valid until it is destroyed here.
+        let ready =
+            keep.then(|| unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0)) });
+        // SAFETY: nothing uses the graph after this.
+        let _ = unsafe { result::graph::destroy(graph) };
+        ready.map(|ready| Ok(check("cuGraphInstantiate", ready)? as Handle)).transpose()
+    }
+
+    unsafe fn launch_graph(&self, graph: Handle, stream: Handle) -> Result<()> {
+        // SAFETY: the caller guarantees the recorded work.
+        let launched = unsafe { sys::cuGraphLaunch(graph as sys::CUgraphExec, stream_of(stream)) };
+        check("cuGraphLaunch", launched.result())
+    }
+
+    unsafe fn free_graph(&self, graph: Handle) {
+        // SAFETY: the caller guarantees where it comes from. The driver waits for work that still runs.
+        let _ = unsafe { result::graph::exec_destroy(graph as sys::CUgraphExec) };
+    }
+
     unsafe fn multiply(
         &self,
         product: &Product,
@@ -286,6 +325,10 @@ impl Driver for Nvidia {
         let library = library.downcast_mut::<Library>().expect("only this driver writes it");
         // SAFETY: the caller guarantees the addresses.
         unsafe { library.multiply(product, addresses, stream.handle) }
+    }
+
+    fn nccl(&self) -> Result<&'static dyn super::nccl::Nccl> {
+        super::nccl::library::load()
     }
 }
 

@@ -4,7 +4,7 @@ use super::driver::Address;
 use super::kernel::{ALL, file, units};
 use super::map::THREADS;
 use super::window::WindowArgs;
-use super::{grid_for, stream_of, stream_on};
+use super::{graph, grid_for, stream_of, stream_on};
 use crate::host::random::{Distribution, Draw, Recipe, check_probability, keep_scale, threshold};
 use crate::{Array, DType, Device, Error, Result, Window};
 
@@ -35,11 +35,14 @@ struct Random {
 pub(super) struct DrawArgs {
     seed: u64,
     stream: u64,
+    /// Added to both in each replay of a recording.
+    first: Address,
 }
 
 impl DrawArgs {
     pub(super) fn new(draw: Draw) -> Self {
-        DrawArgs { seed: draw.seed, stream: draw.stream }
+        let (Draw { seed, stream }, first) = graph::relative(draw);
+        DrawArgs { seed, stream, first }
     }
 }
 
