@@ -295,11 +295,11 @@ pub(crate) fn on_communication_stream<R>(gpu: &'static Gpu, body: impl FnOnce() 
             stream
         }
     };
-    Ok(on_stream(stream, body))
+    on_stream(stream, body)
 }
 
 /// Runs `body` with a stream as the current one.
-pub(super) fn on_stream<R>(stream: &'static Stream, body: impl FnOnce() -> R) -> R {
+pub(super) fn on_stream<R>(stream: &'static Stream, body: impl FnOnce() -> R) -> Result<R> {
     /// Restores the current stream, also after a panic.
     struct Restore(Option<&'static Stream>);
     impl Drop for Restore {
@@ -309,7 +309,7 @@ pub(super) fn on_stream<R>(stream: &'static Stream, body: impl FnOnce() -> R) ->
     }
     graph::join(stream)?;
     let _restore = Restore(CURRENT.replace(Some(stream)));
-    body()
+    Ok(body())
 }
 
 /// Returns this thread's stream of the GPU that holds an array.

@@ -124,7 +124,7 @@ impl Communicator {
     /// it creates are written there.
     pub fn run<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
         self.stream.gpu.enter()?;
-        Ok(on_stream(self.stream, body))
+        on_stream(self.stream, body)
     }
 
     /// Creates an array for a transfer to write.
