@@ -102,16 +102,17 @@ template <int V> DEVICE void backward(const Args& a) {
             factor = all / a.totals[line.index];
         }
         line.each<V>(a.x, [&](u64 i, const auto& x) {
+            Pack<A, WIDTH(x)> d;
             Pack<T, WIDTH(x)> dx;
-            for (int j = 0; j < WIDTH(x); j++) {
-                A d = A(0);
-                if (cls >= 0) {
-                    d = exp(acc(x.values[j]) - largest) * factor;
-                    if ((i64)i + j == at) d -= at_target;
-                    if (a.is_smooth) d -= everywhere * weight_of(a, a.first_class + (i64)i + j);
-                }
-                dx.values[j] = to<T>(d);
-            }
+            for (int j = 0; j < WIDTH(x); j++) d.values[j] = exp_below(acc(x.values[j]) - largest) * factor;
+            // Few packs hold the target.
+            u64 place = (u64)(at - (i64)i);
+            if (at >= 0 && place < WIDTH(x))
+                for (int j = 0; j < WIDTH(x); j++) d.values[j] -= place == j ? at_target : A(0);
+            if (a.is_smooth)
+                for (int j = 0; j < WIDTH(x); j++)
+                    d.values[j] -= everywhere * weight_of(a, a.first_class + (i64)i + j);
+            for (int j = 0; j < WIDTH(x); j++) dx.values[j] = to<T>(cls >= 0 ? d.values[j] : A(0));
             line.store<WIDTH(x)>((T*)a.out, i, dx);
         });
     });

@@ -135,6 +135,15 @@ struct LargestNumber {
 };
 
 #if DTYPE >= 2
+// The exponential of a number that is at most 0. Fewer bits suffice for halves, whose kernels would else be bound by arithmetic.
+DEVICE A exp_below(A x) {
+#if DTYPE == 2 || DTYPE == 3
+    return __expf(x);
+#else
+    return exp(x);
+#endif
+}
+
 // The largest number of some elements, and the sum of `exp(x − largest)`.
 struct ExpSum {
     A largest, sum;
@@ -150,7 +159,7 @@ struct ExpSum {
             largest = here;
         }
         A by = shift(largest), terms = A(0);
-        for (int j = 0; j < V; j++) terms += exp(acc(pack.values[j]) - by);
+        for (int j = 0; j < V; j++) terms += exp_below(acc(pack.values[j]) - by);
         sum += terms;
     }
 
