@@ -22,6 +22,7 @@ mod kernel;
 mod map;
 mod nvidia;
 mod pool;
+mod recorder;
 mod storage;
 mod stream;
 #[cfg(test)]
@@ -36,11 +37,13 @@ pub use device::{
 #[doc(hidden)]
 pub use empty::launch_empty;
 #[doc(hidden)]
-pub use graph::{Graph, Kept, Recording, duplicate, is_recording, overwrite, recorded_numbers, refuse};
+pub use graph::{Graph, Kept, Recording, duplicate, overwrite};
 #[doc(hidden)]
 pub use kernel::compile_all;
 pub(crate) use kernel::{Unit, grid_for};
 pub use pool::MemoryStats;
+#[doc(hidden)]
+pub use recorder::{is_recording, recorded_numbers, refuse};
 pub(crate) use storage::CudaStorage;
 pub(crate) use stream::{Stream, current_stream, on_communication_stream, stream_of, stream_on};
 

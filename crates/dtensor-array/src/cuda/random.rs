@@ -4,7 +4,7 @@ use super::driver::Address;
 use super::kernel::{ALL, file, units};
 use super::map::THREADS;
 use super::window::WindowArgs;
-use super::{graph, grid_for, stream_of, stream_on};
+use super::{grid_for, recorder, stream_of, stream_on};
 use crate::host::random::{Distribution, Draw, Recipe, check_probability, keep_scale, threshold};
 use crate::{Array, DType, Device, Error, Result, Window};
 
@@ -41,7 +41,7 @@ pub(super) struct DrawArgs {
 
 impl DrawArgs {
     pub(super) fn new(draw: Draw) -> Self {
-        let (Draw { seed, stream }, first) = graph::relative(draw);
+        let (Draw { seed, stream }, first) = recorder::relative(draw);
         DrawArgs { seed, stream, first }
     }
 }

@@ -7,8 +7,8 @@ use smallvec::SmallVec;
 
 use super::device::Gpu;
 use super::driver::{Address, Handle};
-use super::graph;
 use super::pool::out_of_memory;
+use super::recorder;
 use super::stream::Stream;
 use crate::memory::Purpose;
 use crate::{DType, Result};
@@ -137,7 +137,7 @@ impl CudaStorage {
     /// Notes the use by a recording, unless it has created this.
     fn note(&self, stream: &Stream) {
         if self.recording != stream.recording.load(Ordering::Relaxed) && self.bytes > 0 {
-            graph::note(self.address, || self.mark());
+            recorder::note(self.address, || self.mark());
         }
     }
 
@@ -260,7 +260,7 @@ impl Drop for CudaStorage {
             return self.home.pool.lock().free(gpu, self.address);
         }
         let users = *self.users.get_mut() | bit(self.writer);
-        if graph::defer_free(self.home, self.address, users) {
+        if recorder::defer_free(self.home, self.address, users) {
             return;
         }
         // After an error of the driver, the memory may be in use for ever, and stays allocated.

@@ -10,7 +10,7 @@ use super::device::{Gpu, MAX_DEVICES, count_wait};
 use super::driver::{Address, Handle};
 use super::fault::Faults;
 use super::pool::Pool;
-use super::{gpu, graph};
+use super::{gpu, recorder};
 use crate::{Array, DType, Device, Error, Result, Shape};
 
 /// A queue of work for a GPU: kernels and copies run in the order in which they are queued.
@@ -73,7 +73,7 @@ impl Stream {
             return Ok(());
         }
         self.gpu.enter()?;
-        if (self.is_recorded() || other.is_recorded()) && graph::has_waited(self, other)? {
+        if (self.is_recorded() || other.is_recorded()) && recorder::has_waited(self, other)? {
             return Ok(());
         }
         other.gpu.with_event(|event| {
@@ -111,7 +111,7 @@ impl Stream {
     /// Returns an error if this stream is recorded, because `what` cannot be.
     #[inline]
     pub(crate) fn expect_running(&self, what: &'static str) -> Result<()> {
-        if self.is_recorded() { Err(graph::refuse(what)) } else { Ok(()) }
+        if self.is_recorded() { Err(recorder::refuse(what)) } else { Ok(()) }
     }
 
     /// Copies bytes from main memory to the GPU. Waits for nothing. A recording keeps the bytes and copies them in each replay.
@@ -121,7 +121,7 @@ impl Stream {
         }
         self.gpu.enter()?;
         if self.is_recorded() {
-            return graph::record_upload(self, target, bytes);
+            return recorder::record_upload(self, target, bytes);
         }
         let driver = self.gpu.driver;
         let mut staging = self.staging.lock();
@@ -255,7 +255,7 @@ pub(crate) fn on_communication_stream<R>(gpu: &'static Gpu, body: impl FnOnce() 
             CURRENT.set(self.0);
         }
     }
-    graph::join(stream)?;
+    recorder::join(stream)?;
     let _restore = Restore(CURRENT.replace(Some(stream)));
     Ok(body())
 }

@@ -10,6 +10,8 @@
 //!   rank that starts to the last rank that finishes. Otherwise, with fewer cores than ranks, a rank that finishes within its time
 //!   slice would be timed as if it were alone, and a slower rank would not.
 //!
+//! On a GPU, `bare_launch` is a kernel that does nothing, launched by as many threads as ranks: what any operator costs there at least.
+//!
 //! On a busy machine the comparison is unfair: our timings are so short that they are seldom interrupted, PyTorch's are longer.
 
 use std::collections::BTreeMap;
