@@ -20,6 +20,8 @@ mod fold;
 mod graph;
 mod kernel;
 mod map;
+#[doc(hidden)]
+pub mod nccl;
 mod nvidia;
 mod pool;
 mod recorder;
@@ -45,6 +47,7 @@ pub use pool::MemoryStats;
 #[doc(hidden)]
 pub use recorder::{is_recording, recorded_numbers, refuse};
 pub(crate) use storage::CudaStorage;
+use stream::on_stream;
 pub(crate) use stream::{Stream, current_stream, on_communication_stream, stream_of, stream_on};
 
 pub(crate) mod attention;
