@@ -10,7 +10,7 @@ use rustc_hash::FxBuildHasher;
 use super::device::Gpu;
 use super::driver::Address;
 use super::storage::{Mark, last_uses};
-use super::stream::Stream;
+use super::stream::{Stream, communication_stream};
 use crate::host::random::Draw;
 use crate::{Error, Result};
 
@@ -121,6 +121,10 @@ pub(super) fn has_waited(stream: &Stream, other: &Stream) -> Result<bool> {
 pub(super) fn join(stream: &'static Stream) -> Result<()> {
     if stream.is_recorded() || !is_recording() {
         return Ok(());
+    }
+    // The watchdog of another library would ask for events that never happen.
+    if !communication_stream(stream.gpu).is_some_and(|own| std::ptr::eq(own, stream)) {
+        return Err(refuse("a collective through NCCL"));
     }
     let main = with_recorder(|recorder| {
         let is_near = std::ptr::eq(recorder.stream.gpu, stream.gpu);
