@@ -14,6 +14,11 @@
 //! CPU. If a kernel finds an invalid value, such as an index out of bounds, the next read or collective returns the error, which
 //! names the operator and the line that called it. Ranks that run as threads can share a GPU: each has its own stream.
 //!
+//! Chains of element-wise operators, with their casts and broadcast operands, run as one kernel ([`fuse`]). Their kernel is generated and
+//! compiled when a chain is seen for the third time, and kept in the same folder. Results have the same bits as without fusion, which the
+//! environment variable `DTENSOR_FUSE=0` turns off. A result that is dropped before anybody needed it is never computed, so a loop that
+//! measures operators must call [`flush`], or turn fusion off.
+//!
 //! ```
 //! use dtensor::{DType, Device, Tensor, cuda};
 //! # fn main() -> dtensor::Result<()> {
@@ -25,5 +30,6 @@
 //! ```
 
 pub use dtensor_array::cuda::{
-    MemoryStats, device_count, device_name, is_available, memory_stats, synchronize, waits_of_this_thread,
+    MemoryStats, device_count, device_name, flush, fuse, fuse_after, is_available, launches_of_this_thread,
+    memory_stats, synchronize, waits_of_this_thread,
 };

@@ -1,11 +1,14 @@
 //! [`CudaStorage`]: memory of a GPU behind arrays.
 
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::device::Gpu;
 use super::driver::{Address, Handle};
+use super::fuse::{self, Expression};
 use super::pool::out_of_memory;
 use super::stream::Stream;
 use crate::memory::Purpose;
@@ -16,13 +19,17 @@ const OTHERS: usize = 63;
 
 /// Memory of a GPU, of one element type.
 pub(crate) struct CudaStorage {
-    address: Address,
-    bytes: usize,
+    /// The address and its size in bytes, once the elements are computed or being computed.
+    memory: OnceLock<(Address, usize)>,
+    /// What the elements will be computed from, before that. Changes under the lock of [`fuse`] of the home stream.
+    pub(super) pending: Mutex<Option<Box<Expression>>>,
+    /// The number of times that the storage is an input of pending expressions.
+    pub(super) readers: AtomicU32,
     pub(crate) dtype: DType,
     /// The number of elements.
     pub(crate) len: usize,
     /// The stream whose pool the memory belongs to.
-    home: &'static Stream,
+    pub(super) home: &'static Stream,
     /// The stream that wrote the memory last.
     writer: &'static Stream,
     /// The streams that have used the memory since then, as bits by their index. They have waited for the writer.
@@ -40,21 +47,78 @@ const PURPOSES: [Purpose; 5] =
 impl CudaStorage {
     /// Allocates memory that work of this stream will write.
     pub(crate) fn new(stream: &'static Stream, dtype: DType, len: usize) -> Result<CudaStorage> {
-        let gpu = stream.gpu;
-        let (address, bytes) = match len * dtype.size() {
-            0 => (0, 0),
-            bytes => {
-                gpu.enter()?;
-                let found = stream.pool.lock().allocate(gpu, bytes)?;
-                match found {
-                    Some(found) => found,
-                    None => retry(stream, bytes)?,
-                }
-            }
-        };
-        gpu.usage.add(Purpose::Other, bytes);
-        let (users, purpose) = (AtomicU64::new(0), AtomicU8::new(Purpose::Other as u8));
-        Ok(CudaStorage { address, bytes, dtype, len, home: stream, writer: stream, users, purpose })
+        let memory = allocate(stream, len * dtype.size())?;
+        let storage = CudaStorage::without_memory(stream, dtype, len, None);
+        storage.set_memory(memory);
+        Ok(storage)
+    }
+
+    /// Creates a storage whose elements are computed from an expression when they are needed, by work of this stream.
+    pub(super) fn pending(
+        stream: &'static Stream,
+        dtype: DType,
+        len: usize,
+        expression: Box<Expression>,
+    ) -> CudaStorage {
+        CudaStorage::without_memory(stream, dtype, len, Some(expression))
+    }
+
+    #[inline]
+    fn without_memory(
+        stream: &'static Stream,
+        dtype: DType,
+        len: usize,
+        pending: Option<Box<Expression>>,
+    ) -> CudaStorage {
+        CudaStorage {
+            memory: OnceLock::new(),
+            pending: Mutex::new(pending),
+            readers: AtomicU32::new(0),
+            dtype,
+            len,
+            home: stream,
+            writer: stream,
+            users: AtomicU64::new(0),
+            purpose: AtomicU8::new(Purpose::Other as u8),
+        }
+    }
+
+    /// Sets the memory, which comes from [`allocate`].
+    #[inline]
+    pub(super) fn set_memory(&self, memory: (Address, usize)) {
+        self.gpu().usage.add(PURPOSES[self.purpose.load(Ordering::Relaxed) as usize], memory.1);
+        let was_empty = self.memory.set(memory).is_ok();
+        debug_assert!(was_empty, "a storage has one memory");
+    }
+
+    /// Returns true if work that computes the elements has not been queued yet.
+    #[inline]
+    pub(super) fn is_pending(&self) -> bool {
+        self.memory.get().is_none()
+    }
+
+    /// Queues the work that computes the elements, and that of this thread's expressions which read them, so that no expression holds
+    /// the storage. Work that fails stays pending.
+    #[inline]
+    pub(crate) fn settle(&self) {
+        let _ = self.force();
+        if self.readers.load(Ordering::Acquire) > 0 {
+            let _ = fuse::flush();
+        }
+    }
+
+    /// Returns the address, after queueing the work that computes the elements.
+    #[inline]
+    pub(crate) fn force(&self) -> Result<Address> {
+        match self.memory.get() {
+            Some(memory) => Ok(memory.0),
+            None => fuse::force(self),
+        }
+    }
+
+    /// Returns the address of elements that are not pending.
+    pub(super) fn computed_address(&self) -> Address {
+        self.memory.get().map_or(0, |memory| memory.0)
     }
 
     pub(crate) fn gpu(&self) -> &'static Gpu {
@@ -64,10 +128,11 @@ impl CudaStorage {
     /// Returns the address, for reading by work of `stream`, which first waits for the writer if that is another stream.
     #[inline]
     pub(crate) fn address(&self, stream: &Stream) -> Result<Address> {
+        let address = self.force()?;
         if !std::ptr::eq(stream, self.writer) {
             self.order(stream)?;
         }
-        Ok(self.address)
+        Ok(address)
     }
 
     #[cold]
@@ -82,13 +147,14 @@ impl CudaStorage {
 
     /// Returns the address, for writing by work of `stream`, which first waits for all other users.
     pub(crate) fn address_mut(&mut self, stream: &'static Stream) -> Result<Address> {
+        let address = self.force()?;
         if !std::ptr::eq(stream, self.writer) || *self.users.get_mut() != 0 {
             self.wait_for_users(stream)?;
             // The pool's stream must wait for this one before it uses the memory again.
             self.writer = stream;
             *self.users.get_mut() = 0;
         }
-        Ok(self.address)
+        Ok(address)
     }
 
     /// Makes a stream wait for the writer and all users.
@@ -134,10 +200,36 @@ impl CudaStorage {
     }
 
     pub(crate) fn count_as(&self, purpose: Purpose) {
+        // While the storage is pending, its memory may be set only under this lock.
+        let lock = self.is_pending().then(|| self.home.fusing.lock());
         let before = self.purpose.swap(purpose as u8, Ordering::Relaxed);
-        // In this order, a count is never below zero, also if two threads do this at once.
-        self.gpu().usage.add(purpose, self.bytes);
-        self.gpu().usage.subtract(PURPOSES[before as usize], self.bytes);
+        if let Some(&(_, bytes)) = self.memory.get() {
+            // In this order, a count is never below zero, also if two threads do this at once.
+            self.gpu().usage.add(purpose, bytes);
+            self.gpu().usage.subtract(PURPOSES[before as usize], bytes);
+        }
+        drop(lock);
+    }
+}
+
+/// Allocates memory that work of a stream will write. Returns its address and its size.
+pub(super) fn allocate(stream: &'static Stream, bytes: usize) -> Result<(Address, usize)> {
+    let gpu = stream.gpu;
+    if bytes == 0 {
+        return Ok((0, 0));
+    }
+    gpu.enter()?;
+    let found = stream.pool.lock().allocate(gpu, bytes)?;
+    match found {
+        Some(found) => Ok(found),
+        None => retry(stream, bytes),
+    }
+}
+
+/// Frees memory that came from [`allocate`] and that only work of this stream uses.
+pub(super) fn free(stream: &'static Stream, (address, bytes): (Address, usize)) {
+    if bytes > 0 {
+        stream.pool.lock().free(stream.gpu, address);
     }
 }
 
@@ -163,18 +255,18 @@ fn retry(stream: &'static Stream, bytes: usize) -> Result<(Address, usize)> {
 
 impl Drop for CudaStorage {
     fn drop(&mut self) {
-        let gpu = self.home.gpu;
-        gpu.usage.subtract(PURPOSES[*self.purpose.get_mut() as usize], self.bytes);
-        if self.bytes == 0 {
+        let Some(&memory) = self.memory.get() else { return };
+        self.gpu().usage.subtract(PURPOSES[*self.purpose.get_mut() as usize], memory.1);
+        if memory.1 == 0 {
             return;
         }
         // Later work of the home stream may use the memory at once, unless other streams use it.
         if std::ptr::eq(self.home, self.writer) && *self.users.get_mut() == 0 {
-            return self.home.pool.lock().free(gpu, self.address);
+            return free(self.home, memory);
         }
         // After an error of the driver, the memory may be in use for ever, and stays allocated.
         if let Ok(events) = self.last_uses() {
-            self.home.pool.lock().free_after(self.address, events);
+            self.home.pool.lock().free_after(memory.0, events);
         }
     }
 }

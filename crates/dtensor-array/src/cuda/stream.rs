@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use super::device::{Gpu, MAX_DEVICES, count_wait};
 use super::driver::{Address, Handle};
 use super::fault::Faults;
+use super::fuse::{self, Fusing};
 use super::gpu;
 use super::pool::Pool;
 use crate::{Array, DType, Device, Error, Result, Shape};
@@ -21,6 +22,8 @@ pub(crate) struct Stream {
     pub(super) pool: Mutex<Pool>,
     staging: Mutex<Vec<Staging>>,
     faults: Faults,
+    /// The element-wise work that is not queued yet.
+    pub(super) fusing: Mutex<Fusing>,
     /// What the driver keeps for matrix products on this stream.
     pub(super) library: Mutex<Option<Box<dyn Any + Send>>>,
 }
@@ -45,6 +48,7 @@ impl Stream {
             pool: Mutex::default(),
             staging: Mutex::default(),
             faults: Faults::new(gpu)?,
+            fusing: Mutex::default(),
             library: Mutex::default(),
         })
     }
@@ -227,7 +231,14 @@ pub(crate) fn on_communication_stream<R>(gpu: &'static Gpu, body: impl FnOnce() 
         }
     }
     let _restore = Restore(CURRENT.replace(Some(stream)));
-    Ok(body())
+    // Communication starts as soon as it can.
+    Ok(fuse::fuse(false, body))
+}
+
+/// Calls `f` with each stream of this thread.
+pub(super) fn each_stream_of_thread(mut f: impl FnMut(&'static Stream)) {
+    let streams = STREAMS.try_with(|streams| streams.0.each_ref().map(Cell::get));
+    streams.into_iter().flatten().flatten().for_each(&mut f);
 }
 
 /// Returns this thread's stream of the GPU that holds an array.

@@ -9,7 +9,7 @@ use dtensor::{BackwardOptions, grad, on_device, set_num_threads};
 use super::peer::{Peer, python};
 use super::row::{Row, Sink};
 use super::timing::{median, seconds};
-use crate::device::{DeviceChoice, synchronize};
+use crate::device::{DeviceChoice, flush, synchronize};
 
 /// The flags of `dtensor bench kernels`.
 #[derive(Args)]
@@ -138,7 +138,9 @@ fn measure(options: &Options, sink: Sink<'_>) -> std::result::Result<(), Box<dyn
         let inner = if options.device.is_gpu() { case.inner.max(QUEUED) } else { case.inner };
         let ours = |samples| {
             let call = || {
-                std::hint::black_box((case.body)()?);
+                let result = (case.body)()?;
+                flush(device)?;
+                std::hint::black_box(result);
                 Ok::<(), dtensor::Error>(())
             };
             seconds(samples, inner, call, || synchronize(device))

@@ -9,6 +9,7 @@ mod common;
 
 mod device;
 mod faults;
+mod fusion;
 mod sharing;
 mod training;
 mod waits;
