@@ -1,7 +1,7 @@
 //! Arithmetic and comparison of two arrays, broadcast.
 
 use super::kernel::{ALL, file, units};
-use super::map::{Function, broadcast};
+use super::map::{Function, NONE, broadcast};
 use super::scalar::number;
 use super::stream_of;
 use crate::host::binary::{Binary, Compare};
@@ -35,7 +35,7 @@ pub(crate) fn binary(f: Binary, a: &Array, b: &Array) -> Result<Array> {
     };
     let unit = if f == Binary::Pow { &POWER } else { &BINARY };
     let function = Function { unit, dtype, name };
-    stream_of(a)?.pointwise(function, (dtype, broadcast(&[a, b])), [a, b], [0; 3])
+    stream_of(a)?.pointwise(function, (dtype, broadcast(&[a, b])), [a, b], NONE)
 }
 
 pub(crate) fn compare(f: Compare, a: &Array, b: &Array) -> Result<Array> {
@@ -49,7 +49,7 @@ pub(crate) fn compare(f: Compare, a: &Array, b: &Array) -> Result<Array> {
         Compare::Ge => ("le", [b, a]),
     };
     let function = Function { unit: &COMPARE, dtype, name };
-    stream_of(a)?.pointwise(function, (DType::U8, broadcast(&operands)), operands, [0; 3])
+    stream_of(a)?.pointwise(function, (DType::U8, broadcast(&operands)), operands, NONE)
 }
 
 pub(crate) fn between(a: &Array, b: &Array, weight: f64) -> Result<Array> {
@@ -57,7 +57,7 @@ pub(crate) fn between(a: &Array, b: &Array, weight: f64) -> Result<Array> {
     if dtype.is_int() {
         return Err(Error::DType { op: "between", dtype, why: "it needs a floating-point dtype" });
     }
-    let numbers = [number(dtype, weight), number(dtype, 1.0 - weight), 0];
+    let numbers = [number(dtype, weight), number(dtype, 1.0 - weight), 0, 0, 0];
     let function = Function { unit: &BINARY, dtype, name: "between" };
     stream_of(a)?.pointwise(function, (dtype, broadcast(&[a, b])), [a, b], numbers)
 }

@@ -1,7 +1,7 @@
 //! Conversion between dtypes.
 
 use super::kernel::{ALL, file, units};
-use super::map::Function;
+use super::map::{Function, NONE};
 use super::stream_of;
 use crate::{Array, DType, Result};
 
@@ -26,7 +26,7 @@ pub(crate) fn cast(x: &Array, to: DType) -> Result<Array> {
         return Ok(x.clone());
     }
     let function = Function { unit: &CAST, dtype: x.dtype(), name: name(to) };
-    stream_of(x)?.pointwise(function, (to, x.shape().clone()), [x], [0; 3])
+    stream_of(x)?.pointwise(function, (to, x.shape().clone()), [x], NONE)
 }
 
 #[cfg(test)]

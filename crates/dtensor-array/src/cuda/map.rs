@@ -68,8 +68,21 @@ pub(super) struct Function {
     pub(super) name: &'static str,
 }
 
+impl Function {
+    /// Returns true if it also takes a random word for each element.
+    pub(super) fn is_random(&self) -> bool {
+        self.name == DROPOUT
+    }
+}
+
+/// The name of the only function that takes random words.
+pub(super) const DROPOUT: &str = "dropout";
+
 /// The numbers that an element-wise function takes besides elements.
-pub(super) type Numbers = [u64; 3];
+pub(super) type Numbers = [u64; NUMBERS];
+pub(super) const NUMBERS: usize = 5;
+/// The numbers of a function that takes none.
+pub(super) const NONE: Numbers = [0; NUMBERS];
 
 /// Returns the numbers that replace a division by `size`.
 pub(super) fn divider(size: u32) -> (u32, u32) {

@@ -24,7 +24,7 @@ pub(super) fn number(dtype: DType, x: f64) -> u64 {
 /// Runs a kernel with two numbers.
 fn run(unit: &'static Unit, name: &'static str, x: &Array, [a, b]: [u64; 2]) -> Result<Array> {
     let function = Function { unit, dtype: x.dtype(), name };
-    stream_of(x)?.pointwise(function, (x.dtype(), x.shape().clone()), [x], [a, b, 0])
+    stream_of(x)?.pointwise(function, (x.dtype(), x.shape().clone()), [x], [a, b, 0, 0, 0])
 }
 
 pub(crate) fn affine(x: &Array, mul: f64, add: f64) -> Result<Array> {
@@ -78,7 +78,7 @@ pub(crate) fn clamp_grad(x: &Array, lo: Option<f64>, hi: Option<f64>, dy: &Array
     let [low, high] = bounds(left, lo, hi);
     let missing = u64::from(lo.is_none()) | u64::from(hi.is_none()) << 1;
     let function = Function { unit: &SCALAR, dtype: left, name: "clamp_grad" };
-    stream_of(x)?.pointwise(function, (left, broadcast(&[x, dy])), [x, dy], [low, high, missing])
+    stream_of(x)?.pointwise(function, (left, broadcast(&[x, dy])), [x, dy], [low, high, missing, 0, 0])
 }
 
 #[cfg(test)]

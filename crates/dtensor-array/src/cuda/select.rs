@@ -1,7 +1,7 @@
 //! Selecting values by a condition, or by position in a triangle.
 
 use super::kernel::{ALL, file, units};
-use super::map::{Function, broadcast};
+use super::map::{Function, NONE, broadcast};
 use super::scalar::number;
 use super::stream_of;
 use crate::{Array, DType, Error, Result};
@@ -26,14 +26,14 @@ pub(crate) fn where_(cond: &Array, a: &Array, b: &Array) -> Result<Array> {
         return Err(Error::DTypeMismatch { op: "where", left, right });
     }
     let function = Function { unit: &SELECT, dtype: left, name: "where" };
-    stream_of(a)?.pointwise(function, (left, broadcast(&[cond, a, b])), [cond, a, b], [0; 3])
+    stream_of(a)?.pointwise(function, (left, broadcast(&[cond, a, b])), [cond, a, b], NONE)
 }
 
 pub(crate) fn masked_fill(x: &Array, mask: &Array, value: f64) -> Result<Array> {
     check_mask("masked_fill", mask)?;
     let dtype = x.dtype();
     let function = Function { unit: &SELECT, dtype, name: "masked_fill" };
-    let numbers = [number(dtype, value), 0, 0];
+    let numbers = [number(dtype, value), 0, 0, 0, 0];
     stream_of(x)?.pointwise(function, (dtype, broadcast(&[x, mask])), [x, mask], numbers)
 }
 

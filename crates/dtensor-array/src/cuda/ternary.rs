@@ -1,7 +1,7 @@
 //! Floating-point functions of three arrays, broadcast.
 
 use super::kernel::{FLOATS, file, units};
-use super::map::{Function, broadcast};
+use super::map::{Function, NONE, broadcast};
 use super::stream_of;
 use crate::host::formula;
 use crate::host::ternary::Ternary;
@@ -25,7 +25,7 @@ pub(crate) fn ternary(f: Ternary, a: &Array, b: &Array, c: &Array) -> Result<Arr
         Ternary::Lerp => "lerp",
     };
     let function = Function { unit: &TERNARY, dtype, name };
-    stream_of(a)?.pointwise(function, (dtype, broadcast(&[a, b, c])), [a, b, c], [0; 3])
+    stream_of(a)?.pointwise(function, (dtype, broadcast(&[a, b, c])), [a, b, c], NONE)
 }
 
 #[cfg(test)]

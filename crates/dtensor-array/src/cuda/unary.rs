@@ -1,7 +1,7 @@
 //! Element-wise functions of one array, and their derivatives.
 
 use super::kernel::{ALL, file, units};
-use super::map::{Function, broadcast};
+use super::map::{Function, NONE, broadcast};
 use super::stream_of;
 use crate::host::formula;
 use crate::host::unary::Unary;
@@ -43,7 +43,7 @@ pub(crate) fn unary(f: Unary, x: &Array) -> Result<Array> {
         return Err(Error::DType { op: f.name(), dtype, why: "it needs a floating-point dtype" });
     }
     let function = Function { unit: &UNARY, dtype, name: f.name() };
-    stream_of(x)?.pointwise(function, (dtype, x.shape().clone()), [x], [0; 3])
+    stream_of(x)?.pointwise(function, (dtype, x.shape().clone()), [x], NONE)
 }
 
 pub(crate) fn unary_grad(f: Unary, saved: &Array, dy: &Array) -> Result<Array> {
@@ -55,7 +55,7 @@ pub(crate) fn unary_grad(f: Unary, saved: &Array, dy: &Array) -> Result<Array> {
         return Err(Error::DType { op: f.name(), dtype: left, why: "it needs a floating-point dtype" });
     }
     let function = Function { unit: &UNARY, dtype: left, name: f.kernels()[1] };
-    stream_of(saved)?.pointwise(function, (left, broadcast(&[saved, dy])), [saved, dy], [0; 3])
+    stream_of(saved)?.pointwise(function, (left, broadcast(&[saved, dy])), [saved, dy], NONE)
 }
 
 #[cfg(test)]

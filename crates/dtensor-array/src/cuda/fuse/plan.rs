@@ -138,6 +138,9 @@ impl<'a> Plan<'a> {
 
     /// Queues the work: one kernel, or one for each node if the chain is not compiled.
     pub(super) fn run(mut self, fusing: &mut Fusing) -> Result<()> {
+        if self.nodes.is_empty() {
+            return Err(failed("launch", "a pending array has no expression"));
+        }
         if self.order.len() > 1 && self.run_fused(fusing)? {
             return Ok(());
         }

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::super::device::Gpu;
 use super::super::driver::{Handle, failed};
 use super::super::kernel::{PRELUDE, cached_file, compiled, element_type, type_name};
-use super::super::map::Function;
+use super::super::map::{Function, NUMBERS};
 use super::Fusing;
 use crate::{DType, Result};
 
@@ -149,7 +149,7 @@ impl Program {
              Axis<{inputs}> axes[{}];\n}};\n\
              template <int V> struct Run {{\nconst Args& a;\n\
              DEVICE void operator()(u64 i, const i64* offsets) const {{\n",
-            3 * operations,
+            NUMBERS * operations,
             self.capacity,
         );
         for (k, &dtype) in self.leaves.iter().enumerate() {
@@ -160,20 +160,27 @@ impl Program {
         for (i, one) in self.operations.iter().enumerate().filter(is_output) {
             let _ = writeln!(text, "Pack<{}, V> y{i};", type_name(one.out));
         }
+        for (i, Operation { function, .. }) in self.operations.iter().enumerate() {
+            let of = format!("of_{}", function.dtype);
+            let _ = writeln!(
+                text,
+                "const {of}::F_{} f{i}{{(const {of}::Number*)(a.numbers + {})}};",
+                function.name,
+                NUMBERS * i,
+            );
+            if function.is_random() {
+                let _ = writeln!(text, "u32 w{i}[V];\nf{i}.words(i * V, w{i});");
+            }
+        }
         text += "for (int j = 0; j < V; j++) {\n";
         for (i, Operation { function, out, operands, is_output }) in self.operations.iter().enumerate() {
             let operands = operands.iter().map(|&operand| match (operand as usize).checked_sub(FIRST_NODE) {
                 Some(node) => format!("v{node}"),
                 None => format!("x{operand}.values[j]"),
             });
-            let operands = operands.collect::<Vec<_>>().join(", ");
-            let (of, name) = (format!("of_{}", function.dtype), function.name);
-            let _ = writeln!(
-                text,
-                "{} v{i} = {of}::F_{name}{{(const {of}::Number*)(a.numbers + {})}}({operands});",
-                type_name(*out),
-                3 * i,
-            );
+            let word = function.is_random().then(|| format!("w{i}[j]"));
+            let operands = operands.chain(word).collect::<Vec<_>>().join(", ");
+            let _ = writeln!(text, "{} v{i} = f{i}({operands});", type_name(*out));
             if *is_output {
                 let _ = writeln!(text, "y{i}.values[j] = v{i};");
             }

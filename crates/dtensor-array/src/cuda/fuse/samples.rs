@@ -3,8 +3,8 @@
 use smallvec::smallvec;
 
 use super::super::kernel::type_number;
-use super::super::map::Function;
-use super::super::{Unit, binary, cast, scalar, select, ternary, unary};
+use super::super::map::{self, Function};
+use super::super::{Unit, binary, cast, random, scalar, select, ternary, unary};
 use super::program::{FIRST_NODE, Operation, Program};
 use crate::DType;
 
@@ -13,8 +13,8 @@ const FUNCTIONS: usize = 12;
 
 /// Returns names and sources.
 pub(in super::super) fn samples() -> Vec<(String, String)> {
-    let units =
-        [unary::UNITS, binary::UNITS, ternary::UNITS, scalar::UNITS, select::UNITS, cast::UNITS].concat();
+    let families = [unary::UNITS, binary::UNITS, ternary::UNITS, scalar::UNITS, select::UNITS];
+    let units = [families.concat(), cast::UNITS.to_vec(), random::UNITS.to_vec()].concat();
     let mut samples = Vec::new();
     for dtype in DType::ALL {
         let units = units.iter().filter(|unit| unit.dtypes.contains(&dtype));
@@ -73,14 +73,16 @@ fn operations(unit: &'static Unit, dtype: DType) -> Vec<Operation> {
             is_output: true,
         });
     }
-    if unit.name == "select" {
-        let operation = |name, operands: &[u8]| Operation {
-            function: Function { unit, dtype, name },
-            out: dtype,
-            operands: operands.into(),
-            is_output: true,
-        };
-        operations.extend([operation("where", &[3, 0, 1]), operation("masked_fill", &[0, 3])]);
+    let operation = |name, operands: &[u8]| Operation {
+        function: Function { unit, dtype, name },
+        out: dtype,
+        operands: operands.into(),
+        is_output: true,
+    };
+    match unit.name {
+        "select" => operations.extend([operation("where", &[3, 0, 1]), operation("masked_fill", &[0, 3])]),
+        map::DROPOUT => operations.push(operation(map::DROPOUT, &[0])),
+        _ => {}
     }
     operations
 }

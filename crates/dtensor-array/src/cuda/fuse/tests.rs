@@ -162,6 +162,23 @@ fn a_pending_result_may_change_its_shape() {
 }
 
 #[test]
+fn dropout_draws_the_same_numbers() {
+    use crate::Window;
+    use crate::kernels::random::{Draw, dropout};
+    let draw = Draw { seed: 3, stream: 5 };
+    for (dtype, shape) in
+        [(DType::BF16, &[6, 96][..]), (DType::F32, &[7, 5, 3]), (DType::F64, &[10, 2]), (DType::F16, &[33])]
+    {
+        let x = on_gpu(&numbers(shape.iter().product(), dtype, 1)).reshape(shape).unwrap();
+        let launches = same(|| {
+            let y = dropout(&unary(Unary::Neg, &x)?, &Window::whole(shape), 0.3, draw)?;
+            Ok(vec![cast(&y, DType::F32)?])
+        });
+        assert_eq!(launches, if dtype == DType::F32 { (1, 2) } else { (1, 3) });
+    }
+}
+
+#[test]
 fn long_chains_are_split() {
     let x = on_gpu(&numbers(300, DType::F64, 1));
     let (few, many) = same(|| {

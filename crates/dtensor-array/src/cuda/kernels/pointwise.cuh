@@ -6,9 +6,10 @@ struct Number {
     DEVICE A value() const { return *(const A*)&bits; }
 };
 
-// Must match `With` in `map.rs`.
+// Must match `With` and `Numbers` in `map.rs`.
+#define NUMBERS 5
 template <int N> struct Pointwise : Map<N> {
-    Number n[3];
+    Number n[NUMBERS];
 };
 
 #ifndef KERNEL
