@@ -116,6 +116,34 @@ pub(crate) fn flush(_: Device) -> Result<()> {
     Ok(())
 }
 
+/// Returns the most memory of a GPU that all ranks of this process have used; `None` for main memory.
+#[cfg(feature = "cuda")]
+pub(crate) fn peak_memory(device: Device) -> Result<Option<u64>> {
+    match device {
+        Device::Cuda(_) => Ok(Some(dtensor::cuda::memory_stats(device)?.peak_allocated as u64)),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn peak_memory(_: Device) -> Result<Option<u64>> {
+    Ok(None)
+}
+
+/// Makes [`peak_memory`] count from now on.
+#[cfg(feature = "cuda")]
+pub(crate) fn reset_peak_memory(device: Device) -> Result<()> {
+    match device {
+        Device::Cuda(_) => dtensor::cuda::reset_peak_memory_stats(device),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn reset_peak_memory(_: Device) -> Result<()> {
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

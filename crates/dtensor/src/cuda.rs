@@ -31,5 +31,5 @@
 
 pub use dtensor_array::cuda::{
     MemoryStats, device_count, device_name, flush, fuse, fuse_after, is_available, launches_of_this_thread,
-    memory_stats, synchronize, waits_of_this_thread,
+    memory_stats, reset_peak_memory_stats, synchronize, waits_of_this_thread,
 };

@@ -198,6 +198,19 @@ pub fn memory_stats(device: Device) -> Result<MemoryStats> {
     }
 }
 
+/// Makes [`MemoryStats::peak_allocated`] count from what is in use now. Returns an error if there is no such GPU.
+pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
+    match device {
+        Device::Cuda(ordinal) => {
+            gpu(ordinal)?.usage.reset_peak();
+            Ok(())
+        }
+        device => {
+            Err(Error::argument("reset_peak_memory_stats", format!("expected a GPU, but got {device}")))
+        }
+    }
+}
+
 /// Returns how often the calling thread has waited for a GPU: for each copy to main memory, and each [`synchronize`].
 #[doc(hidden)]
 pub fn waits_of_this_thread() -> usize {
@@ -225,6 +238,10 @@ pub(super) struct Counter(AtomicUsize);
 impl Counter {
     pub(super) fn get(&self) -> usize {
         self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set(&self, value: usize) {
+        self.0.store(value, Ordering::Relaxed);
     }
 
     pub(super) fn raise_to(&self, value: usize) {

@@ -29,8 +29,8 @@ mod window;
 
 pub(crate) use device::{MAX_DEVICES, gpu};
 pub use device::{
-    device_count, device_name, is_available, launches_of_this_thread, memory_stats, synchronize,
-    waits_of_this_thread,
+    device_count, device_name, is_available, launches_of_this_thread, memory_stats, reset_peak_memory_stats,
+    synchronize, waits_of_this_thread,
 };
 #[doc(hidden)]
 pub use fuse::fuse_after;

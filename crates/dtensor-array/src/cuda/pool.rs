@@ -171,7 +171,7 @@ pub(crate) struct Usage {
 pub struct MemoryStats {
     /// In use by arrays now.
     pub allocated: usize,
-    /// The most that was in use by arrays.
+    /// The most that was in use by arrays, since the start or the last [`reset_peak_memory_stats`](super::reset_peak_memory_stats).
     pub peak_allocated: usize,
     /// Taken from the driver: in use, or kept for later arrays.
     pub reserved: usize,
@@ -194,6 +194,10 @@ impl Usage {
 
     pub(super) fn subtract(&self, purpose: Purpose, bytes: usize) {
         self.by_purpose[purpose as usize].subtract(bytes);
+    }
+
+    pub(super) fn reset_peak(&self) {
+        self.peak.set(self.allocated.get());
     }
 
     pub(super) fn stats(&self) -> MemoryStats {
