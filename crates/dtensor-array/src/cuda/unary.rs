@@ -81,6 +81,8 @@ mod tests {
                 };
                 // The host's functions are accurate to about 2 ulp, and so are those of the GPU.
                 let tolerance = if dtype.is_int() { 0.0 } else { 3.0 * rounding(dtype) };
+                // GELU is computed by the same steps.
+                let is_same = f == Unary::Gelu && dtype != DType::F64;
                 for view in [0, 1, 2, 3] {
                     let of = |x: &Array| match view {
                         0 => x.reshape(&[6, 35]),
@@ -88,7 +90,7 @@ mod tests {
                         2 => x.narrow(0, 3, 0),
                         _ => x.narrow(0, 1, 33)?.reshape(&[33, 1])?.expand(&[3, 33, 2]),
                     };
-                    compare(std::slice::from_ref(&x), tolerance, |x| {
+                    compare(std::slice::from_ref(&x), if is_same { 0.0 } else { tolerance }, |x| {
                         Ok(vec![kernels::unary::unary(f, &of(&x[0])?)?])
                     });
                     if !dtype.is_int() {

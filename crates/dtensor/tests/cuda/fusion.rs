@@ -33,11 +33,8 @@ impl Block {
         let [q, k, v] = [0, 1, 2].map(|i| qkv[i].transpose(1, 2));
         let causal = AttentionOptions { causal: true, ..Default::default() };
         let y = q?.scaled_dot_product_attention(&k?, &v?, causal)?.transpose(1, 2)?.flatten(2, 3)?;
-        let x = (x + self.out.forward(y)?.dropout(0.1, true))?;
-        &x + self
-            .down
-            .forward(self.up.forward(self.mlp_norm.forward(&x))?.gelu(Gelu::Exact))?
-            .dropout(0.1, true)
+        let x = (x + self.out.forward(y)?.dropout(0.1))?;
+        &x + self.down.forward(self.up.forward(self.mlp_norm.forward(&x))?.gelu(Gelu::Exact))?.dropout(0.1)
     }
 }
 
@@ -56,7 +53,7 @@ fn pass(blocks: usize, dtype: DType) -> Result<Step> {
     let x = Tensor::randn([2, 16, 32], DType::F32)?;
     synchronize(GPU)?;
     let before = launches_of_this_thread();
-    let forward = || model.iter().try_fold(x.clone(), |x, block| block.forward(&x))?.square()?.mean_all();
+    let forward = || model.iter().try_fold(x.clone(), |x, block| block.forward(&x))?.pow(2.0)?.mean_all();
     let loss = match dtype {
         DType::F32 => forward()?,
         low => autocast(low, forward)?,
@@ -104,8 +101,8 @@ fn training_with_fusion_has_the_same_bits() -> Result<()> {
         for _ in 0..4 {
             let y = autocast(DType::BF16, || model.forward(&x))?;
             // Element-wise functions of parameters, which the optimizer then writes in place.
-            let penalty = model.up.weight.get().square()?.mul(0.5)?.exp()?;
-            (y.square()?.mean_all()? + penalty.mean_all()?)?.backward()?;
+            let penalty = model.up.weight.get().pow(2.0)?.mul(0.5)?.exp()?;
+            (y.pow(2.0)?.mean_all()? + penalty.mean_all()?)?.backward()?;
             let shown = model.up.weight.get().mul(2.0)?.add(1.0)?;
             optimizer.step()?;
             model.zero_grad();
