@@ -158,6 +158,18 @@ impl Array {
         Ok(())
     }
 
+    /// Returns an error if this thread records a graph on the array's GPU, because `what` cannot be recorded.
+    #[inline]
+    pub fn expect_running(&self, what: &'static str) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Storage::Cuda(..) = &*self.0.storage {
+            return crate::cuda::stream_of(self)?.expect_running(what);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = what;
+        Ok(())
+    }
+
     /// Returns the sizes of the dims.
     #[inline]
     pub fn dims(&self) -> &[usize] {
@@ -259,18 +271,41 @@ impl Array {
         self.unique_storage().is_some()
     }
 
-    /// Returns the storage for writing, or `None` if [`is_unique`](Self::is_unique) is false.
+    /// Queues the kernels that compute the array and that read it: as long as they are pending, they count as holders.
     #[inline]
-    fn unique_storage(&mut self) -> Option<&mut Storage> {
-        // Kernels that have not been queued yet do not count as users: they are queued first.
+    fn settle(&self) {
         #[cfg(feature = "cuda")]
         if let Storage::Cuda(storage, _) = &*self.0.storage {
             storage.settle();
         }
+    }
+
+    /// Returns the storage for writing, or `None` if [`is_unique`](Self::is_unique) is false.
+    #[inline]
+    fn unique_storage(&mut self) -> Option<&mut Storage> {
+        self.settle();
         let View { shape, storage, .. } = Arc::get_mut(&mut self.0)?;
         // A view of part of a storage never counts as unique: writing in place would keep the unused rest alive.
         let numel = shape.numel();
         Arc::get_mut(storage).filter(|storage| storage.len() == numel)
+    }
+
+    /// Returns the number of handles of this array, and of other arrays with its storage.
+    #[doc(hidden)]
+    pub fn holders(&self) -> usize {
+        self.settle();
+        Arc::strong_count(&self.0) + Arc::strong_count(&self.0.storage) - 1
+    }
+
+    /// Returns where the storage is: an address in the memory of a GPU, or of the storage itself.
+    #[doc(hidden)]
+    pub fn address(&self) -> usize {
+        self.settle();
+        match &*self.0.storage {
+            Storage::Host(..) => Arc::as_ptr(&self.0.storage).addr(),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(storage, _) => storage.start() as usize,
+        }
     }
 
     /// Sets what the array's memory is [counted](crate::memory) as. Views share their memory.

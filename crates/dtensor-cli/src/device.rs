@@ -160,3 +160,15 @@ mod tests {
         assert_eq!(DeviceChoice::Gpu(1).of_rank(3), Device::Cuda(1));
     }
 }
+
+/// Returns a step that is recorded as a CUDA graph and replayed.
+#[cfg(feature = "cuda")]
+pub(crate) fn recorded(step: impl Fn() -> Result<Tensor> + 'static) -> Box<dyn Fn() -> Result<Tensor>> {
+    let graph = std::cell::RefCell::new(dtensor::cuda::graph(move |_: &[Tensor]| Ok(vec![step()?])));
+    Box::new(move || Ok(graph.borrow_mut().run(&[])?.remove(0)))
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn recorded(step: impl Fn() -> Result<Tensor> + 'static) -> Box<dyn Fn() -> Result<Tensor>> {
+    Box::new(step)
+}

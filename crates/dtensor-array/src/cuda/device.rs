@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::driver::{Driver, Handle, Info};
+use super::driver::{Address, Driver, Handle, Info};
 use super::pool::{MemoryStats, Usage};
 use super::stream::{Stream, on_communication_stream};
 use super::{current_stream, fuse, nvidia};
@@ -28,6 +28,8 @@ pub(crate) struct Gpu {
     pub(super) idle: Mutex<Vec<&'static Stream>>,
     /// Events that are not in use.
     events: Mutex<Vec<Handle>>,
+    /// Blocks that were dropped while a stream that has used them was recorded: the home stream, the address, and the users.
+    pub(super) late: Mutex<Vec<(&'static Stream, Address, u64)>>,
 }
 
 impl Gpu {
@@ -121,6 +123,7 @@ fn gpus() -> &'static Gpus {
                     streams: Mutex::default(),
                     idle: Mutex::default(),
                     events: Mutex::default(),
+                    late: Mutex::default(),
                 })
             };
             (0..driver.count().min(MAX_DEVICES)).map(gpu).collect::<std::result::Result<Vec<Gpu>, String>>()
@@ -174,6 +177,7 @@ pub fn synchronize(device: Device) -> Result<()> {
     match device {
         Device::Cuda(ordinal) => {
             let stream = current_stream(gpu(ordinal)?)?;
+            stream.expect_running("waiting for the GPU")?;
             fuse::flush_stream(stream)?;
             on_communication_stream(stream.gpu, || {
                 stream.gpu.driver.synchronize(current_stream(stream.gpu)?.handle)

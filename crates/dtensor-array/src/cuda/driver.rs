@@ -121,10 +121,10 @@ pub(crate) trait Driver: Send + Sync {
     /// Loads what [`compile`](Driver::compile) returned, and returns its kernels of these names, or `None` for those that are not
     /// declared for the element type.
     fn load(&self, image: &[u8], kernels: &[String]) -> Result<Vec<Option<Handle>>>;
-    /// Runs a kernel.
+    /// Runs a kernel. `argument` is the address of its argument, and its size.
     ///
     /// # Safety
-    /// `argument` must point to the kernel's argument, and all addresses in it must be valid for what the kernel does.
+    /// `argument` must be of the kernel's type, and all addresses in it must be valid for what the kernel does.
     unsafe fn launch(
         &self,
         function: Handle,
@@ -132,8 +132,24 @@ pub(crate) trait Driver: Send + Sync {
         block: u32,
         shared_bytes: u32,
         stream: Handle,
-        argument: *const c_void,
+        argument: (*const c_void, usize),
     ) -> Result<()>;
+
+    /// Records what is queued on a stream from now on, instead of running it. A stream that waits for an event of a stream that is
+    /// recorded joins the recording, and must be waited for in turn before the recording ends.
+    fn begin_capture(&self, stream: Handle) -> Result<()>;
+    /// Ends a recording, and returns what [`launch_graph`](Driver::launch_graph) runs, or `None` if it is thrown away.
+    fn end_capture(&self, stream: Handle, keep: bool) -> Result<Option<Handle>>;
+    /// Runs recorded work.
+    ///
+    /// # Safety
+    /// All addresses in the recorded work must be valid for what it does.
+    unsafe fn launch_graph(&self, graph: Handle, stream: Handle) -> Result<()>;
+    /// Frees recorded work, when it has run.
+    ///
+    /// # Safety
+    /// The handle must come from [`end_capture`](Driver::end_capture), and is not used again.
+    unsafe fn free_graph(&self, graph: Handle);
 
     /// Computes matrix products. Returns false if this driver has no library for these.
     ///

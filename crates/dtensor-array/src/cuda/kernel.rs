@@ -238,11 +238,12 @@ impl Stream {
         let gpu = self.gpu;
         gpu.enter()?;
         let function = unit.function(gpu, dtype, name)?;
+        let argument = ((&raw const *argument).cast::<c_void>(), size_of::<A>());
         // SAFETY: the caller guarantees the argument.
-        unsafe { self.launch_function(function, grid, block, shared_bytes, (&raw const *argument).cast()) }
+        unsafe { self.launch_function(function, grid, block, shared_bytes, argument) }
     }
 
-    /// Queues a kernel that is loaded.
+    /// Queues a kernel that is loaded. The argument is given by its address and its size.
     ///
     /// # Safety
     /// As for [`launch`](Stream::launch).
@@ -253,7 +254,7 @@ impl Stream {
         grid: Shape3,
         block: u32,
         shared_bytes: u32,
-        argument: *const c_void,
+        argument: (*const c_void, usize),
     ) -> Result<()> {
         self.gpu.enter()?;
         count_launch();
@@ -272,6 +273,7 @@ fn all_units() -> Vec<&'static Unit> {
         cast::UNITS,
         clip::UNITS,
         copy::UNITS,
+        empty::UNITS,
         extremum::UNITS,
         index::UNITS,
         locate::UNITS,

@@ -10,13 +10,17 @@
 //! the CPU.
 
 mod assign;
+#[cfg(feature = "cuda-emulator")]
+mod capture;
 mod device;
 mod driver;
+mod empty;
 #[cfg(feature = "cuda-emulator")]
 mod emulator;
 mod fault;
 mod fold;
 mod fuse;
+mod graph;
 mod kernel;
 mod map;
 mod nvidia;
@@ -33,8 +37,12 @@ pub use device::{
     synchronize, waits_of_this_thread,
 };
 #[doc(hidden)]
+pub use empty::launch_empty;
+#[doc(hidden)]
 pub use fuse::fuse_after;
 pub use fuse::{flush, fuse};
+#[doc(hidden)]
+pub use graph::{Graph, Kept, Recording, duplicate, is_recording, overwrite, recorded_numbers, refuse};
 #[doc(hidden)]
 pub use kernel::compile_all;
 pub(crate) use kernel::{Unit, grid_for};

@@ -247,9 +247,9 @@ impl Driver for Nvidia {
         block: u32,
         shared_bytes: u32,
         stream: Handle,
-        argument: *const c_void,
+        argument: (*const c_void, usize),
     ) -> Result<()> {
-        let mut arguments = [argument.cast_mut()];
+        let mut arguments = [argument.0.cast_mut()];
         // SAFETY: the caller guarantees the argument.
         let result = unsafe {
             sys::cuLaunchKernel(
@@ -270,6 +270,38 @@ impl Driver for Nvidia {
             sys::CUresult::CUDA_SUCCESS => Ok(()),
             error => check("cuLaunchKernel", Err(result::DriverError(error))),
         }
+    }
+
+    fn begin_capture(&self, stream: Handle) -> Result<()> {
+        // Relaxed: allocating memory and loading kernels stay legal meanwhile.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: streams are never destroyed.
+        check("cuStreamBeginCapture", unsafe { result::stream::begin_capture(stream_of(stream), mode) })
+    }
+
+    fn end_capture(&self, stream: Handle, keep: bool) -> Result<Option<Handle>> {
+        // SAFETY: streams are never destroyed.
+        let graph = check("cuStreamEndCapture", unsafe { result::stream::end_capture(stream_of(stream)) })?;
+        if graph.is_null() {
+            return Err(failed("cuStreamEndCapture", "the recording is not valid"));
+        }
+        // SAFETY: the graph is valid until it is destroyed here.
+        let ready =
+            keep.then(|| unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0)) });
+        // SAFETY: nothing uses the graph after this.
+        let _ = unsafe { result::graph::destroy(graph) };
+        ready.map(|ready| Ok(check("cuGraphInstantiate", ready)? as Handle)).transpose()
+    }
+
+    unsafe fn launch_graph(&self, graph: Handle, stream: Handle) -> Result<()> {
+        // SAFETY: the caller guarantees the recorded work.
+        let launched = unsafe { sys::cuGraphLaunch(graph as sys::CUgraphExec, stream_of(stream)) };
+        check("cuGraphLaunch", launched.result())
+    }
+
+    unsafe fn free_graph(&self, graph: Handle) {
+        // SAFETY: the caller guarantees where it comes from. The driver waits for work that still runs.
+        let _ = unsafe { result::graph::exec_destroy(graph as sys::CUgraphExec) };
     }
 
     unsafe fn multiply(

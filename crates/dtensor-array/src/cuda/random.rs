@@ -5,7 +5,7 @@ use super::kernel::{ALL, FLOATS, file, units};
 use super::map::{self, Function, THREADS};
 use super::scalar::number;
 use super::window::WindowArgs;
-use super::{grid_for, stream_of, stream_on};
+use super::{graph, grid_for, stream_of, stream_on};
 use crate::host::random::{Distribution, Draw, Recipe, check_probability, keep_scale, threshold};
 use crate::{Array, DType, Device, Error, Result, Window};
 
@@ -39,11 +39,14 @@ struct Random {
 pub(super) struct DrawArgs {
     seed: u64,
     stream: u64,
+    /// Added to both in each replay of a recording.
+    first: Address,
 }
 
 impl DrawArgs {
     pub(super) fn new(draw: Draw) -> Self {
-        DrawArgs { seed: draw.seed, stream: draw.stream }
+        let (Draw { seed, stream }, first) = graph::relative(draw);
+        DrawArgs { seed, stream, first }
     }
 }
 
@@ -105,10 +108,10 @@ pub(crate) fn dropout(x: &Array, window: &Window, p: f64, draw: Draw) -> Result<
     check_probability("dropout", p)?;
     let (words, scale) = (threshold(p).words(), keep_scale(p));
     if window.shape() == window.whole_shape() && x.dims() == &window.shape()[..] && x.dtype().is_float() {
-        let DrawArgs { seed, stream } = DrawArgs::new(draw);
+        let DrawArgs { seed, stream, first } = DrawArgs::new(draw);
         let dropped = u64::from(words[0]) | u64::from(words[1]) << 32;
         let function = Function { unit: &DROPOUT, dtype: x.dtype(), name: map::DROPOUT };
-        let numbers = [seed, stream, dropped, number(x.dtype(), scale), 0];
+        let numbers = [seed, stream, dropped, number(x.dtype(), scale), first];
         return stream_of(x)?.pointwise(function, (x.dtype(), x.shape().clone()), [x], numbers);
     }
     let x = floats("dropout", x, window)?;

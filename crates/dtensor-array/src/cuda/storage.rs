@@ -1,7 +1,7 @@
 //! [`CudaStorage`]: memory of a GPU behind arrays.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -9,6 +9,7 @@ use smallvec::SmallVec;
 use super::device::Gpu;
 use super::driver::{Address, Handle};
 use super::fuse::{self, Expression};
+use super::graph;
 use super::pool::out_of_memory;
 use super::stream::Stream;
 use crate::memory::Purpose;
@@ -35,7 +36,14 @@ pub(crate) struct CudaStorage {
     /// The streams that have used the memory since then, as bits by their index. They have waited for the writer.
     users: AtomicU64,
     purpose: AtomicU8,
+    /// Whether there is a storage at the address, for graphs that use the memory.
+    mark: OnceLock<Mark>,
+    /// The number of the recording that created this, or 0.
+    recording: AtomicU32,
 }
+
+/// True as long as a storage lives.
+pub(super) type Mark = Arc<AtomicBool>;
 
 fn bit(stream: &Stream) -> u64 {
     1 << stream.index.min(OTHERS)
@@ -48,7 +56,7 @@ impl CudaStorage {
     /// Allocates memory that work of this stream will write.
     pub(crate) fn new(stream: &'static Stream, dtype: DType, len: usize) -> Result<CudaStorage> {
         let memory = allocate(stream, len * dtype.size())?;
-        let storage = CudaStorage::without_memory(stream, dtype, len, None);
+        let storage = CudaStorage::without_memory(stream, dtype, len, None, OnceLock::new());
         storage.set_memory(memory);
         Ok(storage)
     }
@@ -60,15 +68,16 @@ impl CudaStorage {
         len: usize,
         expression: Box<Expression>,
     ) -> CudaStorage {
-        CudaStorage::without_memory(stream, dtype, len, Some(expression))
+        CudaStorage::without_memory(stream, dtype, len, Some(expression), OnceLock::new())
     }
 
     #[inline]
     fn without_memory(
-        stream: &'static Stream,
+        home: &'static Stream,
         dtype: DType,
         len: usize,
         pending: Option<Box<Expression>>,
+        mark: OnceLock<Mark>,
     ) -> CudaStorage {
         CudaStorage {
             memory: OnceLock::new(),
@@ -76,16 +85,19 @@ impl CudaStorage {
             readers: AtomicU32::new(0),
             dtype,
             len,
-            home: stream,
-            writer: stream,
+            home,
+            writer: home,
             users: AtomicU64::new(0),
             purpose: AtomicU8::new(Purpose::Other as u8),
+            mark,
+            recording: AtomicU32::new(0),
         }
     }
 
     /// Sets the memory, which comes from [`allocate`].
     #[inline]
     pub(super) fn set_memory(&self, memory: (Address, usize)) {
+        self.recording.store(self.home.recording.load(Ordering::Relaxed), Ordering::Relaxed);
         self.gpu().usage.add(PURPOSES[self.purpose.load(Ordering::Relaxed) as usize], memory.1);
         let was_empty = self.memory.set(memory).is_ok();
         debug_assert!(was_empty, "a storage has one memory");
@@ -116,9 +128,34 @@ impl CudaStorage {
         }
     }
 
-    /// Returns the address of elements that are not pending.
-    pub(super) fn computed_address(&self) -> Address {
+    /// Returns the flag that says whether this storage lives.
+    fn mark(&self) -> Mark {
+        self.mark.get_or_init(|| Arc::new(AtomicBool::new(true))).clone()
+    }
+
+    /// Returns the address, whatever uses it; 0 for elements that are pending.
+    pub(crate) fn start(&self) -> Address {
         self.memory.get().map_or(0, |memory| memory.0)
+    }
+
+    fn bytes(&self) -> usize {
+        self.memory.get().map_or(0, |memory| memory.1)
+    }
+
+    /// Returns true if a recording created this.
+    pub(super) fn is_recorded_by(&self, number: u32) -> bool {
+        self.recording.load(Ordering::Relaxed) == number && self.bytes() > 0
+    }
+
+    /// Returns true if this is the storage at that memory.
+    pub(super) fn is_at(&self, memory: &Memory) -> bool {
+        self.mark.get().is_some_and(|mark| Arc::ptr_eq(mark, &memory.mark))
+    }
+
+    /// Describes the memory, to create a storage of it again after this one is dropped.
+    pub(super) fn memory(&self) -> Memory {
+        let &CudaStorage { dtype, len, home, .. } = self;
+        Memory { address: self.start(), bytes: self.bytes(), dtype, len, home, mark: self.mark() }
     }
 
     pub(crate) fn gpu(&self) -> &'static Gpu {
@@ -129,7 +166,7 @@ impl CudaStorage {
     #[inline]
     pub(crate) fn address(&self, stream: &Stream) -> Result<Address> {
         let address = self.force()?;
-        if !std::ptr::eq(stream, self.writer) {
+        if !std::ptr::eq(stream, self.writer) || stream.is_recorded() {
             self.order(stream)?;
         }
         Ok(address)
@@ -137,6 +174,12 @@ impl CudaStorage {
 
     #[cold]
     fn order(&self, stream: &Stream) -> Result<()> {
+        if stream.is_recorded() {
+            self.note(stream);
+            if std::ptr::eq(stream, self.writer) {
+                return Ok(());
+            }
+        }
         let has_waited = self.users.load(Ordering::Acquire) & bit(stream) != 0;
         if !has_waited || stream.index >= OTHERS {
             stream.wait_for(self.writer)?;
@@ -145,9 +188,20 @@ impl CudaStorage {
         Ok(())
     }
 
+    /// Notes the use by a recording, unless it has created this.
+    fn note(&self, stream: &Stream) {
+        let is_outside = !self.is_recorded_by(stream.recording.load(Ordering::Relaxed));
+        if is_outside && self.bytes() > 0 {
+            graph::note(self.start(), || self.mark());
+        }
+    }
+
     /// Returns the address, for writing by work of `stream`, which first waits for all other users.
     pub(crate) fn address_mut(&mut self, stream: &'static Stream) -> Result<Address> {
         let address = self.force()?;
+        if stream.is_recorded() {
+            self.note(stream);
+        }
         if !std::ptr::eq(stream, self.writer) || *self.users.get_mut() != 0 {
             self.wait_for_users(stream)?;
             // The pool's stream must wait for this one before it uses the memory again.
@@ -173,32 +227,6 @@ impl CudaStorage {
         Ok(())
     }
 
-    /// Returns events that happen when the other streams than the home stream have used the memory.
-    fn last_uses(&self) -> Result<SmallVec<[Handle; 2]>> {
-        let gpu = self.gpu();
-        gpu.enter()?;
-        let users = self.users.load(Ordering::Acquire);
-        let mut events = Ok(SmallVec::new());
-        gpu.each_stream(|user| {
-            let is_user = users & bit(user) != 0 || std::ptr::eq(user, self.writer);
-            if let Ok(list) = &mut events
-                && is_user
-                && !std::ptr::eq(user, self.home)
-            {
-                let mark = || {
-                    let event = gpu.take_event()?;
-                    gpu.driver.record(event, user.handle)?;
-                    Ok(event)
-                };
-                match mark() {
-                    Ok(event) => list.push(event),
-                    Err(error) => events = Err(error),
-                }
-            }
-        });
-        events
-    }
-
     pub(crate) fn count_as(&self, purpose: Purpose) {
         // While the storage is pending, its memory may be set only under this lock.
         let lock = self.is_pending().then(|| self.home.fusing.lock());
@@ -219,7 +247,7 @@ pub(super) fn allocate(stream: &'static Stream, bytes: usize) -> Result<(Address
         return Ok((0, 0));
     }
     gpu.enter()?;
-    let found = stream.pool.lock().allocate(gpu, bytes)?;
+    let found = stream.pool.lock().allocate(gpu, stream.handle, bytes)?;
     match found {
         Some(found) => Ok(found),
         None => retry(stream, bytes),
@@ -233,28 +261,80 @@ pub(super) fn free(stream: &'static Stream, (address, bytes): (Address, usize)) 
     }
 }
 
+/// Returns events that happen when the streams of these bits, without the home stream of the memory, have used it.
+pub(super) fn last_uses(home: &Stream, users: u64) -> Result<SmallVec<[Handle; 2]>> {
+    let gpu = home.gpu;
+    gpu.enter()?;
+    let mut events = Ok(SmallVec::new());
+    gpu.each_stream(|user| {
+        if let Ok(list) = &mut events
+            && users & bit(user) != 0
+            && !std::ptr::eq(user, home)
+        {
+            let mark = || {
+                let event = gpu.take_event()?;
+                gpu.driver.record(event, user.handle)?;
+                Ok(event)
+            };
+            match mark() {
+                Ok(event) => list.push(event),
+                Err(error) => events = Err(error),
+            }
+        }
+    });
+    events
+}
+
+/// The memory of a storage that may be dropped.
+pub(super) struct Memory {
+    pub(super) address: Address,
+    bytes: usize,
+    dtype: DType,
+    len: usize,
+    home: &'static Stream,
+    pub(super) mark: Mark,
+}
+
+impl Memory {
+    /// Creates a storage of the memory of a recording. Returns `None` if there is one.
+    pub(super) fn revive(&self, number: u32) -> Option<CudaStorage> {
+        let &Memory { address, bytes, dtype, len, home, ref mark } = self;
+        if bytes > 0 && !home.pool.lock().revive(number, address) {
+            return None;
+        }
+        mark.store(true, Ordering::Release);
+        let storage = CudaStorage::without_memory(home, dtype, len, None, OnceLock::from(mark.clone()));
+        storage.set_memory((address, bytes));
+        storage.recording.store(number, Ordering::Relaxed);
+        Some(storage)
+    }
+}
+
 /// Waits until all streams are done, gives the memory that they keep for later back to the driver, and tries again.
 #[cold]
 fn retry(stream: &'static Stream, bytes: usize) -> Result<(Address, usize)> {
     let gpu = stream.gpu;
     let mut result = Ok(());
     gpu.each_stream(|stream| {
-        if result.is_ok() {
+        if result.is_ok() && !stream.is_recorded() {
             result = gpu.driver.synchronize(stream.handle);
         }
     });
     gpu.each_stream(|stream| {
-        if result.is_ok() {
+        if result.is_ok() && !stream.is_recorded() {
             result = stream.pool.lock().release(gpu);
         }
     });
     result?;
-    let found = stream.pool.lock().allocate(gpu, bytes)?;
+    let found = stream.pool.lock().allocate(gpu, stream.handle, bytes)?;
     found.ok_or_else(|| out_of_memory(gpu, bytes))
 }
 
 impl Drop for CudaStorage {
     fn drop(&mut self) {
+        if let Some(mark) = self.mark.get() {
+            mark.store(false, Ordering::Release);
+        }
         let Some(&memory) = self.memory.get() else { return };
         self.gpu().usage.subtract(PURPOSES[*self.purpose.get_mut() as usize], memory.1);
         if memory.1 == 0 {
@@ -264,9 +344,13 @@ impl Drop for CudaStorage {
         if std::ptr::eq(self.home, self.writer) && *self.users.get_mut() == 0 {
             return free(self.home, memory);
         }
+        let users = *self.users.get_mut() | bit(self.writer);
+        if graph::defer_free(self.home, memory.0, users) {
+            return;
+        }
         // After an error of the driver, the memory may be in use for ever, and stays allocated.
-        if let Ok(events) = self.last_uses() {
-            self.home.pool.lock().free_after(memory.0, events);
+        if let Ok(events) = last_uses(self.home, users) {
+            self.home.pool.lock().free_after(self.gpu(), memory.0, events);
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
@@ -9,8 +10,8 @@ use super::device::{Gpu, MAX_DEVICES, count_wait};
 use super::driver::{Address, Handle};
 use super::fault::Faults;
 use super::fuse::{self, Fusing};
-use super::gpu;
 use super::pool::Pool;
+use super::{gpu, graph};
 use crate::{Array, DType, Device, Error, Result, Shape};
 
 /// A queue of work for a GPU: kernels and copies run in the order in which they are queued.
@@ -26,6 +27,8 @@ pub(crate) struct Stream {
     pub(super) fusing: Mutex<Fusing>,
     /// What the driver keeps for matrix products on this stream.
     pub(super) library: Mutex<Option<Box<dyn Any + Send>>>,
+    /// The number of the recording that this stream takes part in, or 0.
+    pub(super) recording: AtomicU32,
 }
 
 /// Pinned memory that a copy to the GPU reads until its event has happened.
@@ -50,11 +53,19 @@ impl Stream {
             faults: Faults::new(gpu)?,
             fusing: Mutex::default(),
             library: Mutex::default(),
+            recording: AtomicU32::new(0),
         })
+    }
+
+    /// Returns true while work of this stream is recorded, not run.
+    #[inline]
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.recording.load(Ordering::Relaxed) != 0
     }
 
     /// Waits until all work queued so far is done.
     pub(crate) fn synchronize(&self) -> Result<()> {
+        self.expect_running("waiting for the GPU")?;
         count_wait();
         self.gpu.enter()?;
         self.gpu.driver.synchronize(self.handle)
@@ -66,6 +77,9 @@ impl Stream {
             return Ok(());
         }
         self.gpu.enter()?;
+        if (self.is_recorded() || other.is_recorded()) && graph::has_waited(self, other)? {
+            return Ok(());
+        }
         other.gpu.with_event(|event| {
             other.gpu.driver.record(event, other.handle)?;
             self.gpu.driver.wait(self.handle, event)
@@ -98,12 +112,21 @@ impl Stream {
         Ok(storage.address(self)? + (x.offset() * x.dtype().size()) as u64)
     }
 
-    /// Copies bytes from main memory to the GPU. Waits for nothing.
+    /// Returns an error if this stream is recorded, because `what` cannot be.
+    #[inline]
+    pub(crate) fn expect_running(&self, what: &'static str) -> Result<()> {
+        if self.is_recorded() { Err(graph::refuse(what)) } else { Ok(()) }
+    }
+
+    /// Copies bytes from main memory to the GPU. Waits for nothing. A recording keeps the bytes and copies them in each replay.
     pub(crate) fn upload(&self, target: Address, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
         self.gpu.enter()?;
+        if self.is_recorded() {
+            return graph::record_upload(self, target, bytes);
+        }
         let driver = self.gpu.driver;
         let mut staging = self.staging.lock();
         let free = |part: &Staging| part.bytes >= bytes.len() && part.bytes <= bytes.len().max(4096) * 4;
@@ -151,6 +174,7 @@ impl Stream {
             self.synchronize()?;
             return self.check_faults();
         }
+        self.expect_running("reading a value")?;
         count_wait();
         self.gpu.enter()?;
         // SAFETY: the caller guarantees both ranges.
@@ -211,6 +235,11 @@ fn switch(gpu: &'static Gpu) -> Result<&'static Stream> {
     Ok(stream)
 }
 
+/// Returns this thread's stream of a GPU for communication, if it has been used.
+pub(super) fn communication_stream(gpu: &'static Gpu) -> Option<&'static Stream> {
+    COMMUNICATION.with(|streams| streams.0[gpu.ordinal].get())
+}
+
 /// Runs `body` with this thread's second stream of a GPU, the one for communication, as its current one. So its work may run at the same
 /// time as the thread's other work.
 pub(crate) fn on_communication_stream<R>(gpu: &'static Gpu, body: impl FnOnce() -> R) -> Result<R> {
@@ -230,6 +259,7 @@ pub(crate) fn on_communication_stream<R>(gpu: &'static Gpu, body: impl FnOnce() 
             CURRENT.set(self.0);
         }
     }
+    graph::join(stream)?;
     let _restore = Restore(CURRENT.replace(Some(stream)));
     // Communication starts as soon as it can.
     Ok(fuse::fuse(false, body))

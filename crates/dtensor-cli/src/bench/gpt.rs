@@ -19,7 +19,7 @@ use super::peer::{Measurement, Peer, python};
 use super::ranks::{Request, ServingRank, WARM_UP, serve, time_all};
 use super::row::{Row, Sink};
 use super::timing::{describe_speedups, median};
-use crate::device::{peak_memory, reset_peak_memory};
+use crate::device::{peak_memory, recorded, reset_peak_memory};
 
 /// The flags of `dtensor bench gpt`.
 #[derive(Args)]
@@ -76,6 +76,8 @@ impl Sizes {
 enum Sharding {
     /// Not at all: one rank, no mesh.
     None,
+    /// Not at all, and the step is recorded as a CUDA graph.
+    Graph,
     /// Sequence- and tensor-parallel.
     Tensor,
     /// Each block and the model by `fully_shard`. Each rank has its slice of the batch.
@@ -95,6 +97,7 @@ impl fmt::Display for Case {
         write!(f, "{}_{}", self.sizes, self.dtype)?;
         f.write_str(match self.sharding {
             Sharding::None => "",
+            Sharding::Graph => "_graph",
             Sharding::Tensor => "_tp",
             Sharding::Fully => "_fsdp",
         })
@@ -112,7 +115,7 @@ impl FromStr for Case {
     }
 }
 
-const SHARDINGS: [Sharding; 3] = [Sharding::None, Sharding::Tensor, Sharding::Fully];
+const SHARDINGS: [Sharding; 4] = [Sharding::None, Sharding::Graph, Sharding::Tensor, Sharding::Fully];
 
 /// Iterates over the cases of one rank whose name contains `only`.
 fn cases(is_gpu: bool, only: &str) -> impl Iterator<Item = Case> {
@@ -195,7 +198,7 @@ impl Case {
         };
         let (mut tokens, mut targets) = (ids(0)?, ids(1)?);
         let model = match self.sharding {
-            Sharding::None => model,
+            Sharding::None | Sharding::Graph => model,
             Sharding::Tensor => parallelize_module(model, mesh, plan())?,
             Sharding::Fully => {
                 let (rank, ranks) = (mesh.local_rank(())?, mesh.size());
@@ -214,7 +217,7 @@ impl Case {
             let logits = model.forward(&tokens)?.flatten(0, 1)?;
             loss_parallel(|| logits.cross_entropy(&targets, CrossEntropyOptions::default()))
         };
-        Ok(Box::new(move || {
+        let step = move || {
             let loss = match self.dtype {
                 DType::F32 => forward()?,
                 low => autocast(low, &forward)?,
@@ -223,7 +226,8 @@ impl Case {
             optimizer.step()?;
             optimizer.zero_grad();
             Ok(loss)
-        }))
+        };
+        Ok(if self.sharding == Sharding::Graph { recorded(step) } else { Box::new(step) })
     }
 }
 
@@ -305,7 +309,7 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), 
         sides.extend(shardings.iter().map(|&sharding| Side { ranks, world, sharding, process }));
         Ok::<_, Box<dyn Error>>(())
     };
-    start(World::Threads, 1, &[Sharding::None])?;
+    start(World::Threads, 1, if is_gpu { &[Sharding::None, Sharding::Graph] } else { &[Sharding::None] })?;
     for &world in &common.world {
         for &ranks in common.ranks.iter().filter(|&&ranks| ranks > 1) {
             start(world, ranks.into(), &[Sharding::Tensor, Sharding::Fully])?;
@@ -362,7 +366,7 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), 
                 }
                 let row = Row { case: format!("{name}{suffix}"), ..base() };
                 let row = times(row, measured, theirs, case.sizes.length * case.sizes.batch);
-                if suffix.is_empty() && side.ranks == 1 {
+                if suffix.is_empty() && side.sharding == Sharding::None {
                     speedups.extend(row.ratio.map(|ratio| 1.0 / ratio));
                 }
                 sink(Row { loss: measured.first().and_then(|one| one.loss), ..row })?;
@@ -425,8 +429,9 @@ mod tests {
         assert_eq!(names.len(), 4);
         assert_eq!(names[1], "l2_v256_s32_d64_h4_b4_bf16");
         assert!(cases(true, "d768_h12_b8_bf16").all(|case| case.sizes.is_large()));
-        for name in
-            names.iter().flat_map(|name| ["", "_tp", "_fsdp"].map(|sharding| format!("{name}{sharding}")))
+        for name in names
+            .iter()
+            .flat_map(|name| ["", "_graph", "_tp", "_fsdp"].map(|sharding| format!("{name}{sharding}")))
         {
             assert_eq!(name.parse::<Case>().map(|case| case.to_string()), Ok(name));
         }

@@ -189,6 +189,16 @@ impl Member {
         self.world.rings[self.rank].fault(self.rank, call, cause, earlier)
     }
 
+    /// Returns an error if this rank records a graph and there are other ranks: their streams wait for each other, and cannot be part
+    /// of several graphs.
+    fn expect_running(&self, values: &[Array]) -> Result<()> {
+        let what = "a collective between ranks that are threads";
+        match self.group.members.len() {
+            1 => Ok(()),
+            _ => values.iter().try_for_each(|x| x.expect_running(what)),
+        }
+    }
+
     /// Returns the cause of a timeout that these members caused.
     fn late_cause(&self, members: &[usize], waited: Duration) -> Arc<Cause> {
         let ranks = members.iter().map(|&m| self.group.members[m]);
@@ -204,6 +214,7 @@ impl Channel for Member {
         mut values: Arrays,
         timeout: Duration,
     ) -> Result<Box<dyn InFlight>> {
+        self.expect_running(&values)?;
         self.note(&call);
         if call.collective.reduces() {
             // Reduction kernels read contiguous memory.
@@ -219,6 +230,7 @@ impl Channel for Member {
     }
 
     fn send(&self, call: Call, value: Array, dst: usize, tag: u32) -> Result<()> {
+        self.expect_running(std::slice::from_ref(&value))?;
         self.note(&call);
         let earlier = self.group.rendezvous.has_failed();
         let result = self.group.mailbox.send(Route { from: self.me, to: dst, tag }, value);

@@ -15,6 +15,7 @@ use super::{Backward, Leaf, Link, Moment, Node};
 use crate::comm::{RunningModule, Site, within_module};
 use crate::dispatch::autocast_off;
 use crate::distributed::begin_redistributions;
+use crate::journal::{self, Access};
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result, Tensor};
@@ -188,6 +189,7 @@ impl LeafGradient {
 
     /// Returns the gradient that the leaf has now, and its sum with that of this pass.
     fn accumulate(&self, at: &'static Location<'static>) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        journal::note(&self.leaf, Access::Read);
         let before = self.leaf.grad.lock().clone();
         let sum = {
             let grads: SmallVec<[&Tensor; 4]> = before.iter().chain(&self.grads).collect();
@@ -483,6 +485,7 @@ impl Pass {
         for leaf in &leaves {
             sums.push(leaf.accumulate(self.at)?);
         }
+        leaves.iter().for_each(|leaf| journal::note(&leaf.leaf, Access::Replace));
         // All threads lock leaves in the order of their addresses, so they cannot deadlock.
         let mut order: Vec<usize> = (0..leaves.len()).collect();
         order.sort_by_key(|&i| Arc::as_ptr(&leaves[i].leaf).addr());

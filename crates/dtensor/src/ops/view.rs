@@ -12,6 +12,7 @@ use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
 use dtensor_array::kernels::cast;
+use dtensor_array::origin::{caller_line, with_caller_line};
 use dtensor_array::shape::{Dim, DimList, Dims, NewShape};
 use dtensor_array::{DType, Device, Meta, Shape};
 use dtensor_layout::{Rule, named};
@@ -492,7 +493,8 @@ impl Tensor {
                 let Some(array) = self.value().part.array()? else {
                     return Err(Error::NoValue { op: "to_device" });
                 };
-                let part = LocalTensor::Array(array.to_device(to)?);
+                let line = caller_line(Location::caller());
+                let part = LocalTensor::Array(with_caller_line(line, || array.to_device(to))?);
                 let value = Value { part, layout: self.layout().cloned() };
                 Ok(record(ToDevice { from }, self, value))
             }

@@ -33,7 +33,7 @@ use self::program::{Known, Program};
 use super::driver::Address;
 use super::map::{Function, Numbers};
 use super::stream::{Stream, each_stream_of_thread};
-use super::{CudaStorage, gpu};
+use super::{CudaStorage, gpu, graph};
 use crate::storage::Storage;
 use crate::{Array, DType, Result, Shape, origin};
 
@@ -89,6 +89,13 @@ fn threshold() -> Option<u32> {
         Setting::Default => Some(given_threshold()).filter(|&n| n > 0),
         Setting::On => Some(given_threshold()).filter(|&n| n > 0).or(Some(USUAL_THRESHOLD)),
     }
+}
+
+/// Returns as [`threshold`], for work that is queued now.
+fn threshold_now() -> Option<u32> {
+    // What is recorded runs often, but is seen once.
+    let lower = |n| if n <= USUAL_THRESHOLD && graph::is_recording() { 1 } else { n };
+    threshold().map(lower)
 }
 
 /// The number of times that a chain must be seen before it is compiled.
@@ -215,7 +222,7 @@ fn sizes_if_absorbed(stream: &Stream, x: &Array, numel: usize) -> Result<Option<
 #[cold]
 pub(super) fn force(storage: &CudaStorage) -> Result<Address> {
     storage.home.fusing.lock().compute(storage)?;
-    Ok(storage.computed_address())
+    Ok(storage.start())
 }
 
 /// Queues all element-wise operators of this thread that are still pending, without waiting for them.

@@ -8,7 +8,7 @@ use super::super::map::{self, Axis, THREADS};
 use super::super::storage::{allocate, free};
 use super::super::{CudaStorage, Stream, grid_for};
 use super::program::{Operation, Program};
-use super::{Expression, Fusing, MOST_INPUTS, threshold};
+use super::{Expression, Fusing, MOST_INPUTS, threshold_now};
 use crate::host::layout::{Axes, Axis as HostAxis, push_axis};
 use crate::{Array, DType, Error, Result};
 
@@ -186,7 +186,7 @@ impl<'a> Plan<'a> {
 
     /// Runs one kernel for all nodes. Returns false if there is none.
     fn run_fused(&mut self, fusing: &mut Fusing) -> Result<bool> {
-        let Some(threshold) = threshold() else { return Ok(false) };
+        let Some(threshold) = threshold_now() else { return Ok(false) };
         let stream = self.root.home;
         if self.leaves.len() > MOST_INPUTS {
             return Ok(false);
@@ -218,8 +218,9 @@ impl<'a> Plan<'a> {
             }
             let (argument, vector) = self.argument(stream, &axes, capacity, &memories)?;
             let grid = grid_for(stream.gpu, numel, THREADS, vector);
+            let argument = (argument.as_ptr().cast(), size_of_val(&argument[..]));
             // SAFETY: the argument was built for this program, and the outputs have room for `numel` elements each.
-            unsafe { stream.launch_function(kernel, grid, THREADS, 0, argument.as_ptr().cast()) }
+            unsafe { stream.launch_function(kernel, grid, THREADS, 0, argument) }
         };
         if let Err(error) = queue() {
             memories.into_iter().for_each(|memory| free(stream, memory));

@@ -179,6 +179,34 @@ fn dropout_draws_the_same_numbers() {
 }
 
 #[test]
+fn a_recording_includes_what_is_pending() {
+    use super::super::graph::Recording;
+    use crate::kernels::random::Draw;
+    let draw = Draw { seed: 1, stream: 2 };
+    let read = |x: &Array| values(&x.to_device(Device::Cpu).unwrap());
+    for n in [1, u32::MAX] {
+        fuse_after(n, || {
+            let factor = on_gpu(&Array::from_vec(vec![2f64], &[]).unwrap());
+            let mut x = on_gpu(&Array::from_vec(vec![1f32, 2.0], &[2]).unwrap());
+            let before = affine(&x, 10.0, 0.0).unwrap();
+            let recording = Recording::begin(GPU, draw).unwrap();
+            // Doubles `x` after something has read it, and returns what is still pending.
+            let early = affine(&x, 1.0, 1.0).unwrap();
+            scale_by(&mut x, &factor).unwrap();
+            let late = binary(Binary::Mul, &affine(&x, 1.0, 1.0).unwrap(), &early).unwrap();
+            let mut graph = recording.finish(&[&x, &early, &late]).unwrap();
+            // Pending readers of what a replay writes come before it.
+            let held = affine(&x, 3.0, 0.0).unwrap();
+            graph.launch(draw).unwrap();
+            assert_eq!([read(&before), read(&early), read(&x)], [[10.0, 20.0], [2.0, 3.0], [2.0, 4.0]]);
+            assert_eq!([read(&held), read(&late)], [[3.0, 6.0], [6.0, 15.0]]);
+            graph.launch(draw).unwrap();
+            assert_eq!([read(&late), read(&x)], [[15.0, 45.0], [4.0, 8.0]]);
+        });
+    }
+}
+
+#[test]
 fn long_chains_are_split() {
     let x = on_gpu(&numbers(300, DType::F64, 1));
     let (few, many) = same(|| {

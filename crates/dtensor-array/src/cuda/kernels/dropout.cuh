@@ -1,7 +1,8 @@
 // Dropout of a full array: an element-wise function of an element and its random word.
 
 struct F_dropout {
-    // The seed and the stream of the draw, the threshold of words that are dropped, and the scale of the others.
+    // The seed and the stream of the draw, the threshold of words that are dropped, the scale of the others, and the address that
+    // the draw of a replay is relative to.
     const Number* n;
 
     DEVICE T operator()(T x, u32 word) const {
@@ -14,6 +15,7 @@ struct F_dropout {
         Draw draw;
         draw.seed = n[0].bits;
         draw.stream = n[1].bits;
+        draw.first = (const u64*)n[4].bits;
         Words four;
         for (int j = 0; j < V; j++) {
             if (j % 4 == 0) four = philox(draw, (first + j) / 4);

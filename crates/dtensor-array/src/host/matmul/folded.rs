@@ -52,14 +52,14 @@ fn sum_of_products<T: Element<Acc = T> + Real>(a: &Array, b: &Array) -> Result<A
     let parallelism = plan.parallelism();
     let fill = |out: &mut [MaybeUninit<T>]| {
         let (a, b, out) = (a.data().as_ptr(), b.data().as_ptr(), out.as_mut_ptr().cast::<T>());
-        let mut accumulate = false;
+        let mut added = None;
         plan.each(|a_at, b_at, _| {
             let a = Mat { ptr: a, rs: plan.a.0, cs: plan.a.1 }.at(a_at);
             let b = Mat { ptr: b, rs: plan.b.0, cs: plan.b.1 }.at(b_at);
             // SAFETY: the plan has the strides of the arrays being read, and the first product writes every element of the
             // `m` by `n` result.
-            unsafe { product(plan.mnk, out, n, accumulate, <T as Num>::ONE, a, b, parallelism) };
-            accumulate = true;
+            unsafe { product(plan.mnk, out, n, added, <T as Num>::ONE, a, b, parallelism) };
+            added = Some(Mat::of_rows(out, n));
         });
     };
     // SAFETY: neither array is empty, so there is at least one product, and the first one writes every element.
