@@ -327,7 +327,7 @@ families! {
         /// Computes the cross-entropy from logits, with class weights and label smoothing. The array must hold all classes.
         ///
         /// Returns four values for each position: the loss, the weight of the target class, the largest logit, and the sum of
-        /// `exp(logit − largest)`. The last two are in the accumulation dtype.
+        /// `exp(logit − largest)`. All are in the accumulation dtype.
         fn cross_entropy_forward[logits, goal](logits: &Array, goal: &ClassTargets<'_>) -> Result<[Array; 4]>;
         /// Computes the other terms of a cross-entropy over sharded classes, for one shard. The terms of all shards must be
         /// summed for [`cross_entropy_losses`].
@@ -343,7 +343,7 @@ families! {
         /// zero elsewhere. `scale` is the gradient of the position's loss times its weight.
         fn nll_backward[scale, goal](scale: &Array, dims: [usize; 3], goal: &ClassTargets<'_>) -> Result<Array>;
         /// Computes the gradient of the logits. `sums` are each position's largest logit and sum of exponentials over all classes,
-        /// and `scale` is the gradient of its loss.
+        /// and `scale` is the gradient of its loss, all in the accumulation dtype.
         fn cross_entropy_backward[logits, sums, scale, goal](
             logits: &Array,
             sums: [&Array; 2],
@@ -353,8 +353,7 @@ families! {
         /// Computes the cross-entropy from values that are reduced over all shards: the largest logits, the sums of exponentials,
         /// and the summed terms of [`cross_entropy_picked`].
         ///
-        /// Returns the same four values as [`cross_entropy_forward`], with losses and weights in the dtype of `like`. For ignored
-        /// positions, loss, weight and largest logit are 0, and the sum of exponentials is 1.
+        /// Returns the same four values as [`cross_entropy_forward`], for logits of the dtype of `like`. For ignored positions, loss, weight and largest logit are 0, and the sum of exponentials is 1.
         fn cross_entropy_losses[like, found, goal](
             like: &Array,
             found: [&Array; 3],

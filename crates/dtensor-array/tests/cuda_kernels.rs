@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use dtensor_array::cuda::compile_all;
 
 /// The architectures of the A100, the H100 and the B200.
-const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
+const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
 
 #[test]
 fn every_kernel_compiles_for_every_architecture() {

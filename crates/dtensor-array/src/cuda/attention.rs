@@ -1,5 +1,7 @@
 //! Scaled dot-product attention. The matrix of attention weights is never stored.
 
+pub(super) mod plain;
+
 use super::driver::Address;
 use super::kernel::{FLOATS, file, units};
 use super::random::DrawArgs;
@@ -18,6 +20,8 @@ units! {
         || sizes(64, 2),
         file!("window.cuh"),
         file!("philox.cuh"),
+        file!("attention_operands.cuh"),
+        file!("tensor_cores.cuh"),
         file!("attention.cuh"),
         file!("attention_forward.cuh")
     ], FLOATS;
@@ -25,6 +29,8 @@ units! {
         || sizes(128, 1),
         file!("window.cuh"),
         file!("philox.cuh"),
+        file!("attention_operands.cuh"),
+        file!("tensor_cores.cuh"),
         file!("attention.cuh"),
         file!("attention_forward.cuh")
     ], WIDE;
@@ -32,6 +38,8 @@ units! {
         || sizes(64, 1),
         file!("window.cuh"),
         file!("philox.cuh"),
+        file!("attention_operands.cuh"),
+        file!("tensor_cores.cuh"),
         file!("attention.cuh"),
         file!("attention_backward.cuh")
     ], FLOATS;
@@ -39,6 +47,8 @@ units! {
         || sizes(128, 1),
         file!("window.cuh"),
         file!("philox.cuh"),
+        file!("attention_operands.cuh"),
+        file!("tensor_cores.cuh"),
         file!("attention.cuh"),
         file!("attention_backward.cuh")
     ], WIDE;
@@ -56,7 +66,7 @@ const TILE: usize = 64;
 /// The number of leading dims that a kernel can step through.
 const DIMS: usize = 4;
 
-/// Must match `Matrices` in `kernels/attention.cuh`.
+/// Must match `Matrices` in `kernels/attention_operands.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Matrices {
@@ -67,7 +77,7 @@ struct Matrices {
     column: u64,
 }
 
-/// Must match `Attention` in `kernels/attention.cuh`.
+/// Must match `Attention` in `kernels/attention_operands.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Args {
@@ -89,6 +99,7 @@ struct Args {
     value_width: u64,
     tiles: u64,
     slices: u64,
+    together: u64,
     first_query: u64,
     all_queries: u64,
     draw: DrawArgs,
@@ -163,6 +174,7 @@ impl Call {
             value_width: value_width as u64,
             tiles: 0,
             slices: 0,
+            together: 0,
             first_query: options.first_query as u64,
             all_queries: options.all_queries as u64,
             draw: DrawArgs::new(options.draw),
@@ -201,16 +213,20 @@ impl Call {
         self.argument.tiles = rows.div_ceil(kernel.block_rows(self.dtype, is_wide) as u64);
         self.argument.slices = columns.div_ceil(if is_wide { 128 } else { 64 }).max(1);
         let blocks = self.argument.tiles * self.argument.slices * self.argument.heads;
+        let unit = kernel.units[usize::from(is_wide)];
+        self.queue(unit, kernel.name, blocks, THREADS, kernel.shared_bytes(self.dtype, is_wide))
+    }
+
+    fn queue(&self, unit: &Unit, name: &str, blocks: u64, threads: u32, shared_bytes: usize) -> Result<()> {
         if blocks == 0 {
             return Ok(());
         }
         let Ok(blocks @ 1..=0x7fff_ffff) = u32::try_from(blocks) else {
             return Err(super::driver::failed("launch", format!("attention needs {blocks} blocks")));
         };
-        let unit = kernel.units[usize::from(is_wide)];
-        let (grid, shared) = ([blocks, 1, 1], kernel.shared_bytes(self.dtype, is_wide) as u32);
+        let (grid, shared) = ([blocks, 1, 1], shared_bytes as u32);
         // SAFETY: the argument has the addresses, sizes and strides of arrays that live until the kernel is queued.
-        unsafe { self.stream.launch(unit, self.dtype, kernel.name, grid, THREADS, shared, &self.argument) }
+        unsafe { self.stream.launch(unit, self.dtype, name, grid, threads, shared, &self.argument) }
     }
 }
 
@@ -309,7 +325,11 @@ pub(crate) fn attention_forward(
     let out = stream.empty(call.dtype, &shape)?;
     let lse = stream.empty(accumulation(call.dtype), rows)?;
     (call.argument.out, call.argument.lse) = (stream.read(&out)?, stream.read(&lse)?);
-    call.launch(&FORWARD_PASS, call.argument.queries, call.argument.value_width)?;
+    let Args { queries, keys, value_width, .. } = call.argument;
+    match call.plain(&plain::FORWARD_PASS) {
+        Some(which) => call.launch_plain(&plain::FORWARD_PASS, which, queries, keys)?,
+        None => call.launch(&FORWARD_PASS, queries, value_width)?,
+    }
     Ok((out, lse))
 }
 
@@ -334,16 +354,26 @@ pub(crate) fn attention_backward(
     let [dq, dk, dv] = [q, k, v].map(|x| stream.empty(dtype, x.dims()));
     let (dq, dk, dv) = (dq?, dk?, dv?);
     let (out, lse) = (out.contiguous()?, lse.contiguous()?);
-    let dots = stream.empty(lse.dtype(), lse.dims())?;
     if call.argument.heads == 0 {
         return Ok((dq, dk, dv));
     }
     let argument = &mut call.argument;
     argument.grad = matrices(stream, grad, &mut call.kept)?;
-    (argument.out, argument.lse, argument.dots) =
-        (stream.read(&out)?, stream.read(&lse)?, stream.read(&dots)?);
+    (argument.out, argument.lse) = (stream.read(&out)?, stream.read(&lse)?);
     (argument.dq, argument.dk, argument.dv) = (stream.read(&dq)?, stream.read(&dk)?, stream.read(&dv)?);
-    let Args { queries, keys, width, value_width, .. } = *argument;
+    let Args { heads, queries, keys, width, value_width, .. } = *argument;
+    if let (Some(for_queries), Some(for_keys)) =
+        (call.plain(&plain::QUERY_GRADIENTS), call.plain(&plain::KEY_GRADIENTS))
+    {
+        let [planes, plane] = plain::dots_of_head(queries as usize);
+        let dots = stream.empty(lse.dtype(), &[heads as usize, planes, plane])?;
+        call.argument.dots = stream.read(&dots)?;
+        call.launch_plain(&plain::QUERY_GRADIENTS, for_queries, queries, keys)?;
+        call.launch_plain(&plain::KEY_GRADIENTS, for_keys, keys, queries)?;
+        return Ok((dq, dk, dv));
+    }
+    let dots = stream.empty(lse.dtype(), lse.dims())?;
+    call.argument.dots = stream.read(&dots)?;
     if dots.numel() > 0 {
         // A warp for each query.
         let unit = KEY_GRADIENTS.units[usize::from(call.is_wide(&KEY_GRADIENTS))];
@@ -357,200 +387,4 @@ pub(crate) fn attention_backward(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::testing::{compare, numbers, same_error};
-    use super::{DType, FLOATS};
-    use crate::kernels::attention::{AttentionOptions, attention_backward, attention_forward};
-    use crate::kernels::random::Draw;
-    use crate::{Array, Result, Window};
-
-    fn sample(dtype: DType, shape: &[usize], seed: usize) -> Array {
-        let x = numbers(shape.iter().product(), dtype, seed).reshape(shape).unwrap();
-        crate::kernels::scalar::affine(&x, 0.3, 0.0).unwrap()
-    }
-
-    fn plain() -> AttentionOptions<'static> {
-        let draw = Draw { seed: 5, stream: 6 };
-        AttentionOptions {
-            scale: 0.4,
-            causal: false,
-            dropout: 0.0,
-            draw,
-            heads: None,
-            first_query: 0,
-            all_queries: 0,
-        }
-    }
-
-    /// Compares the results and the gradients. `view` makes the operands from the inputs: q, k, v, grad and perhaps a mask.
-    fn check_views(
-        inputs: &[Array],
-        options: AttentionOptions<'_>,
-        view: impl Fn(usize, &Array) -> Result<Array>,
-    ) {
-        // Tensor cores round the probabilities and their gradients to half precision.
-        let tolerance = match inputs[0].dtype() {
-            DType::F64 => 1e-12,
-            DType::F32 => 2e-5,
-            DType::F16 => 1e-2,
-            _ => 6e-2,
-        };
-        compare(inputs, tolerance, |x| {
-            let x: Vec<Array> = x.iter().enumerate().map(|(i, x)| view(i, x)).collect::<Result<_>>()?;
-            let [q, k, v, grad, mask @ ..] = &x[..] else { unreachable!() };
-            let mask = mask.first();
-            let (out, lse) = attention_forward(q, k, v, mask, &options)?;
-            let (dq, dk, dv) = attention_backward(grad, q, k, v, mask, &out, &lse, &options)?;
-            Ok(vec![out, lse, dq, dk, dv])
-        });
-    }
-
-    fn check(inputs: &[Array], options: AttentionOptions<'_>) {
-        check_views(inputs, options, |_, x| Ok(x.clone()));
-    }
-
-    /// Returns q, k, v and the gradient for some leading dims, numbers of queries and keys, and widths.
-    fn operands(dtype: DType, batch: &[usize], [lq, lk, d, dv]: [usize; 4]) -> Vec<Array> {
-        [[lq, d], [lk, d], [lk, dv], [lq, dv]]
-            .iter()
-            .enumerate()
-            .map(|(i, tail)| sample(dtype, &[batch, tail].concat(), i + 1))
-            .collect()
-    }
-
-    #[test]
-    fn lengths_and_widths() {
-        for &dtype in FLOATS {
-            for sizes in [
-                [1, 1, 8, 8],
-                [65, 65, 16, 16],
-                [3, 130, 1, 5],
-                [130, 3, 64, 72],
-                [70, 66, 130, 20],
-                [66, 70, 24, 150],
-                [4, 65, 128, 128],
-                [5, 5, 200, 260],
-            ] {
-                for causal in [false, true] {
-                    check(&operands(dtype, &[1], sizes), AttentionOptions { causal, ..plain() });
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn empty_operands() {
-        for &dtype in FLOATS {
-            for sizes in [[0, 3, 2, 2], [3, 0, 2, 2], [0, 0, 2, 2], [3, 4, 0, 2], [3, 4, 2, 0]] {
-                for batch in [&[2][..], &[], &[0], &[2, 0, 1]] {
-                    check(&operands(dtype, batch, sizes), AttentionOptions { causal: true, ..plain() });
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn masks() {
-        for &dtype in FLOATS {
-            let (b, h, lq, lk) = (2, 3, 5, 70);
-            let shapes: [&[usize]; 6] =
-                [&[b, h, lq, lk], &[b, 1, 1, lk], &[lq, lk], &[h, 1, 1], &[1], &[b, 1, lq, 1]];
-            for shape in shapes {
-                for kind in [DType::U8, dtype] {
-                    let mut inputs = operands(dtype, &[b, h], [lq, lk, 8, 8]);
-                    inputs.push(match kind {
-                        DType::U8 => {
-                            let draw = Draw { seed: 4, stream: 0 };
-                            let choice = crate::kernels::random::Distribution::Bernoulli { p: 0.7 };
-                            let window = Window::whole(shape);
-                            crate::kernels::random::draw(crate::Device::Cpu, choice, kind, &window, draw)
-                                .unwrap()
-                        }
-                        _ => sample(kind, shape, 9),
-                    });
-                    check(&inputs, plain());
-                    check(&inputs, AttentionOptions { causal: true, ..plain() });
-                }
-            }
-            // All keys of a query are masked.
-            let mut inputs = operands(dtype, &[2], [3, 4, 8, 8]);
-            let mask: Vec<u8> = (0..12).map(|i| u8::from(i >= 4)).collect();
-            inputs.push(Array::from_vec(mask, &[3, 4]).unwrap());
-            check(&inputs, plain());
-        }
-    }
-
-    #[test]
-    fn views() {
-        for &dtype in FLOATS {
-            // [B, L, H, D] viewed as [B, H, L, D], with the last two dims transposed, and broadcast heads.
-            let inputs = operands(dtype, &[2, 6], [3, 70, 16, 16]);
-            check_views(&inputs, plain(), |_, x| {
-                let &[b, h, l, d] = x.dims() else { unreachable!() };
-                x.reshape(&[b, l, h, d])?.transpose(1, 2)
-            });
-            check_views(&inputs, plain(), |_, x| {
-                let &[b, h, l, d] = x.dims() else { unreachable!() };
-                x.reshape(&[b, h, d, l])?.transpose(2, 3)
-            });
-            check_views(&inputs, plain(), |i, x| match i {
-                1 | 2 => x.narrow(1, 2, 1)?.expand(x.dims()),
-                _ => Ok(x.clone()),
-            });
-            // Leading dims that do not merge.
-            let inputs = operands(dtype, &[2, 3, 2, 2, 3, 2], [3, 4, 8, 8]);
-            check_views(&inputs, plain(), |_, x| {
-                let part = x.narrow(1, 0, 2)?.narrow(2, 1, 1)?.narrow(4, 1, 2)?;
-                part.transpose(0, 4)?.transpose(1, 3)
-            });
-            // An offset that keeps rows from being loaded as vectors.
-            let inputs = operands(dtype, &[2], [5, 6, 9, 9]);
-            check_views(&inputs, plain(), |_, x| x.narrow(2, 1, 8));
-        }
-    }
-
-    #[test]
-    fn dropout_and_shards() {
-        for &dtype in FLOATS {
-            for causal in [false, true] {
-                let options = AttentionOptions { causal, dropout: 0.4, all_queries: 70, ..plain() };
-                check(&operands(dtype, &[2, 2], [70, 67, 8, 8]), options);
-                // Some heads and queries of a larger tensor.
-                let heads = Window::new(&[4, 3], [[1..2, 3..4], [1..2, 2..3]]).unwrap();
-                let options =
-                    AttentionOptions { heads: Some(&heads), first_query: 30, all_queries: 140, ..options };
-                check(&operands(dtype, &[2, 2], [70, 67, 8, 8]), options);
-            }
-            let options = AttentionOptions { causal: true, first_query: 64, ..plain() };
-            check(&operands(dtype, &[2], [66, 200, 8, 8]), options);
-            let options = AttentionOptions { dropout: 1.0, all_queries: 3, ..plain() };
-            check(&operands(dtype, &[2], [3, 5, 8, 8]), options);
-        }
-    }
-
-    #[test]
-    fn special_values_and_errors() {
-        for &dtype in FLOATS {
-            // A logit of −∞ from the mask, and NaN in one query.
-            let mut inputs = operands(dtype, &[1], [3, 4, 8, 8]);
-            let mask: Vec<f64> =
-                (0..12).map(|i| if i % 5 == 1 || i < 4 { f64::NEG_INFINITY } else { 0.0 }).collect();
-            let mask = Array::from_vec(mask, &[3, 4]).unwrap();
-            inputs.push(crate::kernels::cast::cast(&mask, dtype).unwrap());
-            check(&inputs, plain());
-            let nan =
-                Array::from_vec((0..24).map(|i| if i == 9 { f64::NAN } else { 0.5 }).collect(), &[1, 3, 8]);
-            inputs[0] = crate::kernels::cast::cast(&nan.unwrap(), dtype).unwrap();
-            inputs.truncate(4);
-            compare(&inputs, 1e-1, |x| {
-                let (out, lse) = attention_forward(&x[0], &x[1], &x[2], None, &plain())?;
-                Ok(vec![out, lse])
-            });
-        }
-        let run =
-            |x: &[Array]| attention_forward(&x[0], &x[0], &x[0], x.get(1), &plain()).map(|(out, _)| out);
-        same_error(&[numbers(4, DType::I64, 1).reshape(&[2, 2]).unwrap()], run);
-        let inputs = [DType::F32, DType::F64].map(|dtype| numbers(4, dtype, 1).reshape(&[2, 2]).unwrap());
-        same_error(&inputs, run);
-    }
-}
+mod tests;

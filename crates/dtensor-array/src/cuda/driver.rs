@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use super::nccl::Nccl;
 use crate::{Error, Result};
 
 /// An address in the memory of a GPU.
@@ -13,7 +14,7 @@ pub(crate) type Handle = usize;
 #[derive(Clone, Debug)]
 pub(crate) struct Info {
     pub(crate) name: String,
-    /// The architecture that kernels are compiled for, such as `sm_90`.
+    /// The architecture that kernels are compiled for, such as `sm_90a`.
     pub(crate) architecture: String,
     /// The number of multiprocessors.
     pub(crate) multiprocessors: usize,
@@ -44,12 +45,14 @@ pub(crate) struct Product {
 
 /// The driver of one kind of GPU. Functions that take a stream queue work on it; none of them waits unless it says so.
 ///
-/// All of them but [`count`](Driver::count) and [`info`](Driver::info) act on the GPU that this thread last entered.
+/// All of them but [`count`](Driver::count), [`info`](Driver::info) and [`identity`](Driver::identity) act on the GPU that this thread last entered.
 pub(crate) trait Driver: Send + Sync {
     /// Returns the number of GPUs.
     fn count(&self) -> usize;
     /// Describes a GPU.
     fn info(&self, ordinal: usize) -> Result<Info>;
+    /// Returns what identifies a GPU among all GPUs of all machines.
+    fn identity(&self, ordinal: usize) -> Result<[u8; 16]>;
     /// Makes a GPU the current one of this thread.
     fn enter(&self, ordinal: usize) -> Result<()>;
 
@@ -161,6 +164,9 @@ pub(crate) trait Driver: Send + Sync {
         addresses: [Address; 4],
         stream: &super::Stream,
     ) -> Result<bool>;
+
+    /// Returns the library for communication between GPUs, or an error that says why there is none.
+    fn nccl(&self) -> Result<&'static dyn Nccl>;
 }
 
 /// Creates the error for a call that the driver has failed.

@@ -1,4 +1,5 @@
-//! A driver that runs kernels on the CPU, for tests on machines without a GPU. Work runs as soon as it is queued.
+//! A driver that runs kernels on the CPU, for tests on machines without a GPU. Work runs as soon as it is queued,
+//! except what waits for a transfer that hangs (`nccl/emulator.rs`).
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
@@ -12,6 +13,7 @@ use parking_lot::Mutex;
 
 use super::capture::{Captures, Kernel, Launch, Work, replay};
 use super::driver::{Address, Driver, Handle, Info, Product, failed};
+use super::nccl::emulator as stalls;
 use crate::Result;
 
 const HEADER: &str = include_str!("kernels/emulator.h");
@@ -46,6 +48,14 @@ impl Driver for Emulator {
     fn info(&self, ordinal: usize) -> Result<Info> {
         let name = format!("emulated GPU {ordinal}");
         Ok(Info { name, architecture: "emulated".into(), multiprocessors: 1, shared_bytes: SHARED })
+    }
+
+    fn identity(&self, ordinal: usize) -> Result<[u8; 16]> {
+        // Every process emulates its own.
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&std::process::id().to_ne_bytes());
+        bytes[4] = ordinal as u8;
+        Ok(bytes)
     }
 
     fn enter(&self, _: usize) -> Result<()> {
@@ -100,7 +110,9 @@ impl Driver for Emulator {
     }
 
     fn synchronize(&self, stream: Handle) -> Result<()> {
-        self.captures.expect_running("synchronize", stream)
+        self.captures.expect_running("synchronize", stream)?;
+        stalls::synchronize(stream);
+        Ok(())
     }
 
     fn create_event(&self) -> Result<Handle> {
@@ -109,15 +121,17 @@ impl Driver for Emulator {
 
     fn record(&self, event: Handle, stream: Handle) -> Result<()> {
         self.captures.record(event, stream);
+        stalls::record(event, stream);
         Ok(())
     }
 
     fn wait(&self, stream: Handle, event: Handle) -> Result<()> {
+        stalls::wait(stream, event);
         self.captures.wait(stream, event)
     }
 
     fn has_happened(&self, event: Handle) -> Result<bool> {
-        self.captures.expect_real(event).map(|()| true)
+        self.captures.expect_real(event).map(|()| stalls::has_happened(event))
     }
 
     unsafe fn copy_to_device(
@@ -139,6 +153,7 @@ impl Driver for Emulator {
         stream: Handle,
     ) -> Result<()> {
         self.captures.expect_running("copy_to_host", stream)?;
+        stalls::synchronize(stream);
         // SAFETY: the caller guarantees both ranges.
         unsafe { std::ptr::copy(source as *const u8, target, bytes) };
         Ok(())
@@ -261,6 +276,10 @@ impl Driver for Emulator {
 
     unsafe fn multiply(&self, _: &Product, _: [Address; 4], _: &super::Stream) -> Result<bool> {
         Ok(false)
+    }
+
+    fn nccl(&self) -> Result<&'static dyn super::nccl::Nccl> {
+        Ok(super::nccl::emulator::nccl())
     }
 }
 

@@ -269,6 +269,7 @@ fn all_units() -> Vec<&'static Unit> {
     [
         assign::UNITS,
         attention::UNITS,
+        attention::plain::UNITS,
         binary::UNITS,
         cast::UNITS,
         clip::UNITS,

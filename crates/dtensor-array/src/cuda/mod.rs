@@ -23,6 +23,8 @@ mod fuse;
 mod graph;
 mod kernel;
 mod map;
+#[doc(hidden)]
+pub mod nccl;
 mod nvidia;
 mod pool;
 mod storage;
@@ -48,6 +50,7 @@ pub use kernel::compile_all;
 pub(crate) use kernel::{Unit, grid_for};
 pub use pool::MemoryStats;
 pub(crate) use storage::CudaStorage;
+use stream::on_stream;
 pub(crate) use stream::{Stream, current_stream, on_communication_stream, stream_of, stream_on};
 
 pub(crate) mod attention;

@@ -80,12 +80,19 @@ impl Driver for Nvidia {
         // SAFETY: the device is valid.
         let attribute =
             |which| check("cuDeviceGetAttribute", unsafe { result::device::get_attribute(device, which) });
+        // Products of groups of warps are instructions of this architecture alone, not of later ones.
+        let suffix = if (attribute(MAJOR)?, attribute(MINOR)?) == (9, 0) { "a" } else { "" };
         Ok(Info {
             name: check("cuDeviceGetName", result::device::get_name(device))?,
-            architecture: format!("sm_{}{}", attribute(MAJOR)?, attribute(MINOR)?),
+            architecture: format!("sm_{}{}{suffix}", attribute(MAJOR)?, attribute(MINOR)?),
             multiprocessors: attribute(MULTIPROCESSORS)? as usize,
             shared_bytes: shared_bytes(device)? as usize,
         })
+    }
+
+    fn identity(&self, ordinal: usize) -> Result<[u8; 16]> {
+        let uuid = check("cuDeviceGetUuid", result::device::get_uuid(self.devices[ordinal].0))?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
     }
 
     fn enter(&self, ordinal: usize) -> Result<()> {
@@ -318,6 +325,10 @@ impl Driver for Nvidia {
         let library = library.downcast_mut::<Library>().expect("only this driver writes it");
         // SAFETY: the caller guarantees the addresses.
         unsafe { library.multiply(product, addresses, stream.handle) }
+    }
+
+    fn nccl(&self) -> Result<&'static dyn super::nccl::Nccl> {
+        super::nccl::library::load()
     }
 }
 

@@ -29,6 +29,15 @@ pub(crate) struct Stream {
     pub(super) library: Mutex<Option<Box<dyn Any + Send>>>,
     /// The number of the recording that this stream takes part in, or 0.
     pub(super) recording: AtomicU32,
+    /// If a communicator uses this stream: who reads what it writes.
+    readers: Mutex<Option<Readers>>,
+}
+
+/// The streams that read results of a communicator, by their indices, and the error of those results, if they have failed.
+#[derive(Default)]
+struct Readers {
+    streams: Vec<usize>,
+    error: Option<Error>,
 }
 
 /// Pinned memory that a copy to the GPU reads until its event has happened.
@@ -54,7 +63,41 @@ impl Stream {
             fusing: Mutex::default(),
             library: Mutex::default(),
             recording: AtomicU32::new(0),
+            readers: Mutex::default(),
         })
+    }
+
+    /// Makes this the stream of a communicator.
+    pub(super) fn begin_communication(&self) {
+        *self.readers.lock() = Some(Readers::default());
+    }
+
+    pub(super) fn end_communication(&self) {
+        *self.readers.lock() = None;
+    }
+
+    /// Reports an error to all streams that read what this communicator's stream writes, now or later.
+    pub(super) fn fail(&self, error: Error) {
+        let mut readers = self.readers.lock();
+        if let Some(readers) = &mut *readers {
+            let is_reader = |stream: &Stream| readers.streams.contains(&stream.index);
+            self.gpu.each_stream(|stream| {
+                if is_reader(stream) {
+                    stream.faults.report(error.clone());
+                }
+            });
+            readers.error = Some(error);
+        }
+    }
+
+    /// Adds a stream to those that read what this one writes, if it is a communicator's.
+    fn add_reader(&self, reader: &Stream) -> Result<()> {
+        let mut readers = self.readers.lock();
+        let Some(Readers { streams, error }) = &mut *readers else { return Ok(()) };
+        if !streams.contains(&reader.index) {
+            streams.push(reader.index);
+        }
+        error.clone().map_or(Ok(()), Err)
     }
 
     /// Returns true while work of this stream is recorded, not run.
@@ -76,6 +119,7 @@ impl Stream {
         if std::ptr::eq(self, other) {
             return Ok(());
         }
+        other.add_reader(self)?;
         self.gpu.enter()?;
         if (self.is_recorded() || other.is_recorded()) && graph::has_waited(self, other)? {
             return Ok(());
@@ -179,7 +223,10 @@ impl Stream {
         self.gpu.enter()?;
         // SAFETY: the caller guarantees both ranges.
         unsafe { self.gpu.driver.copy_to_host(target, source, bytes, self.handle)? };
-        self.check_faults()
+        self.check_faults()?;
+        // What is read may depend on what this thread's other stream has read of a communicator.
+        let other = COMMUNICATION.try_with(|streams| streams.0[self.gpu.ordinal].get());
+        other.ok().flatten().map_or(Ok(()), Stream::check_faults)
     }
 }
 
@@ -252,6 +299,11 @@ pub(crate) fn on_communication_stream<R>(gpu: &'static Gpu, body: impl FnOnce() 
             stream
         }
     };
+    on_stream(stream, body)
+}
+
+/// Runs `body` with a stream as the current one.
+pub(super) fn on_stream<R>(stream: &'static Stream, body: impl FnOnce() -> R) -> Result<R> {
     /// Restores the current stream, also after a panic.
     struct Restore(Option<&'static Stream>);
     impl Drop for Restore {

@@ -138,10 +138,10 @@ module! {
 impl Attention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // The outputs are ordered by head, so that a shard of them has the query, key and value of its heads.
-        let qkv =
-            self.qkv.forward(x)?.unflatten(-1, [INFER, 3, self.head_size])?.transpose(1, 2)?.unbind(3)?;
+        let qkv = self.qkv.forward(x)?.unflatten(-1, [INFER, 3, self.head_size])?.unbind(3)?;
+        let [q, k, v] = [0, 1, 2].map(|i| qkv[i].transpose(1, 2));
         let causal = AttentionOptions { causal: true, ..Default::default() };
-        let y = qkv[0].scaled_dot_product_attention(&qkv[1], &qkv[2], causal)?;
+        let y = q?.scaled_dot_product_attention(&k?, &v?, causal)?;
         self.out.forward(y.transpose(1, 2)?.flatten(2, 3))
     }
 }

@@ -9,6 +9,7 @@ mod device;
 mod faults;
 mod fusion;
 mod graph;
+mod nccl;
 mod sharing;
 mod training;
 mod waits;

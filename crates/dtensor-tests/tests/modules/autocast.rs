@@ -67,6 +67,29 @@ fn every_operator_runs_in_the_dtype_pytorch_uses() -> Result<()> {
 }
 
 #[test]
+fn cross_entropy_of_half_precision_logits_is_that_of_the_cast_logits() -> Result<()> {
+    let target = Tensor::from_slice(&[1i64, 6, -100, 0], [4])?;
+    for dtype in [BF16, F16] {
+        for label_smoothing in [0.0, 0.1] {
+            let options = || CrossEntropyOptions { label_smoothing, ..Default::default() };
+            let logits = rand(&[4, 7], F32)?.mul(5.0)?.to_dtype(dtype)?;
+            let [low, wide] = [logits.clone(), logits.to_dtype(F32)?].map(|x| x.requires_grad_(true));
+            let (low, wide) = (low?, wide?);
+            let loss = autocast(dtype, || low.cross_entropy(&target, options()))?;
+            let want = wide.cross_entropy(&target, options())?;
+            assert_eq!(loss.dtype(), F32);
+            close(&loss, &want, 1e-6)?;
+            loss.backward()?;
+            want.backward()?;
+            let (grad, want) = (low.grad().unwrap(), wide.grad().unwrap());
+            assert_eq!(grad.dtype(), dtype);
+            close(&grad, &want, if dtype == BF16 { 4e-3 } else { 1e-3 })?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn norm_parameters_are_not_rounded_and_get_exact_gradients() -> Result<()> {
     // In half precision, 1 + 2⁻¹² rounds to 1, and 1000 ones plus 2⁻⁸ sum to 1000.
     let above = 1.0 + 2f64.powi(-12);

@@ -12,7 +12,9 @@
 //!
 //! Operators queue work for the GPU and return at once. Only reading values waits for it: `item`, `to_vec`, printing, copies to the
 //! CPU. If a kernel finds an invalid value, such as an index out of bounds, the next read or collective returns the error, which
-//! names the operator and the line that called it. Ranks that run as threads can share a GPU: each has its own stream.
+//! names the operator and the line that called it. Ranks that run as threads can share a GPU: each has its own stream. Collectives
+//! between ranks that have a GPU each go through NCCL (`libnccl.so.2`), if it is found; the environment variable `DTENSOR_NCCL` forbids
+//! (`off`) or demands (`force`) it.
 //!
 //! Chains of element-wise operators, with their casts and broadcast operands, run as one kernel ([`fuse`]). Their kernel is generated and
 //! compiled when a chain is seen for the third time, and kept in the same folder. Results have the same bits as without fusion, which the

@@ -12,15 +12,6 @@
 #define WARP_ROWS (16 * M)
 #define BLOCK_ROWS (THREADS / WARP * WARP_ROWS)
 
-#define USES_MMA (DTYPE == 2 || DTYPE == 3)
-#ifndef EMULATED
-#if __CUDA_ARCH__ >= 800
-#define HAS_ASYNC_COPIES
-#elif USES_MMA
-#error "attention in half precision needs a GPU of compute capability 8.0 or later"
-#endif
-#endif
-
 // The tiles of the operands of a loop: with two of each, one is loaded while the other is used.
 #define STAGES (USES_MMA ? 2 : 1)
 // A function for rare cases, which is not copied into each place that calls it.
@@ -30,8 +21,6 @@
 #define RARE static __device__ __noinline__
 #endif
 
-// The elements of a load.
-#define V (16 / (int)sizeof(T))
 // The rows that a thread has elements of, and the neighbouring threads that share a row.
 #define R (M * (USES_MMA ? 2 : 4))
 #define GROUP (USES_MMA ? 4 : 8)
@@ -39,46 +28,6 @@
 #define OF(n) ((n) / GROUP)
 // How many neighbouring columns of the output a thread has at a time.
 #define RUN (USES_MMA ? 2 : V)
-
-// The matrices of all heads, with contiguous rows. Must match `Matrices` in `attention.rs`.
-struct Matrices {
-    const void* at;
-    u64 sizes[4];
-    i64 strides[4];
-    i64 row, column;
-};
-
-// Must match `Attention` in `attention.rs`.
-struct Attention {
-    Matrices q, k, v, grad, mask;
-    T* out;
-    A* lse;
-    // For each query, the dot product of its output and the gradient.
-    A* dots;
-    T* dq;
-    T* dk;
-    T* dv;
-    u64 heads, queries, keys, width, value_width;
-    // The numbers of tiles of rows, and of slices of the columns of the output.
-    u64 tiles, slices;
-    u64 first_query, all_queries;
-    Draw draw;
-    Threshold threshold;
-    double scale, keep_scale;
-    // 0: none, 1: bytes, 2: numbers to add.
-    u32 mask_kind;
-    u32 causal, dropout, reserved;
-    Window window;
-};
-
-DEVICE i64 offset_of(const Matrices& m, u64 head) {
-    i64 offset = 0;
-    for (int d = 3; d >= 0; d--) {
-        offset += (i64)(head % m.sizes[d]) * m.strides[d];
-        head /= m.sizes[d];
-    }
-    return offset;
-}
 
 // The matrix of a head.
 struct Side {
@@ -93,7 +42,6 @@ DEVICE Side side(const Matrices& m, u64 head, u64 rows, u64 columns) {
     return Side{at, m.row, rows, columns, (u64)at % 16 == 0 && m.row % V == 0 && columns % V == 0};
 }
 
-DEVICE int lane() { return (int)(threadIdx.x % WARP); }
 // The first row of this thread's warp in a tile.
 DEVICE int warp_row() { return (int)(threadIdx.x / WARP) * WARP_ROWS; }
 
@@ -129,29 +77,6 @@ template <int N> struct Rows {
 typedef Rows<BLOCK_ROWS> Block;
 typedef Rows<TILE> Tile;
 
-// Copies 16 bytes to shared memory, which are there after `wait_for_loads`; zeros unless `is_inside`.
-DEVICE void load_pack(T* at, const T* from, bool is_inside) {
-#ifdef HAS_ASYNC_COPIES
-    u32 bytes = is_inside ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :
-                 : "r"((u32)__cvta_generic_to_shared(at)), "l"(from), "r"(bytes)
-                 : "memory");
-#else
-    Pack<T, V> pack;
-    for (int e = 0; e < V; e++) pack.values[e] = to<T>(A(0));
-    if (is_inside) pack = *(const Pack<T, V>*)from;
-    *(Pack<T, V>*)at = pack;
-#endif
-}
-
-// Waits for this thread's loads. Those of others are there after the next barrier.
-DEVICE void wait_for_loads() {
-#ifdef HAS_ASYNC_COPIES
-    asm volatile("cp.async.wait_all;" : : : "memory");
-#endif
-}
-
 // Loads a tile whose rows are not aligned.
 RARE void load_by_element(T (*to_rows)[W + V], int count, const T* first, i64 stride, int rows, int columns) {
     for (int i = threadIdx.x; i < count * W; i += THREADS) {
@@ -179,70 +104,6 @@ template <int N> DEVICE void load(Rows<N>& tile, const Side& x, u64 row, u64 col
 
 // Where the fallback of the other types keeps a warp's factors.
 struct Stage {};
-
-#ifdef EMULATED
-// The operands of a warp's tensor product, as numbers.
-static float emulated_a[THREADS][8], emulated_b[THREADS][4];
-DEVICE float half_of(u32 pair, int which) {
-    T x;
-    x.bits = (unsigned short)(pair >> (16 * which));
-    return acc(x);
-}
-// Adds the product of a 16 by 16 and a 16 by 8 matrix, spread over the threads of a warp.
-DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    int me = threadIdx.x, base = me / WARP * WARP;
-    for (int i = 0; i < 8; i++) emulated_a[me][i] = half_of(a[i / 2], i % 2);
-    for (int i = 0; i < 4; i++) emulated_b[me][i] = half_of(b[i / 2], i % 2);
-    __syncwarp();
-    for (int i = 0; i < 4; i++) {
-        int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
-        for (int k = 0; k < 16; k++) {
-            float x = emulated_a[base + row % 8 * 4 + k % 8 / 2][(row / 8 + 2 * (k / 8)) * 2 + k % 2];
-            float y = emulated_b[base + column * 4 + k % 8 / 2][k / 8 * 2 + k % 2];
-            c[i] += x * y;
-        }
-    }
-    __syncwarp();
-}
-// Loads four 8 by 8 matrices; thread `i` gives the address of row `i % 8` of matrix `i / 8`. Each thread gets two neighbouring
-// elements of each: of row `lane / 4`, or of column `lane / 4` if `transposed`.
-template <bool transposed> DEVICE void load_matrices(u32 (&x)[4], const T* row) {
-    for (int i = 0; i < 4; i++) {
-        u32 bits = 0;
-        for (int e = 0; e < 2; e++) {
-            int near = lane() % 4 * 2 + e, far = lane() / 4;
-            const T* from = __shfl_sync(FULL_WARP, row, i * 8 + (transposed ? near : far));
-            bits |= (u32)from[transposed ? far : near].bits << (16 * e);
-        }
-        x[i] = bits;
-    }
-}
-#else
-DEVICE void multiply_add(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-#if DTYPE == 2
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#endif
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-template <bool transposed> DEVICE void load_matrices(u32 (&x)[4], const T* row) {
-    u32 address = (u32)__cvta_generic_to_shared(row);
-    if (transposed)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                     : "r"(address)
-                     : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                     : "r"(address)
-                     : "memory");
-}
-#endif
-
-DEVICE u32 pair_of(float x, float y) { return (u32)to<T>(x).bits | (u32)to<T>(y).bits << 16; }
 
 // Adds the product of two matrices to the thread's elements `2 j` and `2 j + 1` of its rows `2 m` and `2 m + 1`.
 template <int N> DEVICE void add_tensor(float (&x)[R][N], int m, int j, const u32 (&a)[4], u32 b0, u32 b1) {
