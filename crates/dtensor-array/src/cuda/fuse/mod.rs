@@ -11,7 +11,8 @@
 //!
 //! Pending work belongs to the stream of the thread that ran the operator, and is queued there, whoever forces it. It is bounded: a
 //! stream has at most [`MOST_PENDING`] pending storages, an expression at most [`MOST_OPERATORS`] operators, and inputs that nobody else
-//! holds at most [`MOST_BYTES`]. `cuda::synchronize` queues all of it, and so does a step that writes in place what it reads.
+//! holds at most [`MOST_BYTES`]. `cuda::synchronize` queues all of it, and so does a step that writes in place what it reads. So do the
+//! begin and the end of a recording, and a replay; chains that are recorded are compiled at once.
 
 mod plan;
 mod program;

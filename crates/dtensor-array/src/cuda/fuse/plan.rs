@@ -21,11 +21,11 @@ const ROOT: usize = 0;
 /// A pending storage and what is pending below it, in the order in which it can be computed: the storage comes last.
 pub(super) struct Plan<'a> {
     root: &'a CudaStorage,
-    nodes: Vec<Node>,
+    nodes: SmallVec<[Node; 2]>,
     /// The nodes, each after its inputs.
     order: SmallVec<[usize; 8]>,
     /// What is read.
-    leaves: Vec<Leaf>,
+    leaves: SmallVec<[Leaf; 3]>,
     /// The dims of a loop over the elements of all nodes.
     sizes: Sizes,
 }
@@ -57,7 +57,7 @@ impl<'a> Plan<'a> {
     /// Takes the expressions of a pending storage and of everything below it. Returns an input that must be computed by itself, if the
     /// shapes do not fit into one loop.
     pub(super) fn new(root: &'a CudaStorage) -> std::result::Result<Self, Array> {
-        let (nodes, leaves) = (Vec::with_capacity(8), Vec::with_capacity(MOST_INPUTS));
+        let (nodes, leaves) = (SmallVec::new(), SmallVec::new());
         let mut plan = Plan { root, nodes, order: SmallVec::new(), leaves, sizes: Sizes::new() };
         if let Some(expression) = root.pending.lock().take() {
             plan.sizes = without_ones(&expression.shape);
