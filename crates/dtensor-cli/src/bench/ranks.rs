@@ -68,7 +68,9 @@ pub(crate) fn serve(
         let mesh = DeviceMesh::new(&world, [world.size()], "ranks")?;
         world.group().barrier()?;
         let rank = ServingRank { world, mesh, start, ready: now() };
-        while let Some(line) = next_line(rank.world.group())? {
+        // While the other programs are measured, which may compile first, the ranks wait.
+        let patient = rank.world.with_timeout(Duration::from_secs(24 * 3600));
+        while let Some(line) = next_line(patient.group())? {
             let measurement = measure(&rank, &Request::parse(&line)?)?;
             if rank.world.rank() == 0 {
                 println!("{}", serde_json::to_string(&measurement).expect("a measurement converts to JSON"));
