@@ -34,7 +34,7 @@ use self::program::{Known, Program};
 use super::driver::Address;
 use super::map::{Function, Numbers};
 use super::stream::{Stream, each_stream_of_thread};
-use super::{CudaStorage, gpu, graph};
+use super::{CudaStorage, gpu, recorder};
 use crate::storage::Storage;
 use crate::{Array, DType, Result, Shape, origin};
 
@@ -95,7 +95,7 @@ fn threshold() -> Option<u32> {
 /// Returns as [`threshold`], for work that is queued now.
 fn threshold_now() -> Option<u32> {
     // What is recorded runs often, but is seen once.
-    let lower = |n| if n <= USUAL_THRESHOLD && graph::is_recording() { 1 } else { n };
+    let lower = |n| if n <= USUAL_THRESHOLD && recorder::is_recording() { 1 } else { n };
     threshold().map(lower)
 }
 
