@@ -5,237 +5,20 @@
 //! GPU, which is written before each replay: the seed and number of the first random draw, and what optimizers compute from the number
 //! of their step.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustc_hash::FxBuildHasher;
-
-use super::device::Gpu;
-use super::driver::{Address, Handle};
-use super::storage::{Mark, Memory, last_uses};
+use super::driver::Handle;
+use super::recorder::{
+    NUMBERS, Pinned, RECORDER, RUNNING, Recorder, free_late, is_recording, refusal_error, with_recorder,
+};
+use super::storage::{Mark, Memory};
 use super::stream::{Stream, communication_stream};
-use super::{current_stream, gpu};
+use super::{current_stream, fuse, gpu};
 use crate::host::random::Draw;
 use crate::shape::Strides;
 use crate::{Array, DType, Device, Error, Result, Shape};
-
-/// The bytes of the buffer of changing numbers.
-const NUMBERS: usize = 64 << 10;
-/// Draws of a recording come from one generator, and have at most this distance from its first.
-const DRAWS: u64 = 1 << 40;
-
-/// What a thread records.
-struct Recorder {
-    number: u32,
-    stream: &'static Stream,
-    /// The thread's stream for communication, and whether it takes part.
-    communication: Option<(&'static Stream, bool)>,
-    /// The storages outside of the recording that it uses.
-    outside: HashMap<Address, Mark, FxBuildHasher>,
-    /// The generator's next draw when the recording began.
-    first_draw: Draw,
-    numbers: Vec<u8>,
-    numbers_at: Address,
-    /// Pinned memory that uploads read.
-    uploads: Vec<Pinned>,
-    /// The first thing that cannot be recorded.
-    refused: Option<Refusal>,
-}
-
-impl Recorder {
-    /// Returns the stream for communication, if it takes part.
-    fn joined(&self) -> Option<&'static Stream> {
-        self.communication.and_then(|(stream, takes_part)| takes_part.then_some(stream))
-    }
-}
-
-/// What cannot be recorded, and the line that asked for it.
-type Refusal = (&'static str, Option<&'static std::panic::Location<'static>>);
-
-/// The number of threads that record, so that other work needs no look at all streams.
-static RUNNING: AtomicUsize = AtomicUsize::new(0);
-
-thread_local! {
-    static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
-}
-
-/// Calls `f` with this thread's recorder, if it records.
-fn with_recorder<R>(f: impl FnOnce(&mut Recorder) -> R) -> Option<R> {
-    // While a thread ends, it does not record.
-    RECORDER.try_with(|recorder| recorder.borrow_mut().as_mut().map(f)).ok().flatten()
-}
-
-/// Returns true if this thread records a graph.
-pub fn is_recording() -> bool {
-    RECORDER.with(|recorder| recorder.borrow().is_some())
-}
-
-/// Notes that `what` cannot be recorded, and returns the error that says so. The recording fails, also if the error is dropped.
-#[cold]
-pub fn refuse(what: &'static str) -> Error {
-    let refusal = (what, crate::origin::current_line());
-    with_recorder(|recorder| {
-        recorder.refused.get_or_insert(refusal);
-    });
-    refusal_error(refusal)
-}
-
-fn refusal_error((what, line): Refusal) -> Error {
-    let message = format!(
-        "{what} cannot be recorded: a replay does only what the GPU did. Do it outside of the step; pass values as inputs, and \
-         return results as outputs"
-    );
-    let error = Error::argument("cuda::graph", message);
-    match line {
-        Some(line) => error.at(line, None),
-        None => error,
-    }
-}
-
-/// Notes the use of a storage outside of the recording.
-#[cold]
-pub(super) fn note(address: Address, mark: impl FnOnce() -> Mark) {
-    with_recorder(|recorder| {
-        recorder.outside.entry(address).or_insert_with(mark);
-    });
-}
-
-/// Returns true if the work of `stream` that is queued from now on comes after that of `other` without an event. One of them is
-/// recorded.
-#[cold]
-pub(super) fn has_waited(stream: &Stream, other: &Stream) -> Result<bool> {
-    let [number, of_other] = [stream, other].map(|stream| stream.recording.load(Ordering::Relaxed));
-    if number == of_other {
-        return Ok(false);
-    }
-    let own = with_recorder(|recorder| (recorder.number, recorder.communication));
-    match own {
-        Some((own, communication)) if own == number && of_other == 0 => {
-            // The recording began after all work of the stream for communication.
-            if !communication.is_some_and(|(known, _)| std::ptr::eq(known, other)) {
-                other.gpu.driver.synchronize(other.handle)?;
-            }
-            Ok(true)
-        }
-        _ => Err(refuse("sharing arrays with a thread that records, or between threads that record,")),
-    }
-}
-
-/// Makes the stream for communication part of this thread's recording, if there is one.
-#[inline]
-pub(super) fn join(stream: &'static Stream) -> Result<()> {
-    if stream.is_recorded() || !is_recording() {
-        return Ok(());
-    }
-    let main = with_recorder(|recorder| {
-        let is_near = std::ptr::eq(recorder.stream.gpu, stream.gpu);
-        is_near.then(|| {
-            recorder.communication = Some((stream, true));
-            stream.recording.store(recorder.number, Ordering::Relaxed);
-            recorder.stream
-        })
-    });
-    let Some(main) = main.flatten() else {
-        return Err(refuse("work on several GPUs"));
-    };
-    stream.pool.lock().begin_recording();
-    stream.wait_for(main)
-}
-
-/// Copies bytes to the GPU in each replay.
-#[cold]
-pub(super) fn record_upload(stream: &Stream, target: Address, bytes: &[u8]) -> Result<()> {
-    let pinned = Pinned::new(stream.gpu, bytes)?;
-    // SAFETY: the memory has as many bytes, and the recorder keeps it as long as the graph.
-    unsafe { stream.gpu.driver.copy_to_device(target, pinned.memory, bytes.len(), stream.handle)? };
-    with_recorder(|recorder| recorder.uploads.push(pinned));
-    Ok(())
-}
-
-/// Notes a dropped block that is not the recording's own, if a stream that used it is recorded: what the stream did before it cannot be
-/// marked now. Returns false if there is nothing to wait for.
-#[inline]
-pub(super) fn defer_free(home: &'static Stream, address: Address, users: u64) -> bool {
-    RUNNING.load(Ordering::Acquire) > 0 && defer(home, address, users)
-}
-
-#[cold]
-fn defer(home: &'static Stream, address: Address, users: u64) -> bool {
-    let mut is_recorded = false;
-    home.gpu.each_stream(|stream| is_recorded |= stream.is_recorded());
-    if !is_recorded || home.pool.lock().is_private(address) {
-        return false;
-    }
-    home.gpu.late.lock().push((home, address, users));
-    true
-}
-
-/// Takes back the blocks that were dropped during recordings.
-fn free_late(gpu: &'static Gpu) {
-    let late = std::mem::take(&mut *gpu.late.lock());
-    for (home, address, users) in late {
-        if defer_free(home, address, users) {
-            continue;
-        }
-        // After an error of the driver, the memory may be in use for ever, and stays allocated.
-        if let Ok(events) = last_uses(home, users) {
-            home.pool.lock().free_after(gpu, address, events);
-        }
-    }
-}
-
-/// Returns how a kernel finds a draw: its seed and number, and the address of what is added to them in each replay, or 0.
-pub(super) fn relative(draw: Draw) -> (Draw, Address) {
-    let found = with_recorder(|recorder| {
-        let distance = draw.stream.wrapping_sub(recorder.first_draw.stream);
-        let is_near = draw.seed == recorder.first_draw.seed && distance < DRAWS;
-        is_near.then_some((Draw { seed: 0, stream: distance }, recorder.numbers_at))
-    });
-    found.flatten().unwrap_or((draw, 0))
-}
-
-/// Returns the address of numbers that may change from replay to replay, or 0 if this thread does not record. Their positions are
-/// counted by [`recorded_numbers`].
-pub(super) fn numbers(numbers: &[f64]) -> Result<Address> {
-    let added = with_recorder(|recorder| {
-        let start = recorder.numbers.len();
-        recorder.numbers.extend(numbers.iter().flat_map(|x| x.to_ne_bytes()));
-        if recorder.numbers.len() > NUMBERS {
-            return Err(Error::argument("cuda::graph", "one step can make at most 800 optimizer steps"));
-        }
-        Ok(recorder.numbers_at + start as u64)
-    });
-    added.unwrap_or(Ok(0))
-}
-
-/// Returns how many bytes of changing numbers this thread has recorded.
-pub fn recorded_numbers() -> usize {
-    with_recorder(|recorder| recorder.numbers.len()).unwrap_or(0)
-}
-
-/// Pinned memory with bytes that an upload reads.
-struct Pinned {
-    gpu: &'static Gpu,
-    memory: *mut u8,
-}
-
-impl Pinned {
-    fn new(gpu: &'static Gpu, bytes: &[u8]) -> Result<Pinned> {
-        let memory = gpu.driver.allocate_pinned(bytes.len())?;
-        // SAFETY: the memory has as many bytes, and nothing reads it yet.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory, bytes.len()) };
-        Ok(Pinned { gpu, memory })
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // SAFETY: the graph that reads it is gone, and has waited for its last replay.
-        unsafe { self.gpu.driver.free_pinned(self.memory) };
-    }
-}
 
 /// A recording of this thread. It ends without a graph if it is dropped.
 #[derive(Debug)]
@@ -260,6 +43,8 @@ impl Recording {
         let stream = current_stream(gpu(ordinal)?)?;
         let gpu = stream.gpu;
         gpu.enter()?;
+        // What is pending is no part of the recording.
+        fuse::flush()?;
         let numbers = stream.empty(DType::U8, &[NUMBERS])?;
         let numbers_at = stream.read(&numbers)?;
         let communication = communication_stream(gpu);
@@ -300,6 +85,7 @@ impl Recording {
     /// Ends the recording. `kept` are the arrays that it created and that live on. Returns an error if something could not be recorded,
     /// or other arrays live on.
     pub fn finish(mut self, kept: &[&Array]) -> Result<Graph> {
+        fuse::flush()?;
         let (recorder, ended, held) = self.end(true);
         let communication = recorder.joined();
         let Recorder { number, stream, outside, numbers, uploads, refused, .. } = recorder;
@@ -410,6 +196,8 @@ impl Graph {
     /// no other array shares the memory that it writes.
     pub fn launch(&mut self, first_draw: Draw) -> Result<()> {
         let Graph { stream, communication, .. } = *self;
+        // What is pending reads the values of before.
+        fuse::flush()?;
         for (bytes, word) in self.numbers.chunks_exact_mut(8).zip([first_draw.seed, first_draw.stream]) {
             bytes.copy_from_slice(&word.to_ne_bytes());
         }
@@ -531,6 +319,7 @@ impl std::fmt::Debug for Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::recorder::recorded_numbers;
     use crate::cuda::{on_communication_stream, stream_on};
     use crate::host::testing::values;
     use crate::kernels::binary::{Binary, binary};

@@ -2,7 +2,7 @@
 
 use super::driver::Address;
 use super::kernel::{FLOATS, file, units};
-use super::{Stream, graph, stream_of};
+use super::{Stream, recorder, stream_of};
 use crate::host::optim::{AdamSlot, AdamStep, SgdSlot, SgdStep};
 use crate::{Array, DType, Error, Result};
 
@@ -169,7 +169,7 @@ pub(crate) fn sgd(
 }
 
 pub(crate) fn sgd_many(step: &SgdStep, slots: &mut [SgdSlot<'_>]) -> Result<()> {
-    let numbers = (step.numbers(), graph::numbers(&step.numbers())?);
+    let numbers = (step.numbers(), recorder::numbers(&step.numbers())?);
     for ((_, has_momentum), group) in groups(slots, |slot| (slot.value.dtype(), slot.momentum.is_some())) {
         let kernel = if has_momentum { "sgd_momentum" } else { "sgd" };
         let mut updates = Updates::new("sgd", kernel, group[0].value, numbers, step.nesterov)?;
@@ -193,7 +193,7 @@ pub(crate) fn adam(
 }
 
 pub(crate) fn adam_many(step: &AdamStep, slots: &mut [AdamSlot<'_>]) -> Result<()> {
-    let numbers = (step.numbers(), graph::numbers(&step.numbers())?);
+    let numbers = (step.numbers(), recorder::numbers(&step.numbers())?);
     for ((_, has_largest), group) in groups(slots, |slot| (slot.value.dtype(), slot.largest.is_some())) {
         let kernel = if has_largest { "adam_largest" } else { "adam" };
         let mut updates = Updates::new("adam", kernel, group[0].value, numbers, false)?;

@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 use super::device::{Gpu, MAX_DEVICES, count_wait};
 use super::driver::{Address, Handle};
 use super::fault::Faults;
+use super::fuse::{self, Fusing};
 use super::pool::Pool;
-use super::{gpu, graph};
+use super::{gpu, recorder};
 use crate::{Array, DType, Device, Error, Result, Shape};
 
 /// A queue of work for a GPU: kernels and copies run in the order in which they are queued.
@@ -22,6 +23,8 @@ pub(crate) struct Stream {
     pub(super) pool: Mutex<Pool>,
     staging: Mutex<Vec<Staging>>,
     faults: Faults,
+    /// The element-wise work that is not queued yet.
+    pub(super) fusing: Mutex<Fusing>,
     /// What the driver keeps for matrix products on this stream.
     pub(super) library: Mutex<Option<Box<dyn Any + Send>>>,
     /// The number of the recording that this stream takes part in, or 0.
@@ -57,6 +60,7 @@ impl Stream {
             pool: Mutex::default(),
             staging: Mutex::default(),
             faults: Faults::new(gpu)?,
+            fusing: Mutex::default(),
             library: Mutex::default(),
             recording: AtomicU32::new(0),
             readers: Mutex::default(),
@@ -117,7 +121,7 @@ impl Stream {
         }
         other.add_reader(self)?;
         self.gpu.enter()?;
-        if (self.is_recorded() || other.is_recorded()) && graph::has_waited(self, other)? {
+        if (self.is_recorded() || other.is_recorded()) && recorder::has_waited(self, other)? {
             return Ok(());
         }
         other.gpu.with_event(|event| {
@@ -155,7 +159,7 @@ impl Stream {
     /// Returns an error if this stream is recorded, because `what` cannot be.
     #[inline]
     pub(crate) fn expect_running(&self, what: &'static str) -> Result<()> {
-        if self.is_recorded() { Err(graph::refuse(what)) } else { Ok(()) }
+        if self.is_recorded() { Err(recorder::refuse(what)) } else { Ok(()) }
     }
 
     /// Copies bytes from main memory to the GPU. Waits for nothing. A recording keeps the bytes and copies them in each replay.
@@ -165,7 +169,7 @@ impl Stream {
         }
         self.gpu.enter()?;
         if self.is_recorded() {
-            return graph::record_upload(self, target, bytes);
+            return recorder::record_upload(self, target, bytes);
         }
         let driver = self.gpu.driver;
         let mut staging = self.staging.lock();
@@ -307,9 +311,16 @@ pub(super) fn on_stream<R>(stream: &'static Stream, body: impl FnOnce() -> R) ->
             CURRENT.set(self.0);
         }
     }
-    graph::join(stream)?;
+    recorder::join(stream)?;
     let _restore = Restore(CURRENT.replace(Some(stream)));
-    Ok(body())
+    // Communication starts as soon as it can.
+    Ok(fuse::fuse(false, body))
+}
+
+/// Calls `f` with each stream of this thread.
+pub(super) fn each_stream_of_thread(mut f: impl FnMut(&'static Stream)) {
+    let streams = STREAMS.try_with(|streams| streams.0.each_ref().map(Cell::get));
+    streams.into_iter().flatten().flatten().for_each(&mut f);
 }
 
 /// Returns this thread's stream of the GPU that holds an array.

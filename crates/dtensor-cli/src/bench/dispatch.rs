@@ -10,6 +10,8 @@
 //!   rank that starts to the last rank that finishes. Otherwise, with fewer cores than ranks, a rank that finishes within its time
 //!   slice would be timed as if it were alone, and a slower rank would not.
 //!
+//! On a GPU, `bare_launch` is a kernel that does nothing, launched by as many threads as ranks: what any operator costs there at least.
+//!
 //! On a busy machine the comparison is unfair: our timings are so short that they are seldom interrupted, PyTorch's are longer.
 
 use std::collections::BTreeMap;
@@ -26,7 +28,7 @@ use super::comparison;
 use super::peer::Peer;
 use super::row::{Row, Sink};
 use super::timing::{describe_speedups, median};
-use crate::device::{DeviceChoice, synchronize};
+use crate::device::{DeviceChoice, flush, synchronize};
 
 /// Operators per timing.
 const CALLS: usize = 1000;
@@ -184,7 +186,9 @@ fn time<T>(world: &World, device: Device, body: impl Fn() -> Result<T>) -> Resul
         world.group().barrier()?;
         let start = Instant::now();
         for _ in 0..CALLS {
-            drop(black_box(body()?));
+            let result = body()?;
+            flush(device)?;
+            drop(black_box(result));
         }
         synchronize(device)?;
         spans.push((start, Instant::now()));

@@ -12,7 +12,7 @@ use dtensor::{Device, DeviceMesh, Result, Tensor, set_num_threads};
 
 use super::peer::Measurement;
 use super::timing::median;
-use crate::device::synchronize;
+use crate::device::{flush, synchronize};
 
 /// Calls before those that count, so that memory and threads reach a steady state.
 pub(crate) const WARM_UP: usize = 3;
@@ -117,6 +117,7 @@ pub(crate) fn time_all(
         for _ in 0..request.inner {
             let result = black_box(call()?);
             device = result.device();
+            flush(device)?;
         }
         synchronize(device)?;
         spans.push((start, now()));

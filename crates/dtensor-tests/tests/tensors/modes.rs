@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 const STATE: [(&str, &str, &str); 14] = [
     ("dtensor-array/src/cuda/device.rs", "ENTERED", "the GPU that the driver acts on"),
     ("dtensor-array/src/cuda/device.rs", "WAITS", "a counter"),
-    ("dtensor-array/src/cuda/graph.rs", "RECORDER", "a graph records all work of the thread"),
+    ("dtensor-array/src/cuda/recorder.rs", "RECORDER", "a graph records all work of the thread"),
     ("dtensor-array/src/cuda/stream.rs", "STREAMS", "the queues of the thread's work"),
     ("dtensor-array/src/cuda/stream.rs", "COMMUNICATION", "the queues of the thread's collectives"),
     ("dtensor-array/src/cuda/stream.rs", "CURRENT", "the queue that was used last"),

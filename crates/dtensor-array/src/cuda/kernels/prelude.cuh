@@ -47,7 +47,7 @@ DEVICE u64 double_to_bits(double x) { return (u64)__double_as_longlong(x); }
 #endif
 
 DEVICE float bfloat_to_float(unsigned short bits) { return bits_to_float((u32)bits << 16); }
-#if !defined(EMULATED) && __CUDA_ARCH__ >= 800
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 DEVICE unsigned short float_to_bfloat(float x) {
     unsigned short bits;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
