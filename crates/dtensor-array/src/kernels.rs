@@ -367,8 +367,8 @@ families! {
         /// against each other, and `bias` broadcasts to the result.
         fn matmul[a, b, bias](a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array>;
         /// Computes `aᵀ · b`, summed over all leading dims: `[..., m]` and `[..., n]` give `[m, n]`. The leading dims must be the
-        /// same.
-        fn folded[a, b](a: &Array, b: &Array) -> Result<Array>;
+        /// same. The result has dtype `out`: that of the arrays, or a wider one.
+        fn folded[a, b](a: &Array, b: &Array, out: DType) -> Result<Array>;
     }
 
     /// Variance and standard deviation.
@@ -413,9 +413,11 @@ families! {
             eps: f64,
         ) -> Result<(Array, Array)>;
         /// Computes the gradients of [`layer_norm`]: of `x`, and of the weight and the bias if `need_weight` and `need_bias` give
-        /// a dtype for them.
-        fn layer_norm_backward[dy, x, mean, rstd, weight](
+        /// a dtype for them. `dy` may have another floating-point dtype than `x`. `addend`, of the dtype of `x`, is added to the
+        /// gradient of `x`.
+        fn layer_norm_backward[dy, addend, x, mean, rstd, weight](
             dy: &Array,
+            addend: Option<&Array>,
             x: &Array,
             mean: &Array,
             rstd: &Array,
@@ -424,9 +426,11 @@ families! {
             need_weight: Option<DType>,
             need_bias: Option<DType>,
         ) -> Result<(Array, Option<Array>, Option<Array>)>;
-        /// Computes the gradients of [`rms_norm`]: of `x`, and of the weight if `need_weight` gives a dtype for it.
-        fn rms_norm_backward[dy, x, rstd, weight](
+        /// Computes the gradients of [`rms_norm`]: of `x`, and of the weight if `need_weight` gives a dtype for it. `dy` and
+        /// `addend` as for [`layer_norm_backward`].
+        fn rms_norm_backward[dy, addend, x, rstd, weight](
             dy: &Array,
+            addend: Option<&Array>,
             x: &Array,
             rstd: &Array,
             weight: Option<&Array>,

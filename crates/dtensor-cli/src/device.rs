@@ -105,6 +105,17 @@ pub(crate) fn synchronize(_: Device) -> Result<()> {
     Ok(())
 }
 
+/// Queues what this thread has asked a GPU for. A result that is dropped before may never be computed.
+#[cfg(feature = "cuda")]
+pub(crate) fn flush(device: Device) -> Result<()> {
+    if matches!(device, Device::Cuda(_)) { dtensor::cuda::flush() } else { Ok(()) }
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn flush(_: Device) -> Result<()> {
+    Ok(())
+}
+
 /// Returns the most memory of a GPU that all ranks of this process have used; `None` for main memory.
 #[cfg(feature = "cuda")]
 pub(crate) fn peak_memory(device: Device) -> Result<Option<u64>> {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::driver::{Address, Driver, Handle, Info};
 use super::pool::{MemoryStats, Usage};
 use super::stream::{Stream, on_communication_stream};
-use super::{current_stream, nvidia};
+use super::{current_stream, fuse, nvidia};
 use crate::{Device, Error, Result};
 
 /// The most GPUs that are used.
@@ -95,6 +95,8 @@ thread_local! {
     static ENTERED: Cell<usize> = const { Cell::new(usize::MAX) };
     /// How often this thread has waited for a GPU.
     static WAITS: Cell<usize> = const { Cell::new(0) };
+    /// How many kernels this thread has queued.
+    static LAUNCHES: Cell<usize> = const { Cell::new(0) };
 }
 
 struct Gpus {
@@ -176,6 +178,7 @@ pub fn synchronize(device: Device) -> Result<()> {
         Device::Cuda(ordinal) => {
             let stream = current_stream(gpu(ordinal)?)?;
             stream.expect_running("waiting for the GPU")?;
+            fuse::flush_stream(stream)?;
             on_communication_stream(stream.gpu, || {
                 stream.gpu.driver.synchronize(current_stream(stream.gpu)?.handle)
             })??;
@@ -186,10 +189,15 @@ pub fn synchronize(device: Device) -> Result<()> {
     }
 }
 
-/// Returns how the memory of a GPU is used. Returns an error if there is no such GPU.
+/// Returns how the memory of a GPU is used, after this thread's element-wise work has been queued. Returns an error if there is no
+/// such GPU.
 pub fn memory_stats(device: Device) -> Result<MemoryStats> {
     match device {
-        Device::Cuda(ordinal) => Ok(gpu(ordinal)?.usage.stats()),
+        Device::Cuda(ordinal) => {
+            let gpu = gpu(ordinal)?;
+            fuse::flush_stream(current_stream(gpu)?)?;
+            Ok(gpu.usage.stats())
+        }
         device => Err(Error::argument("memory_stats", format!("expected a GPU, but got {device}"))),
     }
 }
@@ -215,6 +223,16 @@ pub fn waits_of_this_thread() -> usize {
 
 pub(super) fn count_wait() {
     WAITS.set(WAITS.get() + 1);
+}
+
+/// Returns how many kernels the calling thread has queued, without those of libraries. Work that is [pending](fuse) does not count yet.
+#[doc(hidden)]
+pub fn launches_of_this_thread() -> usize {
+    LAUNCHES.get()
+}
+
+pub(super) fn count_launch() {
+    LAUNCHES.set(LAUNCHES.get() + 1);
 }
 
 /// A counter that threads share.

@@ -22,10 +22,13 @@ pub(crate) struct Info {
     pub(crate) shared_bytes: usize,
 }
 
-/// A matrix product `out = a · b + bias` for a batch, all in one dtype. Strides count elements.
+/// A matrix product `out = a · b + bias` for a batch. Strides count elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Product {
+    /// The dtype of the operands and the bias.
     pub(crate) dtype: crate::DType,
+    /// The dtype of the result: the same, or `F32` for operands in half precision.
+    pub(crate) out: crate::DType,
     /// Rows, columns and inner size.
     pub(crate) mnk: [usize; 3],
     /// Whether rows of `a` are contiguous (else columns are), and the stride between them.

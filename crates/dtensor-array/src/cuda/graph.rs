@@ -15,7 +15,7 @@ use super::recorder::{
 };
 use super::storage::{Mark, Memory};
 use super::stream::{Stream, communication_stream};
-use super::{current_stream, gpu};
+use super::{current_stream, fuse, gpu};
 use crate::host::random::Draw;
 use crate::shape::Strides;
 use crate::{Array, DType, Device, Error, Result, Shape};
@@ -43,6 +43,8 @@ impl Recording {
         let stream = current_stream(gpu(ordinal)?)?;
         let gpu = stream.gpu;
         gpu.enter()?;
+        // What is pending is no part of the recording.
+        fuse::flush()?;
         let numbers = stream.empty(DType::U8, &[NUMBERS])?;
         let numbers_at = stream.read(&numbers)?;
         let communication = communication_stream(gpu);
@@ -83,6 +85,7 @@ impl Recording {
     /// Ends the recording. `kept` are the arrays that it created and that live on. Returns an error if something could not be recorded,
     /// or other arrays live on.
     pub fn finish(mut self, kept: &[&Array]) -> Result<Graph> {
+        fuse::flush()?;
         let (recorder, ended, held) = self.end(true);
         let communication = recorder.joined();
         let Recorder { number, stream, outside, numbers, uploads, refused, .. } = recorder;
@@ -193,6 +196,8 @@ impl Graph {
     /// no other array shares the memory that it writes.
     pub fn launch(&mut self, first_draw: Draw) -> Result<()> {
         let Graph { stream, communication, .. } = *self;
+        // What is pending reads the values of before.
+        fuse::flush()?;
         for (bytes, word) in self.numbers.chunks_exact_mut(8).zip([first_draw.seed, first_draw.stream]) {
             bytes.copy_from_slice(&word.to_ne_bytes());
         }

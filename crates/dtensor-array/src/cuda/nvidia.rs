@@ -546,7 +546,7 @@ impl Plan {
                 let epilogue = blas_sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
                 checked(set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue))?;
             }
-            let layout = |rows: u64, columns: u64, stride: usize, batch_stride: usize| {
+            let layout_in = |dtype, rows: u64, columns: u64, stride: usize, batch_stride: usize| {
                 let layout = checked(blas::create_matrix_layout(dtype, rows, columns, stride as i64))?;
                 if product.batch > 1 {
                     let (count, step) = (product.batch as i32, batch_stride as i64);
@@ -567,6 +567,7 @@ impl Plan {
                 }
                 Ok(layout)
             };
+            let layout = |rows, columns, stride, step| layout_in(dtype, rows, columns, stride, step);
             let side = |(by_rows, stride): (bool, usize), rows: u64, columns: u64, batch_stride: usize| {
                 match by_rows {
                     true => layout(columns, rows, stride, batch_stride),
@@ -576,7 +577,8 @@ impl Plan {
             let [a_step, b_step, out_step] = product.batch_strides;
             let a = side(product.a, m, k, a_step)?;
             let b = side(product.b, k, n, b_step)?;
-            let out = layout(n, m, n as usize, out_step)?;
+            let out_dtype = if product.out == product.dtype { dtype } else { CUDA_R_32F };
+            let out = layout_in(out_dtype, n, m, n as usize, out_step)?;
             let preference = checked(blas::create_matmul_pref())?;
             let [a_align, b_align, out_align] = product.alignments;
             let settings = [

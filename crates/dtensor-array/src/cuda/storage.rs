@@ -1,12 +1,14 @@
 //! [`CudaStorage`]: memory of a GPU behind arrays.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::device::Gpu;
 use super::driver::{Address, Handle};
+use super::fuse::{self, Expression};
 use super::pool::out_of_memory;
 use super::recorder;
 use super::stream::Stream;
@@ -18,13 +20,17 @@ const OTHERS: usize = 63;
 
 /// Memory of a GPU, of one element type.
 pub(crate) struct CudaStorage {
-    address: Address,
-    bytes: usize,
+    /// The address and its size in bytes, once the elements are computed or being computed.
+    memory: OnceLock<(Address, usize)>,
+    /// What the elements will be computed from, before that. Changes under the lock of [`fuse`] of the home stream.
+    pub(super) pending: Mutex<Option<Box<Expression>>>,
+    /// The number of times that the storage is an input of pending expressions.
+    pub(super) readers: AtomicU32,
     pub(crate) dtype: DType,
     /// The number of elements.
     pub(crate) len: usize,
     /// The stream whose pool the memory belongs to.
-    home: &'static Stream,
+    pub(super) home: &'static Stream,
     /// The stream that wrote the memory last.
     writer: &'static Stream,
     /// The streams that have used the memory since then, as bits by their index. They have waited for the writer.
@@ -33,7 +39,7 @@ pub(crate) struct CudaStorage {
     /// Whether there is a storage at the address, for graphs that use the memory.
     mark: OnceLock<Mark>,
     /// The number of the recording that created this, or 0.
-    recording: u32,
+    recording: AtomicU32,
 }
 
 /// True as long as a storage lives.
@@ -49,34 +55,77 @@ const PURPOSES: [Purpose; 5] =
 impl CudaStorage {
     /// Allocates memory that work of this stream will write.
     pub(crate) fn new(stream: &'static Stream, dtype: DType, len: usize) -> Result<CudaStorage> {
-        let gpu = stream.gpu;
-        let (address, bytes) = match len * dtype.size() {
-            0 => (0, 0),
-            bytes => {
-                gpu.enter()?;
-                let found = stream.pool.lock().allocate(gpu, stream.handle, bytes)?;
-                match found {
-                    Some(found) => found,
-                    None => retry(stream, bytes)?,
-                }
-            }
-        };
-        let recording = stream.recording.load(Ordering::Relaxed);
-        Ok(CudaStorage::at(address, bytes, dtype, len, stream, recording, OnceLock::new()))
+        let memory = allocate(stream, len * dtype.size())?;
+        let storage = CudaStorage::without_memory(stream, dtype, len, None, OnceLock::new());
+        storage.set_memory(memory);
+        Ok(storage)
     }
 
-    fn at(
-        address: Address,
-        bytes: usize,
+    /// Creates a storage whose elements are computed from an expression when they are needed, by work of this stream.
+    pub(super) fn pending(
+        stream: &'static Stream,
         dtype: DType,
         len: usize,
+        expression: Box<Expression>,
+    ) -> CudaStorage {
+        CudaStorage::without_memory(stream, dtype, len, Some(expression), OnceLock::new())
+    }
+
+    #[inline]
+    fn without_memory(
         home: &'static Stream,
-        recording: u32,
+        dtype: DType,
+        len: usize,
+        pending: Option<Box<Expression>>,
         mark: OnceLock<Mark>,
     ) -> CudaStorage {
-        home.gpu.usage.add(Purpose::Other, bytes);
-        let (users, purpose) = (AtomicU64::new(0), AtomicU8::new(Purpose::Other as u8));
-        CudaStorage { address, bytes, dtype, len, home, writer: home, users, purpose, mark, recording }
+        CudaStorage {
+            memory: OnceLock::new(),
+            pending: Mutex::new(pending),
+            readers: AtomicU32::new(0),
+            dtype,
+            len,
+            home,
+            writer: home,
+            users: AtomicU64::new(0),
+            purpose: AtomicU8::new(Purpose::Other as u8),
+            mark,
+            recording: AtomicU32::new(0),
+        }
+    }
+
+    /// Sets the memory, which comes from [`allocate`].
+    #[inline]
+    pub(super) fn set_memory(&self, memory: (Address, usize)) {
+        self.recording.store(self.home.recording.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.gpu().usage.add(PURPOSES[self.purpose.load(Ordering::Relaxed) as usize], memory.1);
+        let was_empty = self.memory.set(memory).is_ok();
+        debug_assert!(was_empty, "a storage has one memory");
+    }
+
+    /// Returns true if work that computes the elements has not been queued yet.
+    #[inline]
+    pub(super) fn is_pending(&self) -> bool {
+        self.memory.get().is_none()
+    }
+
+    /// Queues the work that computes the elements, and that of this thread's expressions which read them, so that no expression holds
+    /// the storage. Work that fails stays pending.
+    #[inline]
+    pub(crate) fn settle(&self) {
+        let _ = self.force();
+        if self.readers.load(Ordering::Acquire) > 0 {
+            let _ = fuse::flush();
+        }
+    }
+
+    /// Returns the address, after queueing the work that computes the elements.
+    #[inline]
+    pub(crate) fn force(&self) -> Result<Address> {
+        match self.memory.get() {
+            Some(memory) => Ok(memory.0),
+            None => fuse::force(self),
+        }
     }
 
     /// Returns the flag that says whether this storage lives.
@@ -84,14 +133,18 @@ impl CudaStorage {
         self.mark.get_or_init(|| Arc::new(AtomicBool::new(true))).clone()
     }
 
-    /// Returns the address, whatever uses it.
+    /// Returns the address, whatever uses it; 0 for elements that are pending.
     pub(crate) fn start(&self) -> Address {
-        self.address
+        self.memory.get().map_or(0, |memory| memory.0)
+    }
+
+    fn bytes(&self) -> usize {
+        self.memory.get().map_or(0, |memory| memory.1)
     }
 
     /// Returns true if a recording created this.
     pub(super) fn is_recorded_by(&self, number: u32) -> bool {
-        self.recording == number && self.bytes > 0
+        self.recording.load(Ordering::Relaxed) == number && self.bytes() > 0
     }
 
     /// Returns true if this is the storage at that memory.
@@ -101,8 +154,8 @@ impl CudaStorage {
 
     /// Describes the memory, to create a storage of it again after this one is dropped.
     pub(super) fn memory(&self) -> Memory {
-        let &CudaStorage { address, bytes, dtype, len, home, .. } = self;
-        Memory { address, bytes, dtype, len, home, mark: self.mark() }
+        let &CudaStorage { dtype, len, home, .. } = self;
+        Memory { address: self.start(), bytes: self.bytes(), dtype, len, home, mark: self.mark() }
     }
 
     pub(crate) fn gpu(&self) -> &'static Gpu {
@@ -112,10 +165,11 @@ impl CudaStorage {
     /// Returns the address, for reading by work of `stream`, which first waits for the writer if that is another stream.
     #[inline]
     pub(crate) fn address(&self, stream: &Stream) -> Result<Address> {
+        let address = self.force()?;
         if !std::ptr::eq(stream, self.writer) || stream.is_recorded() {
             self.order(stream)?;
         }
-        Ok(self.address)
+        Ok(address)
     }
 
     #[cold]
@@ -136,13 +190,15 @@ impl CudaStorage {
 
     /// Notes the use by a recording, unless it has created this.
     fn note(&self, stream: &Stream) {
-        if self.recording != stream.recording.load(Ordering::Relaxed) && self.bytes > 0 {
-            recorder::note(self.address, || self.mark());
+        let is_outside = !self.is_recorded_by(stream.recording.load(Ordering::Relaxed));
+        if is_outside && self.bytes() > 0 {
+            recorder::note(self.start(), || self.mark());
         }
     }
 
     /// Returns the address, for writing by work of `stream`, which first waits for all other users.
     pub(crate) fn address_mut(&mut self, stream: &'static Stream) -> Result<Address> {
+        let address = self.force()?;
         if stream.is_recorded() {
             self.note(stream);
         }
@@ -152,7 +208,7 @@ impl CudaStorage {
             self.writer = stream;
             *self.users.get_mut() = 0;
         }
-        Ok(self.address)
+        Ok(address)
     }
 
     /// Makes a stream wait for the writer and all users.
@@ -172,10 +228,36 @@ impl CudaStorage {
     }
 
     pub(crate) fn count_as(&self, purpose: Purpose) {
+        // While the storage is pending, its memory may be set only under this lock.
+        let lock = self.is_pending().then(|| self.home.fusing.lock());
         let before = self.purpose.swap(purpose as u8, Ordering::Relaxed);
-        // In this order, a count is never below zero, also if two threads do this at once.
-        self.gpu().usage.add(purpose, self.bytes);
-        self.gpu().usage.subtract(PURPOSES[before as usize], self.bytes);
+        if let Some(&(_, bytes)) = self.memory.get() {
+            // In this order, a count is never below zero, also if two threads do this at once.
+            self.gpu().usage.add(purpose, bytes);
+            self.gpu().usage.subtract(PURPOSES[before as usize], bytes);
+        }
+        drop(lock);
+    }
+}
+
+/// Allocates memory that work of a stream will write. Returns its address and its size.
+pub(super) fn allocate(stream: &'static Stream, bytes: usize) -> Result<(Address, usize)> {
+    let gpu = stream.gpu;
+    if bytes == 0 {
+        return Ok((0, 0));
+    }
+    gpu.enter()?;
+    let found = stream.pool.lock().allocate(gpu, stream.handle, bytes)?;
+    match found {
+        Some(found) => Ok(found),
+        None => retry(stream, bytes),
+    }
+}
+
+/// Frees memory that came from [`allocate`] and that only work of this stream uses.
+pub(super) fn free(stream: &'static Stream, (address, bytes): (Address, usize)) {
+    if bytes > 0 {
+        stream.pool.lock().free(stream.gpu, address);
     }
 }
 
@@ -221,7 +303,10 @@ impl Memory {
             return None;
         }
         mark.store(true, Ordering::Release);
-        Some(CudaStorage::at(address, bytes, dtype, len, home, number, OnceLock::from(mark.clone())))
+        let storage = CudaStorage::without_memory(home, dtype, len, None, OnceLock::from(mark.clone()));
+        storage.set_memory((address, bytes));
+        storage.recording.store(number, Ordering::Relaxed);
+        Some(storage)
     }
 }
 
@@ -247,25 +332,25 @@ fn retry(stream: &'static Stream, bytes: usize) -> Result<(Address, usize)> {
 
 impl Drop for CudaStorage {
     fn drop(&mut self) {
-        let gpu = self.home.gpu;
         if let Some(mark) = self.mark.get() {
             mark.store(false, Ordering::Release);
         }
-        gpu.usage.subtract(PURPOSES[*self.purpose.get_mut() as usize], self.bytes);
-        if self.bytes == 0 {
+        let Some(&memory) = self.memory.get() else { return };
+        self.gpu().usage.subtract(PURPOSES[*self.purpose.get_mut() as usize], memory.1);
+        if memory.1 == 0 {
             return;
         }
         // Later work of the home stream may use the memory at once, unless other streams use it.
         if std::ptr::eq(self.home, self.writer) && *self.users.get_mut() == 0 {
-            return self.home.pool.lock().free(gpu, self.address);
+            return free(self.home, memory);
         }
         let users = *self.users.get_mut() | bit(self.writer);
-        if recorder::defer_free(self.home, self.address, users) {
+        if recorder::defer_free(self.home, memory.0, users) {
             return;
         }
         // After an error of the driver, the memory may be in use for ever, and stays allocated.
         if let Ok(events) = last_uses(self.home, users) {
-            self.home.pool.lock().free_after(gpu, self.address, events);
+            self.home.pool.lock().free_after(self.gpu(), memory.0, events);
         }
     }
 }

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use super::device::{Gpu, MAX_DEVICES, count_wait};
 use super::driver::{Address, Handle};
 use super::fault::Faults;
+use super::fuse::{self, Fusing};
 use super::pool::Pool;
 use super::{gpu, recorder};
 use crate::{Array, DType, Device, Error, Result, Shape};
@@ -22,6 +23,8 @@ pub(crate) struct Stream {
     pub(super) pool: Mutex<Pool>,
     staging: Mutex<Vec<Staging>>,
     faults: Faults,
+    /// The element-wise work that is not queued yet.
+    pub(super) fusing: Mutex<Fusing>,
     /// What the driver keeps for matrix products on this stream.
     pub(super) library: Mutex<Option<Box<dyn Any + Send>>>,
     /// The number of the recording that this stream takes part in, or 0.
@@ -57,6 +60,7 @@ impl Stream {
             pool: Mutex::default(),
             staging: Mutex::default(),
             faults: Faults::new(gpu)?,
+            fusing: Mutex::default(),
             library: Mutex::default(),
             recording: AtomicU32::new(0),
             readers: Mutex::default(),
@@ -309,7 +313,14 @@ pub(super) fn on_stream<R>(stream: &'static Stream, body: impl FnOnce() -> R) ->
     }
     recorder::join(stream)?;
     let _restore = Restore(CURRENT.replace(Some(stream)));
-    Ok(body())
+    // Communication starts as soon as it can.
+    Ok(fuse::fuse(false, body))
+}
+
+/// Calls `f` with each stream of this thread.
+pub(super) fn each_stream_of_thread(mut f: impl FnMut(&'static Stream)) {
+    let streams = STREAMS.try_with(|streams| streams.0.each_ref().map(Cell::get));
+    streams.into_iter().flatten().flatten().for_each(&mut f);
 }
 
 /// Returns this thread's stream of the GPU that holds an array.

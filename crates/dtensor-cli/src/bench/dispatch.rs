@@ -28,7 +28,7 @@ use super::comparison;
 use super::peer::Peer;
 use super::row::{Row, Sink};
 use super::timing::{describe_speedups, median};
-use crate::device::{DeviceChoice, synchronize};
+use crate::device::{DeviceChoice, flush, synchronize};
 
 /// Operators per timing.
 const CALLS: usize = 1000;
@@ -186,7 +186,9 @@ fn time<T>(world: &World, device: Device, body: impl Fn() -> Result<T>) -> Resul
         world.group().barrier()?;
         let start = Instant::now();
         for _ in 0..CALLS {
-            drop(black_box(body()?));
+            let result = body()?;
+            flush(device)?;
+            drop(black_box(result));
         }
         synchronize(device)?;
         spans.push((start, Instant::now()));

@@ -10,7 +10,7 @@ use super::large;
 use super::peer::{Peer, python};
 use super::row::{Row, Sink};
 use super::timing::{median, seconds};
-use crate::device::{DeviceChoice, synchronize};
+use crate::device::{DeviceChoice, flush, synchronize};
 
 /// The flags of `dtensor bench kernels`.
 #[derive(Args)]
@@ -147,7 +147,9 @@ fn measure(options: &Options, sink: Sink<'_>) -> std::result::Result<(), Box<dyn
         };
         let ours = |samples| {
             let call = || {
-                std::hint::black_box((case.body)()?);
+                let result = (case.body)()?;
+                flush(device)?;
+                std::hint::black_box(result);
                 Ok::<(), dtensor::Error>(())
             };
             seconds(samples, inner, call, || synchronize(device))

@@ -7,6 +7,7 @@ use dtensor_tests as common;
 
 mod device;
 mod faults;
+mod fusion;
 mod graph;
 mod nccl;
 mod sharing;

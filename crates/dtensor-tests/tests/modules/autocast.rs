@@ -89,6 +89,55 @@ fn cross_entropy_of_half_precision_logits_is_that_of_the_cast_logits() -> Result
     Ok(())
 }
 
+/// Computes the gradients of two residual blocks with norms, by a pass that is recorded or not.
+fn gradients_of_blocks(leaves: &[Tensor], scope: Option<DType>, create_graph: bool) -> Result<Vec<Tensor>> {
+    let leaves: Vec<Tensor> =
+        leaves.iter().map(|x| x.detach().requires_grad_(true)).collect::<Result<_>>()?;
+    let [x, gain, shift, up, bias, scale, down] = &leaves[..] else { unreachable!() };
+    let run = || {
+        let x = x.mul(1.5)?;
+        let x = (&x + x.layer_norm(1, Some(gain), Some(shift), 1e-5)?.linear(up, Some(bias)))?;
+        let x = (&x + x.rms_norm(1, Some(scale), 1e-5)?.linear(down, None))?;
+        x.mul(&x)?.sum_all()
+    };
+    let loss = scope.map_or_else(run, |low| autocast(low, run))?;
+    loss.backward_with(BackwardOptions { create_graph, ..Default::default() })?;
+    let grads = leaves.iter().map(|leaf| leaf.grad().expect("a gradient").detach());
+    let grads = grads.map(|grad| if grad.is_distributed() { grad.full_tensor() } else { Ok(grad) });
+    grads.collect()
+}
+
+#[test]
+fn a_pass_that_is_not_recorded_computes_the_same_with_fewer_casts_and_sums() {
+    spmd(2, |world| {
+        let mesh = DeviceMesh::new(&world, [2], "ranks")?;
+        manual_seed(3);
+        let shapes: [&[usize]; 7] = [&[3, 4, 8], &[8], &[8], &[8, 8], &[8], &[8], &[8, 8]];
+        let local: Vec<Tensor> = shapes.iter().map(|shape| rand(shape, F32)).collect::<Result<_>>()?;
+        for scope in [None, Some(BF16), Some(F16)] {
+            let want = gradients_of_blocks(&local, scope, true)?;
+            for placement in [None, Some(Shard(0)), Some(Shard(1)), Some(Replicate)] {
+                let leaves: Vec<Tensor> = match placement {
+                    None => local.clone(),
+                    Some(placement) => (local.iter().enumerate())
+                        .map(|(i, x)| distribute_tensor(x, &mesh, if i == 0 { placement } else { Replicate }))
+                        .collect::<Result<_>>()?,
+                };
+                for (got, want) in gradients_of_blocks(&leaves, scope, false)?.iter().zip(&want) {
+                    assert_eq!(got.dtype(), F32);
+                    match (scope, placement) {
+                        // The same sums in the same order.
+                        (None, None) => assert_eq!(got.to_vec::<f32>()?, want.to_vec::<f32>()?),
+                        (None, _) => close(got, want, 1e-5)?,
+                        _ => close(got, want, 3e-2)?,
+                    }
+                }
+            }
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn norm_parameters_are_not_rounded_and_get_exact_gradients() -> Result<()> {
     // In half precision, 1 + 2⁻¹² rounds to 1, and 1000 ones plus 2⁻⁸ sum to 1000.

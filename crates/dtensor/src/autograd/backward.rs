@@ -339,9 +339,14 @@ impl Pass {
                 }
             }
             self.recomputed.retain(|(region, _)| region.began() <= node.moment);
-            let cx = Backward::new(&node, self.take_saved(&node, self.retain)?, &grads);
+            let cx =
+                Backward::new(&node, self.take_saved(&node, self.retain)?, &grads, self.take_known(&node));
             let inputs = within_module(node.module, || with_caller_line(node.at, || node.op.gradient(&cx)))?;
+            let known = cx.take_known(|_| true);
             drop(cx);
+            if let (Some(slot), Some(known)) = (self.known_slot(&node), known) {
+                *slot = Some(known);
+            }
             drop(grads);
             self.check(&node, &inputs)?;
             for (link, grad) in node.edges.iter().zip(inputs) {
@@ -352,6 +357,18 @@ impl Pass {
             }
         }
         self.commit()
+    }
+
+    /// Takes the gradient that the first input of a node has so far, if the node's operator adds it to its own.
+    fn take_known(&mut self, node: &Node) -> Option<Tensor> {
+        let is_plain = !self.create && self.requested.is_none();
+        if is_plain && node.op.adds_known() { self.known_slot(node)?.take() } else { None }
+    }
+
+    /// Returns the place of the gradient of a node's first input, if that is the output of a node that has been reached.
+    fn known_slot(&mut self, node: &Node) -> Option<&mut Option<Tensor>> {
+        let Some(Link::Node(from, output)) = node.edges.first() else { return None };
+        self.grads.get_mut(&address(from))?.get_mut(*output)
     }
 
     /// Returns the saved values of a node, recomputed if it is in a checkpoint. `retain` keeps them for another pass.
@@ -411,7 +428,11 @@ impl Pass {
         }
         for (i, (grad, meta)) in grads.iter().zip(&node.inputs).enumerate() {
             match grad {
-                Some(g) if g.dims() != &meta.shape[..] || g.dtype() != meta.dtype => {
+                Some(g)
+                    if g.dims() != &meta.shape[..]
+                        || (g.dtype() != meta.dtype
+                            && !(g.dtype().is_float() && node.edges[i].takes_any_float())) =>
+                {
                     return wrong(format!(
                         "the gradient rule returned {} {} for input {i}, which is {} {}",
                         g.dtype(),
@@ -522,6 +543,11 @@ fn same(a: Option<&Tensor>, b: Option<&Tensor>) -> bool {
 
 fn sum(before: Option<Tensor>, grad: Tensor) -> Result<Tensor> {
     match before {
+        Some(before) if before.dtype() != grad.dtype() => {
+            let wider =
+                if before.dtype().size() > grad.dtype().size() { before.dtype() } else { grad.dtype() };
+            before.to_dtype(wider)?.add(&grad.to_dtype(wider)?)
+        }
         Some(before) => before.add(&grad),
         None => Ok(grad),
     }

@@ -16,6 +16,11 @@
 //! between ranks that have a GPU each go through NCCL (`libnccl.so.2`), if it is found; the environment variable `DTENSOR_NCCL` forbids
 //! (`off`) or demands (`force`) it.
 //!
+//! Chains of element-wise operators, with their casts and broadcast operands, run as one kernel ([`fuse`]). Their kernel is generated and
+//! compiled when a chain is seen for the third time, and kept in the same folder. Results have the same bits as without fusion, which the
+//! environment variable `DTENSOR_FUSE=0` turns off. A result that is dropped before anybody needed it is never computed, so a loop that
+//! measures operators must call [`flush`], or turn fusion off.
+//!
 //! ```
 //! use dtensor::{DType, Device, Tensor, cuda};
 //! # fn main() -> dtensor::Result<()> {
@@ -33,6 +38,6 @@ pub use graph::{Graph, graph};
 #[doc(hidden)]
 pub use dtensor_array::cuda::launch_empty;
 pub use dtensor_array::cuda::{
-    MemoryStats, device_count, device_name, is_available, memory_stats, reset_peak_memory_stats, synchronize,
-    waits_of_this_thread,
+    MemoryStats, device_count, device_name, flush, fuse, fuse_after, is_available, launches_of_this_thread,
+    memory_stats, reset_peak_memory_stats, synchronize, waits_of_this_thread,
 };

@@ -47,7 +47,7 @@ pub(super) const FORWARD_PASS: Kernel = Kernel {
     text: include_str!("../kernels/attention_plain_forward.cuh"),
     units: [&FORWARD, &FORWARD_WIDE],
     shapes: [
-        Shape { tile: 64, groups: 2, blocks: 2, stages: 2, keeps_left: false },
+        Shape { tile: 128, groups: 1, blocks: 3, stages: 2, keeps_left: false },
         Shape { tile: 128, groups: 2, blocks: 1, stages: 2, keeps_left: false },
     ],
     operands: 1,
@@ -57,8 +57,8 @@ pub(super) const QUERY_GRADIENTS: Kernel = Kernel {
     text: include_str!("../kernels/attention_plain_queries.cuh"),
     units: [&QUERIES, &QUERIES_WIDE],
     shapes: [
-        Shape { tile: 64, groups: 2, blocks: 2, stages: 2, keeps_left: false },
-        Shape { tile: 64, groups: 2, blocks: 1, stages: 2, keeps_left: false },
+        Shape { tile: 64, groups: 1, blocks: 4, stages: 2, keeps_left: false },
+        Shape { tile: 128, groups: 2, blocks: 1, stages: 2, keeps_left: false },
     ],
     operands: 2,
 };
@@ -67,8 +67,8 @@ pub(super) const KEY_GRADIENTS: Kernel = Kernel {
     text: include_str!("../kernels/attention_plain_keys.cuh"),
     units: [&KEYS, &KEYS_WIDE],
     shapes: [
-        Shape { tile: 64, groups: 2, blocks: 1, stages: 2, keeps_left: false },
-        Shape { tile: 64, groups: 2, blocks: 1, stages: 2, keeps_left: false },
+        Shape { tile: 64, groups: 1, blocks: 2, stages: 3, keeps_left: true },
+        Shape { tile: 32, groups: 2, blocks: 1, stages: 2, keeps_left: true },
     ],
     operands: 2,
 };
@@ -87,7 +87,7 @@ impl Kernel {
         let (columns, keeps) = (columns(which), u8::from(keeps_left));
         let defines = format!(
             "#define W {columns}\n#define TILE {tile}\n#define GROUPS {groups}\n#define BLOCKS {blocks}\n#define STAGES {stages}\n\
-             #define KEEPS {keeps}\n"
+             #define KEEPS {keeps}\n#define ORDERS 1\n"
         );
         [
             &defines,
@@ -126,7 +126,9 @@ impl Matrices {
     /// Returns true if rows can be loaded 16 bytes at a time.
     fn is_aligned(&self, columns: u64) -> bool {
         let strides = || self.strides.iter().chain([&self.row]);
-        self.at % 16 == 0 && columns % 8 == 0 && strides().all(|stride| stride % 8 == 0)
+        self.at.is_multiple_of(16)
+            && columns.is_multiple_of(8)
+            && strides().all(|stride| stride.is_multiple_of(8))
     }
 }
 
@@ -138,7 +140,7 @@ impl Call {
         let is_aligned = a.q.is_aligned(a.width)
             && a.k.is_aligned(a.width)
             && [&a.v, &a.grad].iter().all(|x| x.is_aligned(a.value_width))
-            && a.out % 16 == 0;
+            && a.out.is_multiple_of(16);
         let fits = a.width.max(a.value_width) <= columns(which) as u64
             && [a.heads, a.queries, a.keys, a.first_query].iter().all(|&n| n < 1 << 30)
             && kernel.shared_bytes(which) <= self.stream.gpu.info.shared_bytes;

@@ -199,15 +199,14 @@ const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 fn plain_tiles() {
     for dtype in HALVES {
         for (sizes, first_query) in [
-            ([200, 333, 64, 64], 0),
-            ([333, 130, 40, 64], 0),
-            ([130, 400, 64, 8], 200),
-            ([200, 330, 128, 96], 60),
-            ([257, 128, 72, 128], 0),
+            ([130, 267, 64, 64], 0),
+            ([200, 130, 40, 64], 0),
+            ([70, 300, 64, 8], 200),
+            ([130, 267, 128, 96], 60),
         ] {
             for causal in [false, true] {
                 let options = AttentionOptions { causal, first_query, scale: 0.2, ..plain() };
-                check(&operands(dtype, &[2], sizes), options);
+                check(&operands(dtype, &[1], sizes), options);
             }
         }
         // More heads than run together, which are views of [B, L, H, D].

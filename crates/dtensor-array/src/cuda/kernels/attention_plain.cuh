@@ -70,12 +70,14 @@ template <int rows> DEVICE void load(Tile<rows>& tile, const Side& x, int row) {
     int r = (int)threadIdx.x / PER_ROW, c = (int)threadIdx.x % PER_ROW * V;
     T* to = tile.at(r, c);
     const T* from = x.at + (i64)(row + r) * x.stride + c;
+    // Nothing is read where there is no row or column.
     int left = c < x.columns ? x.rows - row - r : 0;
+    i64 step = STEP_ROWS * x.stride;
 #pragma unroll
     for (int i = 0; i < rows; i += STEP_ROWS) {
         if (rows % STEP_ROWS != 0 && r + i >= rows) break;
-        load_pack(to + i * 64, i < left ? from : x.at, i < left);
-        from += STEP_ROWS * x.stride;
+        load_pack(to + i * 64, from, i < left);
+        from += step;
     }
 }
 

@@ -10,8 +10,9 @@ pub mod emulator;
 pub(super) mod library;
 mod watchdog;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Once, OnceLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -146,12 +147,50 @@ impl Communicator {
     }
 }
 
+/// The number of threads that run work of the library, and whether the process is ending.
+static DETACHED: AtomicUsize = AtomicUsize::new(0);
+static IS_ENDING: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" {
+    fn atexit(callback: extern "C" fn()) -> std::ffi::c_int;
+}
+
+/// Lets the threads that run work of the library finish before the process unloads it. After that, communicators leak.
+extern "C" fn finish_detached() {
+    IS_ENDING.store(true, Ordering::SeqCst);
+    let began = Instant::now();
+    while DETACHED.load(Ordering::SeqCst) > 0 && began.elapsed() < Duration::from_secs(5) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// Runs work of the library that may wait for other ranks, on a thread if so.
 fn detach(nccl: &'static dyn Nccl, work: impl FnOnce() + Send + 'static) {
-    match nccl.waits_for_others() {
-        true => drop(std::thread::Builder::new().name("nccl".into()).spawn(work)),
-        false => work(),
+    static REGISTERED: Once = Once::new();
+    if !nccl.waits_for_others() {
+        return work();
     }
+    REGISTERED.call_once(|| {
+        // SAFETY: the function takes no arguments and lives as long as the program.
+        unsafe { atexit(finish_detached) };
+    });
+    /// Counts the thread, also if it panics.
+    struct Counted;
+    impl Drop for Counted {
+        fn drop(&mut self) {
+            DETACHED.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    DETACHED.fetch_add(1, Ordering::SeqCst);
+    let counted = Counted;
+    if IS_ENDING.load(Ordering::SeqCst) {
+        return;
+    }
+    let run = move || {
+        let _counted = counted;
+        work();
+    };
+    drop(std::thread::Builder::new().name("nccl".into()).spawn(run));
 }
 
 impl Drop for Communicator {

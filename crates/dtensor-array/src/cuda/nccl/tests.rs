@@ -1,5 +1,3 @@
-use std::time::Duration;
-
 use super::*;
 use crate::cuda::device_count;
 use crate::cuda::testing::numbers;
@@ -154,17 +152,17 @@ fn is_emulated() -> bool {
 #[test]
 fn transfers_that_take_too_long_are_aborted_on_a_gpu() {
     let Some(ranks) = communicators(1).filter(|_| !is_emulated()) else { return };
-    let shape = [256 << 20];
+    let shape = [8 << 20];
     let x = crate::kernels::copy::full(Device::Cuda(0), DType::F32, &shape, 1.0).unwrap();
     let out = ranks[0].run(|| ranks[0].empty(DType::F32, &shape)).unwrap().unwrap();
-    // Copies of a GiB: more than half a millisecond each.
-    let transfers = (0..1000).map(|_| Transfer::AllReduce(ReduceOp::Sum, x.clone(), out.clone())).collect();
+    // Copies of 32 MiB: some 15 microseconds each.
+    let transfers = (0..5000).map(|_| Transfer::AllReduce(ReduceOp::Sum, x.clone(), out.clone())).collect();
     let on_failure = |why: &str| vec![Error::argument("test", why)];
-    let watch = Watch { timeout: Duration::from_millis(50), on_failure: Box::new(on_failure) };
+    let watch = Watch { timeout: Duration::from_millis(10), on_failure: Box::new(on_failure) };
     let queued = communicate(&[(&ranks[0], transfers)], watch);
     let read = queued.and_then(|()| out.narrow(0, 0, 1)?.to_device(Device::Cpu));
-    let error = read.expect_err("the transfers take half a second").to_string();
-    assert!(error.contains("did not finish it within 50ms"), "{error}");
+    let error = read.expect_err("the transfers take 75 ms").to_string();
+    assert!(error.contains("did not finish it within 10ms"), "{error}");
     assert!(communicators(1).is_some());
 }
 

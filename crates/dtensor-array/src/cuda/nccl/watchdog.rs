@@ -37,6 +37,8 @@ struct Flight {
     ended: Vec<Handle>,
     since: Option<Instant>,
     watch: Watch,
+    /// Why they failed, for the thread that still queues them.
+    why: Arc<OnceLock<String>>,
 }
 
 #[derive(Default)]
@@ -60,6 +62,7 @@ fn watchdog() -> Result<&'static Watchdog> {
 pub(super) struct Queueing {
     watchdog: &'static Watchdog,
     number: u64,
+    why: Arc<OnceLock<String>>,
 }
 
 /// Marks the streams of some ranks, on which transfers will be queued now.
@@ -69,14 +72,14 @@ pub(super) fn begin(ranks: Vec<Arc<Communicator>>, watch: Watch) -> Result<Queue
     let mut state = watchdog.flights.lock();
     let (flights, count) = &mut *state;
     *count += 1;
-    let number = *count;
-    flights.push(Flight { number, ranks, started, ended: Vec::new(), since: None, watch });
+    let (number, why) = (*count, Arc::new(OnceLock::new()));
+    flights.push(Flight { number, ranks, started, ended: Vec::new(), since: None, watch, why: why.clone() });
     // With others in progress, the watchdog will look by itself.
     if flights.len() == 1 {
         watchdog.wakeup.notify_one();
     }
     drop(state);
-    Ok(Queueing { watchdog, number })
+    Ok(Queueing { watchdog, number, why })
 }
 
 /// Records an event on the stream of each rank.
@@ -97,7 +100,8 @@ impl Queueing {
         let mut state = self.watchdog.flights.lock();
         let Some(at) = state.0.iter().position(|flight| flight.number == self.number) else {
             // The watchdog has aborted them meanwhile.
-            return queued.and_then(|()| Err(Error::argument("nccl", "the communicator has been aborted")));
+            let why = self.why.get().map_or("the communicator has been aborted", String::as_str);
+            return Err(Error::argument("nccl", why));
         };
         let result = queued.and_then(|()| mark(&state.0[at].ranks));
         match result {
@@ -126,7 +130,10 @@ impl Watchdog {
                 match if is_behind || is_lost { Ok(is_lost) } else { flight.look() } {
                     Ok(false) => waiting.push(flight),
                     Ok(true) => over.push(flight),
-                    Err(why) => failed.push((flight, why)),
+                    Err(why) => {
+                        let _ = flight.why.set(why.clone());
+                        failed.push((flight, why));
+                    }
                 }
             }
             state.0 = waiting;

@@ -3,18 +3,20 @@
 use std::mem::MaybeUninit;
 
 use super::{Mat, Plan, matmul, product};
+use crate::host::cast::cast;
 use crate::host::fill_array;
 use crate::{Array, Num, Real};
 use crate::{DType, Element, Result};
 
 /// Computes `aᵀ · b`, summed over all leading dims: `[..., m]` and `[..., n]` give `[m, n]`. The leading dims must be the
-/// same.
-pub(crate) fn folded(a: &Array, b: &Array) -> Result<Array> {
-    match a.dtype() {
+/// same. The result has dtype `out`: that of the arrays, or a wider one.
+pub(crate) fn folded(a: &Array, b: &Array, out: DType) -> Result<Array> {
+    let product = match a.dtype() {
         DType::F32 if avoids_copies(a, b) => sum_of_products::<f32>(a, b),
         DType::F64 if avoids_copies(a, b) => sum_of_products::<f64>(a, b),
         _ => matmul(&flatten_rows(a)?.transpose(0, 1)?, &flatten_rows(b)?, None),
-    }
+    };
+    cast(&product?, out)
 }
 
 /// Merges all dims except the last into one.

@@ -105,7 +105,7 @@ fn folded_is_the_product_of_all_rows() {
             for a in of(m, 1) {
                 for b in of(n, 2) {
                     let want = matmul(&rows(&a, m).transpose(0, 1).unwrap(), &rows(&b, n), None).unwrap();
-                    let got = folded(&a, &b).unwrap();
+                    let got = folded(&a, &b, a.dtype()).unwrap();
                     assert_eq!((got.dims(), got.dtype(), got.is_contiguous()), (&[m, n][..], dtype, true));
                     let tolerance = if dtype == DType::F64 { 1e-13 } else { 1e-5 };
                     for (x, y) in values(&got).into_iter().zip(values(&want)) {
@@ -120,7 +120,8 @@ fn folded_is_the_product_of_all_rows() {
         // An operand that is broadcast over the batch.
         let (one, b) = (sample(dtype, &[1, 20, 3], 3), sample(dtype, &[4, 20, 2], 4));
         let a = one.expand(&[4, 20, 3]).unwrap();
-        let (got, want) = (folded(&a, &b).unwrap(), folded(&a.contiguous().unwrap(), &b).unwrap());
+        let (got, want) =
+            (folded(&a, &b, a.dtype()).unwrap(), folded(&a.contiguous().unwrap(), &b, a.dtype()).unwrap());
         for (x, y) in values(&got).into_iter().zip(values(&want)) {
             assert!((x - y).abs() <= 1e-5 * (1.0 + y.abs()), "{dtype}: {x}, not {y}");
         }
