@@ -2,7 +2,8 @@
 //!
 //! They are a crate of their own because they are compiled without optimisation, which takes a fifth of the time, and `dtensor` is not.
 
-#![allow(missing_debug_implementations)] // Nothing prints these.
+// Nothing prints these, and nothing else implements traits for them.
+#![allow(missing_debug_implementations, clippy::should_implement_trait, clippy::new_without_default)]
 
 pub mod cases;
 pub mod golden;

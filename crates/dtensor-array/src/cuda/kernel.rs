@@ -72,13 +72,14 @@ impl Unit {
         source
     }
 
-    /// Returns the names of the kernels in a source: the words after `ENTRY(` and `BLOCK_ENTRY(`.
+    /// Returns the names of the kernels in a source: the words after `ENTRY(`, `BLOCK_ENTRY(` and `BOUNDED_ENTRY(`.
     fn functions(source: &str) -> Vec<String> {
         // Names that are arguments of macros are listed in lines `//! kernels: a b c`.
         let listed = source.lines().filter_map(|line| line.trim().strip_prefix("//! kernels: "));
         let mut names: Vec<String> = listed.flat_map(str::split_whitespace).map(str::to_owned).collect();
         for line in source.lines() {
-            let entry = line.strip_prefix("ENTRY(").or_else(|| line.strip_prefix("BLOCK_ENTRY("));
+            let macros = ["ENTRY(", "BLOCK_ENTRY(", "BOUNDED_ENTRY("];
+            let entry = macros.iter().find_map(|name| line.strip_prefix(name));
             if let Some((name, _)) = entry.and_then(|rest| rest.split_once(',')) {
                 names.push(name.trim().to_owned());
             }

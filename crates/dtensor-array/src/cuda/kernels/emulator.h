@@ -209,6 +209,7 @@ inline void run(const Launch* launch, const void* args, void (*kernel)(const voi
     static void name##_thread(const Args& a)
 #define ENTRY(name, Args) EMULATED_ENTRY(name, Args, false)
 #define BLOCK_ENTRY(name, Args) EMULATED_ENTRY(name, Args, true)
+#define BOUNDED_ENTRY(name, Args, threads) BLOCK_ENTRY(name, Args)
 
 inline void __syncthreads() { emulator::wait(emulator::block_barrier, emulator::alive); }
 inline void __syncwarp(unsigned = 0xffffffffu) {

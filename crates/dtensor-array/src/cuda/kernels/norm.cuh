@@ -257,8 +257,8 @@ BLOCK_ENTRY(layer_norm, Args) { forward_any<true>(a); }
 BLOCK_ENTRY(rms_norm, Args) { forward_any<false>(a); }
 BLOCK_ENTRY(layer_norm_backward, Args) { backward_any<true>(a); }
 BLOCK_ENTRY(rms_norm_backward, Args) { backward_any<false>(a); }
-BLOCK_ENTRY(layer_norm_gradients, Args) { gradients_any<true>(a); }
-BLOCK_ENTRY(rms_norm_gradients, Args) { gradients_any<false>(a); }
+BOUNDED_ENTRY(layer_norm_gradients, Args, 512) { gradients_any<true>(a); }
+BOUNDED_ENTRY(rms_norm_gradients, Args, 512) { gradients_any<false>(a); }
 
 // Threads side by side and above each other in the sums over rows.
 #define ACROSS 32

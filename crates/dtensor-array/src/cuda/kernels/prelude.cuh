@@ -9,6 +9,9 @@
 // Declares a kernel with one argument, `a`. Threads of a `BLOCK_ENTRY` may wait for each other.
 #define ENTRY(name, Args) extern "C" __global__ void kernel_##name(const __grid_constant__ Args a)
 #define BLOCK_ENTRY(name, Args) extern "C" __global__ void kernel_##name(const __grid_constant__ Args a)
+// With at most `threads` threads, so that the registers suffice.
+#define BOUNDED_ENTRY(name, Args, threads) \
+    extern "C" __global__ void __launch_bounds__(threads) kernel_##name(const __grid_constant__ Args a)
 // Declares `name`, the shared memory whose size is given at the launch.
 #define SHARED_BYTES(name) extern __shared__ __align__(16) unsigned char name[]
 #endif

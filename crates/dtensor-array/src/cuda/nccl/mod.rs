@@ -11,7 +11,7 @@ pub(super) mod library;
 mod watchdog;
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -166,14 +166,13 @@ extern "C" fn finish_detached() {
 
 /// Runs work of the library that may wait for other ranks, on a thread if so.
 fn detach(nccl: &'static dyn Nccl, work: impl FnOnce() + Send + 'static) {
-    static REGISTERED: Once = Once::new();
     if !nccl.waits_for_others() {
         return work();
     }
-    REGISTERED.call_once(|| {
-        // SAFETY: the function takes no arguments and lives as long as the program.
-        unsafe { atexit(finish_detached) };
-    });
+    // Anew each time: what is registered last runs first, so before the driver and the library, which register while they work, are
+    // torn down.
+    // SAFETY: the function takes no arguments and lives as long as the program.
+    unsafe { atexit(finish_detached) };
     /// Counts the thread, also if it panics.
     struct Counted;
     impl Drop for Counted {
