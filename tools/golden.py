@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the cases that `cargo test -p dtensor --test pytorch golden` compares every operator with: PyTorch's own answers.
+"""Writes the cases that `cargo test -p dtensor-tests --test pytorch golden` compares every operator with: PyTorch's own answers.
 
-    python tools/golden.py            # rewrites crates/dtensor/tests/golden/operators.json; golden_file.py has more
+    python tools/golden.py            # rewrites crates/dtensor-tests/tests/golden/operators.json; golden_file.py has more
 
 The file is a list of cases, one per line:
 

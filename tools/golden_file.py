@@ -1,4 +1,4 @@
-"""The files in `crates/dtensor/tests/golden`: PyTorch's own answers, which the tests compare with.
+"""The files in `crates/dtensor-tests/tests/golden`: PyTorch's own answers, which the tests compare with.
 
 The programs beside this one compute them. Each takes the same arguments:
 
@@ -36,7 +36,7 @@ def pytorch():
 
 
 torch = pytorch()
-FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "crates", "dtensor", "tests", "golden")
+FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "crates", "dtensor-tests", "tests", "golden")
 
 
 def name_of(line):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the collectives that PyTorch's FSDP2 issues, which `tests/laws/laws_fully_sharded` expects of `fully_shard`.
 
-    python tools/golden_fsdp.py     # rewrites crates/dtensor/tests/golden/fully_shard.json; golden_file.py has more
+    python tools/golden_fsdp.py     # rewrites crates/dtensor-tests/tests/golden/fully_shard.json; golden_file.py has more
 
 The model is the transformer of PyTorch's own tests with three blocks; each block is sharded, then the model. Each case is a line: the
 calls of all-gather, reduce-scatter and all-reduce in the forward and in the backward pass of the second step, on one of the ranks.

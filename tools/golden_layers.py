@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the cases that `tests/modules/layers.rs` compares layers and models with: PyTorch's own answers, in double precision.
 
-    python tools/golden_layers.py     # rewrites crates/dtensor/tests/golden/layers.json; golden_file.py has more
+    python tools/golden_layers.py     # rewrites crates/dtensor-tests/tests/golden/layers.json; golden_file.py has more
 
 The file is a list of cases, one per line:
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the cases that `tests/modules/optimizers` compares optimizers, schedules and clipping with: PyTorch's own answers.
 
-    python tools/golden_optim.py     # rewrites crates/dtensor/tests/golden/optimizers.json; golden_file.py has more
+    python tools/golden_optim.py     # rewrites crates/dtensor-tests/tests/golden/optimizers.json; golden_file.py has more
 
 The file has three lists, of one case per line.
 

@@ -75,6 +75,34 @@ impl Array {
         }
     }
 
+    /// Returns an array of the same elements, which counts as a handle of the storage by itself: clones of an array share one.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub(crate) fn another_view(&self) -> Self {
+        self.view(self.0.shape.clone(), self.0.strides.clone(), self.0.offset)
+    }
+
+    /// Returns the number of handles of the storage.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub(crate) fn storage_handles(&self) -> usize {
+        Arc::strong_count(&self.0.storage)
+    }
+
+    /// Returns a handle that does not keep the storage.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub(crate) fn weak_storage(&self) -> std::sync::Weak<Storage> {
+        Arc::downgrade(&self.0.storage)
+    }
+
+    /// Returns true if the elements are all those of the storage, in row-major order.
+    #[cfg(feature = "cuda")]
+    #[inline]
+    pub(crate) fn is_whole(&self) -> bool {
+        self.0.offset == 0 && self.is_contiguous() && self.numel() == self.0.storage.len()
+    }
+
     /// Gives access to the storage of an array on a GPU for writing, in row-major order.
     ///
     /// If another array uses the storage, or the elements are not contiguous, they are copied first and this array becomes the
@@ -117,14 +145,28 @@ impl Array {
         }
     }
 
-    /// Returns an error if a kernel on the array's GPU, queued by this thread, has found an invalid value such as an index out of
-    /// bounds. Does not wait: it may not have found it yet. Does nothing for arrays in main memory.
+    /// Queues the work that computes the array, if it is still pending, and returns an error if a kernel on its GPU, queued by this
+    /// thread, has found an invalid value such as an index out of bounds. Does not wait: it may not have found it yet. Does nothing for
+    /// arrays in main memory.
     #[inline]
     pub fn check_faults(&self) -> Result<()> {
         #[cfg(feature = "cuda")]
-        if let Storage::Cuda(..) = &*self.0.storage {
+        if let Storage::Cuda(storage, _) = &*self.0.storage {
+            storage.force()?;
             return crate::cuda::stream_of(self)?.check_faults();
         }
+        Ok(())
+    }
+
+    /// Returns an error if this thread records a graph on the array's GPU, because `what` cannot be recorded.
+    #[inline]
+    pub fn expect_running(&self, what: &'static str) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Storage::Cuda(..) = &*self.0.storage {
+            return crate::cuda::stream_of(self)?.expect_running(what);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = what;
         Ok(())
     }
 
@@ -229,13 +271,41 @@ impl Array {
         self.unique_storage().is_some()
     }
 
+    /// Queues the kernels that compute the array and that read it: as long as they are pending, they count as holders.
+    #[inline]
+    fn settle(&self) {
+        #[cfg(feature = "cuda")]
+        if let Storage::Cuda(storage, _) = &*self.0.storage {
+            storage.settle();
+        }
+    }
+
     /// Returns the storage for writing, or `None` if [`is_unique`](Self::is_unique) is false.
     #[inline]
     fn unique_storage(&mut self) -> Option<&mut Storage> {
+        self.settle();
         let View { shape, storage, .. } = Arc::get_mut(&mut self.0)?;
         // A view of part of a storage never counts as unique: writing in place would keep the unused rest alive.
         let numel = shape.numel();
         Arc::get_mut(storage).filter(|storage| storage.len() == numel)
+    }
+
+    /// Returns the number of handles of this array, and of other arrays with its storage.
+    #[doc(hidden)]
+    pub fn holders(&self) -> usize {
+        self.settle();
+        Arc::strong_count(&self.0) + Arc::strong_count(&self.0.storage) - 1
+    }
+
+    /// Returns where the storage is: an address in the memory of a GPU, or of the storage itself.
+    #[doc(hidden)]
+    pub fn address(&self) -> usize {
+        self.settle();
+        match &*self.0.storage {
+            Storage::Host(..) => Arc::as_ptr(&self.0.storage).addr(),
+            #[cfg(feature = "cuda")]
+            Storage::Cuda(storage, _) => storage.start() as usize,
+        }
     }
 
     /// Sets what the array's memory is [counted](crate::memory) as. Views share their memory.

@@ -327,7 +327,7 @@ families! {
         /// Computes the cross-entropy from logits, with class weights and label smoothing. The array must hold all classes.
         ///
         /// Returns four values for each position: the loss, the weight of the target class, the largest logit, and the sum of
-        /// `exp(logit − largest)`. The last two are in the accumulation dtype.
+        /// `exp(logit − largest)`. All are in the accumulation dtype.
         fn cross_entropy_forward[logits, goal](logits: &Array, goal: &ClassTargets<'_>) -> Result<[Array; 4]>;
         /// Computes the other terms of a cross-entropy over sharded classes, for one shard. The terms of all shards must be
         /// summed for [`cross_entropy_losses`].
@@ -343,7 +343,7 @@ families! {
         /// zero elsewhere. `scale` is the gradient of the position's loss times its weight.
         fn nll_backward[scale, goal](scale: &Array, dims: [usize; 3], goal: &ClassTargets<'_>) -> Result<Array>;
         /// Computes the gradient of the logits. `sums` are each position's largest logit and sum of exponentials over all classes,
-        /// and `scale` is the gradient of its loss.
+        /// and `scale` is the gradient of its loss, all in the accumulation dtype.
         fn cross_entropy_backward[logits, sums, scale, goal](
             logits: &Array,
             sums: [&Array; 2],
@@ -353,8 +353,7 @@ families! {
         /// Computes the cross-entropy from values that are reduced over all shards: the largest logits, the sums of exponentials,
         /// and the summed terms of [`cross_entropy_picked`].
         ///
-        /// Returns the same four values as [`cross_entropy_forward`], with losses and weights in the dtype of `like`. For ignored
-        /// positions, loss, weight and largest logit are 0, and the sum of exponentials is 1.
+        /// Returns the same four values as [`cross_entropy_forward`], for logits of the dtype of `like`. For ignored positions, loss, weight and largest logit are 0, and the sum of exponentials is 1.
         fn cross_entropy_losses[like, found, goal](
             like: &Array,
             found: [&Array; 3],
@@ -368,8 +367,8 @@ families! {
         /// against each other, and `bias` broadcasts to the result.
         fn matmul[a, b, bias](a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array>;
         /// Computes `aᵀ · b`, summed over all leading dims: `[..., m]` and `[..., n]` give `[m, n]`. The leading dims must be the
-        /// same.
-        fn folded[a, b](a: &Array, b: &Array) -> Result<Array>;
+        /// same. The result has dtype `out`: that of the arrays, or a wider one.
+        fn folded[a, b](a: &Array, b: &Array, out: DType) -> Result<Array>;
     }
 
     /// Variance and standard deviation.
@@ -414,9 +413,11 @@ families! {
             eps: f64,
         ) -> Result<(Array, Array)>;
         /// Computes the gradients of [`layer_norm`]: of `x`, and of the weight and the bias if `need_weight` and `need_bias` give
-        /// a dtype for them.
-        fn layer_norm_backward[dy, x, mean, rstd, weight](
+        /// a dtype for them. `dy` may have another floating-point dtype than `x`. `addend`, of the dtype of `x`, is added to the
+        /// gradient of `x`.
+        fn layer_norm_backward[dy, addend, x, mean, rstd, weight](
             dy: &Array,
+            addend: Option<&Array>,
             x: &Array,
             mean: &Array,
             rstd: &Array,
@@ -425,9 +426,11 @@ families! {
             need_weight: Option<DType>,
             need_bias: Option<DType>,
         ) -> Result<(Array, Option<Array>, Option<Array>)>;
-        /// Computes the gradients of [`rms_norm`]: of `x`, and of the weight if `need_weight` gives a dtype for it.
-        fn rms_norm_backward[dy, x, rstd, weight](
+        /// Computes the gradients of [`rms_norm`]: of `x`, and of the weight if `need_weight` gives a dtype for it. `dy` and
+        /// `addend` as for [`layer_norm_backward`].
+        fn rms_norm_backward[dy, addend, x, rstd, weight](
             dy: &Array,
+            addend: Option<&Array>,
             x: &Array,
             rstd: &Array,
             weight: Option<&Array>,

@@ -105,6 +105,45 @@ pub(crate) fn synchronize(_: Device) -> Result<()> {
     Ok(())
 }
 
+/// Queues what this thread has asked a GPU for. A result that is dropped before may never be computed.
+#[cfg(feature = "cuda")]
+pub(crate) fn flush(device: Device) -> Result<()> {
+    if matches!(device, Device::Cuda(_)) { dtensor::cuda::flush() } else { Ok(()) }
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn flush(_: Device) -> Result<()> {
+    Ok(())
+}
+
+/// Returns the most memory of a GPU that all ranks of this process have used; `None` for main memory.
+#[cfg(feature = "cuda")]
+pub(crate) fn peak_memory(device: Device) -> Result<Option<u64>> {
+    match device {
+        Device::Cuda(_) => Ok(Some(dtensor::cuda::memory_stats(device)?.peak_allocated as u64)),
+        _ => Ok(None),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn peak_memory(_: Device) -> Result<Option<u64>> {
+    Ok(None)
+}
+
+/// Makes [`peak_memory`] count from now on.
+#[cfg(feature = "cuda")]
+pub(crate) fn reset_peak_memory(device: Device) -> Result<()> {
+    match device {
+        Device::Cuda(_) => dtensor::cuda::reset_peak_memory_stats(device),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn reset_peak_memory(_: Device) -> Result<()> {
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,4 +159,16 @@ mod tests {
         assert!("meta".parse::<DeviceChoice>().is_err() && "gpu".parse::<DeviceChoice>().is_err());
         assert_eq!(DeviceChoice::Gpu(1).of_rank(3), Device::Cuda(1));
     }
+}
+
+/// Returns a step that is recorded as a CUDA graph and replayed.
+#[cfg(feature = "cuda")]
+pub(crate) fn recorded(step: impl Fn() -> Result<Tensor> + 'static) -> Box<dyn Fn() -> Result<Tensor>> {
+    let graph = std::cell::RefCell::new(dtensor::cuda::graph(move |_: &[Tensor]| Ok(vec![step()?])));
+    Box::new(move || Ok(graph.borrow_mut().run(&[])?.remove(0)))
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn recorded(step: impl Fn() -> Result<Tensor> + 'static) -> Box<dyn Fn() -> Result<Tensor>> {
+    Box::new(step)
 }

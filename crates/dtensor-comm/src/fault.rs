@@ -47,6 +47,15 @@ pub enum Cause {
         /// The timeout.
         waited: Duration,
     },
+    /// The GPUs did not finish a collective that all ranks had begun, so it was aborted.
+    Aborted {
+        /// The rank in the world that noticed it, or the group's first rank if the ranks are threads.
+        rank: usize,
+        /// The call of that rank.
+        call: Box<Call>,
+        /// Why it was aborted.
+        why: String,
+    },
     /// The transport itself failed.
     Transport {
         /// The rank in the world that noticed the failure, or the group's first rank if the failure is shared.
@@ -130,6 +139,8 @@ impl fmt::Display for Fault {
                     last_call(f, last.as_ref())?;
                 }
             }
+            Cause::Aborted { call: other, why, .. } if **other == *call => write!(f, ": {why}")?,
+            Cause::Aborted { rank, call, why } => write!(f, ": rank {rank}: {call}: {why}")?,
             Cause::Transport { rank, message } => write!(f, ": rank {rank}: {message}")?,
         }
         if let Cause::Mismatch { one, other } = &**cause

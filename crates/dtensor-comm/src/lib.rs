@@ -37,10 +37,13 @@
 //! # Reduction order
 //!
 //! Reductions add up values in the order of the group's ranks, and accumulate half precision in `f32`. The result is
-//! bit-identical on every rank, in every run and in every kind of world.
+//! bit-identical on every rank, in every run and in every kind of world. The exception are ranks that have a GPU each (feature
+//! `cuda`): if NCCL is found, it moves and reduces the values that are on GPUs, in an order and a precision of its own.
 
 #![warn(missing_docs)]
 
+#[cfg(any(feature = "mpi", feature = "cuda"))]
+mod blocks;
 mod call;
 mod coalesced;
 mod collectives;
@@ -51,6 +54,8 @@ mod group;
 #[cfg(feature = "mpi")]
 #[allow(unsafe_code)]
 mod mpi;
+#[cfg(feature = "cuda")]
+mod nccl;
 mod object;
 mod pending;
 mod replicas;

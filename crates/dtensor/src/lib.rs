@@ -127,6 +127,7 @@ pub mod debug;
 mod declare;
 mod dispatch;
 mod distributed;
+mod journal;
 mod layout;
 mod mesh;
 pub mod models;

@@ -1,17 +1,17 @@
 //! Arithmetic and comparison of two arrays, broadcast.
 
 use super::kernel::{ALL, file, units};
-use super::map::broadcast;
+use super::map::{Function, NONE, broadcast};
 use super::scalar::number;
 use super::stream_of;
 use crate::host::binary::{Binary, Compare};
 use crate::{Array, DType, Error, Result};
 
 units! {
-    static BINARY: "binary", [file!("map.cuh"), file!("number.cuh"), file!("binary.cuh")], ALL;
+    static BINARY: "binary", [file!("map.cuh"), file!("pointwise.cuh"), file!("binary.cuh")], ALL;
     // The code of powers is long, so they are compiled only where they are used.
-    static POWER: "power", [file!("map.cuh"), file!("number.cuh"), file!("power.cuh")], ALL;
-    static COMPARE: "compare", [file!("map.cuh"), file!("compare.cuh")], ALL;
+    static POWER: "power", [file!("map.cuh"), file!("pointwise.cuh"), file!("power.cuh")], ALL;
+    static COMPARE: "compare", [file!("map.cuh"), file!("pointwise.cuh"), file!("compare.cuh")], ALL;
 }
 
 fn same_dtype(op: &'static str, a: &Array, b: &Array) -> Result<DType> {
@@ -34,7 +34,8 @@ pub(crate) fn binary(f: Binary, a: &Array, b: &Array) -> Result<Array> {
         Binary::Minimum => "minimum",
     };
     let unit = if f == Binary::Pow { &POWER } else { &BINARY };
-    stream_of(a)?.map(unit, dtype, name, (dtype, &broadcast(&[a, b])), [a, b], ())
+    let function = Function { unit, dtype, name };
+    stream_of(a)?.pointwise(function, (dtype, broadcast(&[a, b])), [a, b], NONE)
 }
 
 pub(crate) fn compare(f: Compare, a: &Array, b: &Array) -> Result<Array> {
@@ -47,7 +48,8 @@ pub(crate) fn compare(f: Compare, a: &Array, b: &Array) -> Result<Array> {
         Compare::Gt => ("lt", [b, a]),
         Compare::Ge => ("le", [b, a]),
     };
-    stream_of(a)?.map(&COMPARE, dtype, name, (DType::U8, &broadcast(&operands)), operands, ())
+    let function = Function { unit: &COMPARE, dtype, name };
+    stream_of(a)?.pointwise(function, (DType::U8, broadcast(&operands)), operands, NONE)
 }
 
 pub(crate) fn between(a: &Array, b: &Array, weight: f64) -> Result<Array> {
@@ -55,8 +57,9 @@ pub(crate) fn between(a: &Array, b: &Array, weight: f64) -> Result<Array> {
     if dtype.is_int() {
         return Err(Error::DType { op: "between", dtype, why: "it needs a floating-point dtype" });
     }
-    let numbers = [number(dtype, weight), number(dtype, 1.0 - weight)];
-    stream_of(a)?.map(&BINARY, dtype, "between", (dtype, &broadcast(&[a, b])), [a, b], numbers)
+    let numbers = [number(dtype, weight), number(dtype, 1.0 - weight), 0, 0, 0];
+    let function = Function { unit: &BINARY, dtype, name: "between" };
+    stream_of(a)?.pointwise(function, (dtype, broadcast(&[a, b])), [a, b], numbers)
 }
 
 #[cfg(test)]

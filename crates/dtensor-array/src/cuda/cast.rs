@@ -1,26 +1,32 @@
 //! Conversion between dtypes.
 
 use super::kernel::{ALL, file, units};
+use super::map::{Function, NONE};
 use super::stream_of;
 use crate::{Array, DType, Result};
 
 units! {
-    static CAST: "cast", [file!("map.cuh"), file!("cast.cuh")], ALL;
+    static CAST: "cast", [file!("map.cuh"), file!("pointwise.cuh"), file!("cast.cuh")], ALL;
 }
 
-pub(crate) fn cast(x: &Array, to: DType) -> Result<Array> {
-    if x.dtype() == to {
-        return Ok(x.clone());
-    }
-    let name = match to {
+/// Returns the name of the kernel that casts to a dtype.
+pub(super) fn name(to: DType) -> &'static str {
+    match to {
         DType::U8 => "to_u8",
         DType::I64 => "to_i64",
         DType::F16 => "to_f16",
         DType::BF16 => "to_bf16",
         DType::F32 => "to_f32",
         DType::F64 => "to_f64",
-    };
-    stream_of(x)?.map(&CAST, x.dtype(), name, (to, x.dims()), [x], ())
+    }
+}
+
+pub(crate) fn cast(x: &Array, to: DType) -> Result<Array> {
+    if x.dtype() == to {
+        return Ok(x.clone());
+    }
+    let function = Function { unit: &CAST, dtype: x.dtype(), name: name(to) };
+    stream_of(x)?.pointwise(function, (to, x.shape().clone()), [x], NONE)
 }
 
 #[cfg(test)]

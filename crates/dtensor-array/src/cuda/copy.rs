@@ -142,6 +142,7 @@ pub(crate) fn to_device(x: &Array, device: Device) -> Result<Array> {
         }
         (Device::Cpu, Device::Cuda(_)) => {
             let stream = stream_on(device)?;
+            stream.expect_running("copying values to the GPU")?;
             let out = stream.empty(x.dtype(), x.dims())?;
             stream.upload(stream.read(&out)?, dense.copy_to_host_memory()?.bytes())?;
             Ok(out)

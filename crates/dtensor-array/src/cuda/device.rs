@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use super::driver::{Driver, Handle, Info};
+use super::driver::{Address, Driver, Handle, Info};
 use super::pool::{MemoryStats, Usage};
 use super::stream::{Stream, on_communication_stream};
-use super::{current_stream, nvidia};
+use super::{current_stream, fuse, nvidia};
 use crate::{Device, Error, Result};
 
 /// The most GPUs that are used.
@@ -28,6 +28,8 @@ pub(crate) struct Gpu {
     pub(super) idle: Mutex<Vec<&'static Stream>>,
     /// Events that are not in use.
     events: Mutex<Vec<Handle>>,
+    /// Blocks that were dropped while a stream that has used them was recorded: the home stream, the address, and the users.
+    pub(super) late: Mutex<Vec<(&'static Stream, Address, u64)>>,
 }
 
 impl Gpu {
@@ -93,6 +95,8 @@ thread_local! {
     static ENTERED: Cell<usize> = const { Cell::new(usize::MAX) };
     /// How often this thread has waited for a GPU.
     static WAITS: Cell<usize> = const { Cell::new(0) };
+    /// How many kernels this thread has queued.
+    static LAUNCHES: Cell<usize> = const { Cell::new(0) };
 }
 
 struct Gpus {
@@ -119,6 +123,7 @@ fn gpus() -> &'static Gpus {
                     streams: Mutex::default(),
                     idle: Mutex::default(),
                     events: Mutex::default(),
+                    late: Mutex::default(),
                 })
             };
             (0..driver.count().min(MAX_DEVICES)).map(gpu).collect::<std::result::Result<Vec<Gpu>, String>>()
@@ -172,6 +177,8 @@ pub fn synchronize(device: Device) -> Result<()> {
     match device {
         Device::Cuda(ordinal) => {
             let stream = current_stream(gpu(ordinal)?)?;
+            stream.expect_running("waiting for the GPU")?;
+            fuse::flush_stream(stream)?;
             on_communication_stream(stream.gpu, || {
                 stream.gpu.driver.synchronize(current_stream(stream.gpu)?.handle)
             })??;
@@ -182,11 +189,29 @@ pub fn synchronize(device: Device) -> Result<()> {
     }
 }
 
-/// Returns how the memory of a GPU is used. Returns an error if there is no such GPU.
+/// Returns how the memory of a GPU is used, after this thread's element-wise work has been queued. Returns an error if there is no
+/// such GPU.
 pub fn memory_stats(device: Device) -> Result<MemoryStats> {
     match device {
-        Device::Cuda(ordinal) => Ok(gpu(ordinal)?.usage.stats()),
+        Device::Cuda(ordinal) => {
+            let gpu = gpu(ordinal)?;
+            fuse::flush_stream(current_stream(gpu)?)?;
+            Ok(gpu.usage.stats())
+        }
         device => Err(Error::argument("memory_stats", format!("expected a GPU, but got {device}"))),
+    }
+}
+
+/// Makes [`MemoryStats::peak_allocated`] count from what is in use now. Returns an error if there is no such GPU.
+pub fn reset_peak_memory_stats(device: Device) -> Result<()> {
+    match device {
+        Device::Cuda(ordinal) => {
+            gpu(ordinal)?.usage.reset_peak();
+            Ok(())
+        }
+        device => {
+            Err(Error::argument("reset_peak_memory_stats", format!("expected a GPU, but got {device}")))
+        }
     }
 }
 
@@ -200,6 +225,16 @@ pub(super) fn count_wait() {
     WAITS.set(WAITS.get() + 1);
 }
 
+/// Returns how many kernels the calling thread has queued, without those of libraries. Work that is [pending](fuse) does not count yet.
+#[doc(hidden)]
+pub fn launches_of_this_thread() -> usize {
+    LAUNCHES.get()
+}
+
+pub(super) fn count_launch() {
+    LAUNCHES.set(LAUNCHES.get() + 1);
+}
+
 /// A counter that threads share.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicUsize);
@@ -207,6 +242,10 @@ pub(super) struct Counter(AtomicUsize);
 impl Counter {
     pub(super) fn get(&self) -> usize {
         self.0.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set(&self, value: usize) {
+        self.0.store(value, Ordering::Relaxed);
     }
 
     pub(super) fn raise_to(&self, value: usize) {

@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use super::nccl::Nccl;
 use crate::{Error, Result};
 
 /// An address in the memory of a GPU.
@@ -21,10 +22,13 @@ pub(crate) struct Info {
     pub(crate) shared_bytes: usize,
 }
 
-/// A matrix product `out = a · b + bias` for a batch, all in one dtype. Strides count elements.
+/// A matrix product `out = a · b + bias` for a batch. Strides count elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Product {
+    /// The dtype of the operands and the bias.
     pub(crate) dtype: crate::DType,
+    /// The dtype of the result: the same, or `F32` for operands in half precision.
+    pub(crate) out: crate::DType,
     /// Rows, columns and inner size.
     pub(crate) mnk: [usize; 3],
     /// Whether rows of `a` are contiguous (else columns are), and the stride between them.
@@ -44,12 +48,14 @@ pub(crate) struct Product {
 
 /// The driver of one kind of GPU. Functions that take a stream queue work on it; none of them waits unless it says so.
 ///
-/// All of them but [`count`](Driver::count) and [`info`](Driver::info) act on the GPU that this thread last entered.
+/// All of them but [`count`](Driver::count), [`info`](Driver::info) and [`identity`](Driver::identity) act on the GPU that this thread last entered.
 pub(crate) trait Driver: Send + Sync {
     /// Returns the number of GPUs.
     fn count(&self) -> usize;
     /// Describes a GPU.
     fn info(&self, ordinal: usize) -> Result<Info>;
+    /// Returns what identifies a GPU among all GPUs of all machines.
+    fn identity(&self, ordinal: usize) -> Result<[u8; 16]>;
     /// Makes a GPU the current one of this thread.
     fn enter(&self, ordinal: usize) -> Result<()>;
 
@@ -121,10 +127,10 @@ pub(crate) trait Driver: Send + Sync {
     /// Loads what [`compile`](Driver::compile) returned, and returns its kernels of these names, or `None` for those that are not
     /// declared for the element type.
     fn load(&self, image: &[u8], kernels: &[String]) -> Result<Vec<Option<Handle>>>;
-    /// Runs a kernel.
+    /// Runs a kernel. `argument` is the address of its argument, and its size.
     ///
     /// # Safety
-    /// `argument` must point to the kernel's argument, and all addresses in it must be valid for what the kernel does.
+    /// `argument` must be of the kernel's type, and all addresses in it must be valid for what the kernel does.
     unsafe fn launch(
         &self,
         function: Handle,
@@ -132,8 +138,24 @@ pub(crate) trait Driver: Send + Sync {
         block: u32,
         shared_bytes: u32,
         stream: Handle,
-        argument: *const c_void,
+        argument: (*const c_void, usize),
     ) -> Result<()>;
+
+    /// Records what is queued on a stream from now on, instead of running it. A stream that waits for an event of a stream that is
+    /// recorded joins the recording, and must be waited for in turn before the recording ends.
+    fn begin_capture(&self, stream: Handle) -> Result<()>;
+    /// Ends a recording, and returns what [`launch_graph`](Driver::launch_graph) runs, or `None` if it is thrown away.
+    fn end_capture(&self, stream: Handle, keep: bool) -> Result<Option<Handle>>;
+    /// Runs recorded work.
+    ///
+    /// # Safety
+    /// All addresses in the recorded work must be valid for what it does.
+    unsafe fn launch_graph(&self, graph: Handle, stream: Handle) -> Result<()>;
+    /// Frees recorded work, when it has run.
+    ///
+    /// # Safety
+    /// The handle must come from [`end_capture`](Driver::end_capture), and is not used again.
+    unsafe fn free_graph(&self, graph: Handle);
 
     /// Computes matrix products. Returns false if this driver has no library for these.
     ///
@@ -145,6 +167,9 @@ pub(crate) trait Driver: Send + Sync {
         addresses: [Address; 4],
         stream: &super::Stream,
     ) -> Result<bool>;
+
+    /// Returns the library for communication between GPUs, or an error that says why there is none.
+    fn nccl(&self) -> Result<&'static dyn Nccl>;
 }
 
 /// Creates the error for a call that the driver has failed.

@@ -1,4 +1,5 @@
-//! A driver that runs kernels on the CPU, for tests on machines without a GPU. Work runs as soon as it is queued.
+//! A driver that runs kernels on the CPU, for tests on machines without a GPU. Work runs as soon as it is queued,
+//! except what waits for a transfer that hangs (`nccl/emulator.rs`).
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::HashMap;
@@ -10,7 +11,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
+use super::capture::{Captures, Kernel, Launch, Work, replay};
 use super::driver::{Address, Driver, Handle, Info, Product, failed};
+use super::nccl::emulator as stalls;
 use crate::Result;
 
 const HEADER: &str = include_str!("kernels/emulator.h");
@@ -26,21 +29,12 @@ const SHARED: usize = 227 << 10;
 struct Emulator {
     /// The sizes of allocations.
     sizes: Mutex<HashMap<Address, usize>>,
+    captures: Captures,
 }
 
 pub(super) fn find() -> std::result::Result<&'static dyn Driver, String> {
     Ok(Box::leak(Box::<Emulator>::default()))
 }
-
-/// What a kernel gets besides its argument. Must match `Launch` in `kernels/emulator.h`.
-#[repr(C)]
-struct Launch {
-    grid: [u32; 3],
-    block: u32,
-    shared_bytes: u32,
-}
-
-type Kernel = unsafe extern "C" fn(*const Launch, *const c_void);
 
 fn layout(bytes: usize) -> Option<Layout> {
     Layout::from_size_align(bytes.max(1), ALIGNMENT).ok()
@@ -54,6 +48,14 @@ impl Driver for Emulator {
     fn info(&self, ordinal: usize) -> Result<Info> {
         let name = format!("emulated GPU {ordinal}");
         Ok(Info { name, architecture: "emulated".into(), multiprocessors: 1, shared_bytes: SHARED })
+    }
+
+    fn identity(&self, ordinal: usize) -> Result<[u8; 16]> {
+        // Every process emulates its own.
+        let mut bytes = [0; 16];
+        bytes[..4].copy_from_slice(&std::process::id().to_ne_bytes());
+        bytes[4] = ordinal as u8;
+        Ok(bytes)
     }
 
     fn enter(&self, _: usize) -> Result<()> {
@@ -107,7 +109,9 @@ impl Driver for Emulator {
         Ok(COUNT.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn synchronize(&self, _: Handle) -> Result<()> {
+    fn synchronize(&self, stream: Handle) -> Result<()> {
+        self.captures.expect_running("synchronize", stream)?;
+        stalls::synchronize(stream);
         Ok(())
     }
 
@@ -115,16 +119,19 @@ impl Driver for Emulator {
         self.create_stream()
     }
 
-    fn record(&self, _: Handle, _: Handle) -> Result<()> {
+    fn record(&self, event: Handle, stream: Handle) -> Result<()> {
+        self.captures.record(event, stream);
+        stalls::record(event, stream);
         Ok(())
     }
 
-    fn wait(&self, _: Handle, _: Handle) -> Result<()> {
-        Ok(())
+    fn wait(&self, stream: Handle, event: Handle) -> Result<()> {
+        stalls::wait(stream, event);
+        self.captures.wait(stream, event)
     }
 
-    fn has_happened(&self, _: Handle) -> Result<bool> {
-        Ok(true)
+    fn has_happened(&self, event: Handle) -> Result<bool> {
+        self.captures.expect_real(event).map(|()| stalls::has_happened(event))
     }
 
     unsafe fn copy_to_device(
@@ -132,26 +139,39 @@ impl Driver for Emulator {
         target: Address,
         source: *const u8,
         bytes: usize,
-        _: Handle,
+        stream: Handle,
     ) -> Result<()> {
         // SAFETY: the caller guarantees both ranges.
-        unsafe { std::ptr::copy(source, target as *mut u8, bytes) };
-        Ok(())
+        unsafe { self.copy(target, source as Address, bytes, stream) }
     }
 
-    unsafe fn copy_to_host(&self, target: *mut u8, source: Address, bytes: usize, _: Handle) -> Result<()> {
+    unsafe fn copy_to_host(
+        &self,
+        target: *mut u8,
+        source: Address,
+        bytes: usize,
+        stream: Handle,
+    ) -> Result<()> {
+        self.captures.expect_running("copy_to_host", stream)?;
+        stalls::synchronize(stream);
         // SAFETY: the caller guarantees both ranges.
         unsafe { std::ptr::copy(source as *const u8, target, bytes) };
         Ok(())
     }
 
-    unsafe fn copy(&self, target: Address, source: Address, bytes: usize, _: Handle) -> Result<()> {
+    unsafe fn copy(&self, target: Address, source: Address, bytes: usize, stream: Handle) -> Result<()> {
+        if self.captures.add(stream, || Work::Copy { target, source, bytes }) {
+            return Ok(());
+        }
         // SAFETY: the caller guarantees both ranges.
         unsafe { std::ptr::copy(source as *const u8, target as *mut u8, bytes) };
         Ok(())
     }
 
-    unsafe fn set_zero(&self, target: Address, bytes: usize, _: Handle) -> Result<()> {
+    unsafe fn set_zero(&self, target: Address, bytes: usize, stream: Handle) -> Result<()> {
+        if self.captures.add(stream, || Work::Zero { target, bytes }) {
+            return Ok(());
+        }
         // SAFETY: the caller guarantees the range.
         unsafe { std::ptr::write_bytes(target as *mut u8, 0, bytes) };
         Ok(())
@@ -212,8 +232,8 @@ impl Driver for Emulator {
         grid: [u32; 3],
         block: u32,
         shared_bytes: u32,
-        _: Handle,
-        argument: *const c_void,
+        stream: Handle,
+        argument: (*const c_void, usize),
     ) -> Result<()> {
         let fits = grid.iter().all(|&n| n > 0) && grid[1] <= 65535 && grid[2] <= 65535;
         if !(fits && (1..=1024).contains(&block) && shared_bytes as usize <= SHARED) {
@@ -224,13 +244,42 @@ impl Driver for Emulator {
         }
         // SAFETY: the handle comes from `load`.
         let kernel = unsafe { std::mem::transmute::<Handle, Kernel>(function) };
+        let launch = || Launch { grid, block, shared_bytes };
         // SAFETY: the caller guarantees the argument.
-        unsafe { kernel(&Launch { grid, block, shared_bytes }, argument) };
+        if !self.captures.add(stream, || unsafe { Work::kernel(kernel, launch(), argument) }) {
+            // SAFETY: as above.
+            unsafe { kernel(&launch(), argument.0) };
+        }
         Ok(())
+    }
+
+    fn begin_capture(&self, stream: Handle) -> Result<()> {
+        self.captures.begin(stream)
+    }
+
+    fn end_capture(&self, stream: Handle, keep: bool) -> Result<Option<Handle>> {
+        let work = self.captures.end(stream)?;
+        Ok(keep.then(|| Box::into_raw(Box::new(work)).expose_provenance()))
+    }
+
+    unsafe fn launch_graph(&self, graph: Handle, stream: Handle) -> Result<()> {
+        self.captures.expect_running("launch_graph", stream)?;
+        // SAFETY: the handle comes from `end_capture`, and the caller guarantees the addresses.
+        unsafe { replay(&*std::ptr::with_exposed_provenance::<Vec<Work>>(graph)) };
+        Ok(())
+    }
+
+    unsafe fn free_graph(&self, graph: Handle) {
+        // SAFETY: the handle comes from `end_capture`, and is not used again.
+        drop(unsafe { Box::from_raw(std::ptr::with_exposed_provenance_mut::<Vec<Work>>(graph)) });
     }
 
     unsafe fn multiply(&self, _: &Product, _: [Address; 4], _: &super::Stream) -> Result<bool> {
         Ok(false)
+    }
+
+    fn nccl(&self) -> Result<&'static dyn super::nccl::Nccl> {
+        Ok(super::nccl::emulator::nccl())
     }
 }
 

@@ -2,6 +2,7 @@
 //! first invalid value into a slot. The host reads the slot when it reads values, and before a collective.
 
 use std::panic::Location;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -37,6 +38,9 @@ pub(super) struct Faults {
     /// In main memory that the GPU can write.
     slot: *mut Slot,
     sites: Mutex<Vec<Site>>,
+    /// An error of other work that the stream's work depends on, and whether there is one.
+    reported: Mutex<Option<Error>>,
+    is_reported: AtomicBool,
 }
 
 // SAFETY: the slot is read and written through volatile accesses only, and belongs to this value.
@@ -49,7 +53,18 @@ impl Faults {
         let slot = gpu.driver.allocate_pinned(size_of::<Slot>())?.cast::<Slot>();
         // SAFETY: the memory is large enough, aligned, and nothing else uses it yet.
         unsafe { slot.write_volatile(Slot { code: 0, site: 0, index: 0, dim: 0, size: 0 }) };
-        Ok(Faults { slot, sites: Mutex::default() })
+        Ok(Faults {
+            slot,
+            sites: Mutex::default(),
+            reported: Mutex::default(),
+            is_reported: AtomicBool::new(false),
+        })
+    }
+
+    /// Reports an error of other work that the stream's work depends on.
+    pub(super) fn report(&self, error: Error) {
+        *self.reported.lock() = Some(error);
+        self.is_reported.store(true, Ordering::SeqCst);
     }
 
     /// Returns the slot's address and the number of the running operator.
@@ -66,6 +81,9 @@ impl Faults {
     /// Returns the error in the slot, if any, and empties it.
     #[inline]
     pub(super) fn take(&self) -> Result<()> {
+        if self.is_reported.load(Ordering::Relaxed) && self.is_reported.swap(false, Ordering::SeqCst) {
+            return self.reported.lock().take().map_or(Ok(()), Err);
+        }
         // SAFETY: the slot lives as long as `self`.
         match unsafe { (&raw const (*self.slot).code).read_volatile() } {
             0 => Ok(()),

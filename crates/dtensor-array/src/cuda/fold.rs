@@ -146,7 +146,8 @@ pub(super) fn fold(
     // room for all states.
     unsafe { stream.launch(unit, x.dtype(), name, grid, launch.threads as u32, 0, &argument)? };
     if launch.splits > 1 {
-        let group = launch.splits.next_power_of_two().min(32);
+        // A block for an output with many parts, so that few loads wait for each other.
+        let group = if launch.splits > 128 { THREADS } else { launch.splits.next_power_of_two().min(32) };
         argument.group = group as u32;
         let blocks = (outputs * group).div_ceil(THREADS).min(full * 32);
         let grid = [blocks as u32, 1, 1];
@@ -272,7 +273,8 @@ impl Columns {
     }
 
     fn launch(self) -> Launch {
-        let splits = (self.full / self.tiles).min(self.count / (self.down * LOADS * 2));
+        // As many blocks as run at once: each block begins with loads that wait, and ends with sums.
+        let splits = (self.full * 3 / 8 / self.tiles).min(self.count / (self.down * LOADS * 2));
         let (splits, chunk) = split(self.count, splits, 1);
         let (threads, blocks) = (self.threads(), self.tiles * splits);
         Launch { by_columns: true, blocks, threads, group: self.across, vector: self.vector, splits, chunk }

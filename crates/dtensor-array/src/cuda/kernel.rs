@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use rustc_hash::FxBuildHasher;
 
-use super::device::{Gpu, MAX_DEVICES};
+use super::device::{Gpu, MAX_DEVICES, count_launch};
 use super::driver::Handle;
 use super::stream::Stream;
 use crate::{DType, Result};
 
-const PRELUDE: &str = include_str!("kernels/prelude.cuh");
+pub(super) const PRELUDE: &str = include_str!("kernels/prelude.cuh");
 
 /// The kernels of one source file. They are compiled for one element type `T` at a time.
 pub(crate) struct Unit {
@@ -67,16 +67,7 @@ pub(crate) use {file, units};
 impl Unit {
     /// Returns the source for one element type.
     pub(crate) fn source(&self, dtype: DType) -> String {
-        let (number, name) = match dtype {
-            DType::U8 => (0, "unsigned char"),
-            DType::I64 => (1, "long long"),
-            DType::F16 => (2, "half_t"),
-            DType::BF16 => (3, "bfloat_t"),
-            DType::F32 => (4, "float"),
-            DType::F64 => (5, "double"),
-        };
-        let mut source =
-            format!("{PRELUDE}\n#define T {name}\n#define DTYPE {number}\ntypedef Acc<T>::type A;\n");
+        let mut source = format!("{PRELUDE}\n{}", element_type(dtype));
         self.sources.iter().for_each(|part| source.push_str(&part()));
         source
     }
@@ -126,16 +117,39 @@ impl Unit {
     }
 }
 
-/// Returns a unit compiled for a GPU, from disk if it was compiled before.
-fn compiled(gpu: &Gpu, name: &str, source: &str) -> Result<Vec<u8>> {
-    let compiler = gpu.driver.compiler()?;
-    let key = |salt: u8| {
-        let mut hasher = DefaultHasher::new();
-        (salt, source, &compiler, &gpu.info.architecture, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
-        hasher.finish()
-    };
-    let path =
-        cache_folder().join(format!("{name}-{}-{:016x}{:016x}", gpu.info.architecture, key(0), key(1)));
+/// Returns the name of an element type in CUDA C++.
+pub(super) fn type_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::U8 => "unsigned char",
+        DType::I64 => "long long",
+        DType::F16 => "half_t",
+        DType::BF16 => "bfloat_t",
+        DType::F32 => "float",
+        DType::F64 => "double",
+    }
+}
+
+/// Returns the number of an element type: `DTYPE` in CUDA C++.
+pub(super) fn type_number(dtype: DType) -> u32 {
+    match dtype {
+        DType::U8 => 0,
+        DType::I64 => 1,
+        DType::F16 => 2,
+        DType::BF16 => 3,
+        DType::F32 => 4,
+        DType::F64 => 5,
+    }
+}
+
+/// Returns the source that declares the element type of a unit.
+pub(super) fn element_type(dtype: DType) -> String {
+    let (name, number) = (type_name(dtype), type_number(dtype));
+    format!("#define T {name}\n#define DTYPE {number}\ntypedef Acc<T>::type A;\n")
+}
+
+/// Returns source compiled for a GPU, from disk if it was compiled before.
+pub(super) fn compiled(gpu: &Gpu, name: &str, source: &str) -> Result<Vec<u8>> {
+    let path = cached_file(gpu, name, source)?;
     if let Some(image) = fs::read(&path).ok().and_then(unsealed) {
         return Ok(image);
     }
@@ -143,6 +157,18 @@ fn compiled(gpu: &Gpu, name: &str, source: &str) -> Result<Vec<u8>> {
     // A cache that cannot be written only costs time.
     let _ = keep(&path, &image);
     Ok(image)
+}
+
+/// Returns the file that keeps compiled source.
+pub(super) fn cached_file(gpu: &Gpu, name: &str, source: &str) -> Result<PathBuf> {
+    let compiler = gpu.driver.compiler()?;
+    let key = |salt: u8| {
+        let mut hasher = DefaultHasher::new();
+        (salt, source, &compiler, &gpu.info.architecture, env!("CARGO_PKG_VERSION")).hash(&mut hasher);
+        hasher.finish()
+    };
+    let file = format!("{name}-{}-{:016x}{:016x}", gpu.info.architecture, key(0), key(1));
+    Ok(cache_folder().join(file))
 }
 
 /// Returns the folder that compiled kernels are kept in.
@@ -212,11 +238,28 @@ impl Stream {
         let gpu = self.gpu;
         gpu.enter()?;
         let function = unit.function(gpu, dtype, name)?;
+        let argument = ((&raw const *argument).cast::<c_void>(), size_of::<A>());
         // SAFETY: the caller guarantees the argument.
-        unsafe {
-            let argument = (&raw const *argument).cast::<c_void>();
-            gpu.driver.launch(function, grid, block, shared_bytes, self.handle, argument)
-        }
+        unsafe { self.launch_function(function, grid, block, shared_bytes, argument) }
+    }
+
+    /// Queues a kernel that is loaded. The argument is given by its address and its size.
+    ///
+    /// # Safety
+    /// As for [`launch`](Stream::launch).
+    #[inline]
+    pub(super) unsafe fn launch_function(
+        &self,
+        function: Handle,
+        grid: Shape3,
+        block: u32,
+        shared_bytes: u32,
+        argument: (*const c_void, usize),
+    ) -> Result<()> {
+        self.gpu.enter()?;
+        count_launch();
+        // SAFETY: the caller guarantees the argument.
+        unsafe { self.gpu.driver.launch(function, grid, block, shared_bytes, self.handle, argument) }
     }
 }
 
@@ -231,6 +274,7 @@ fn all_units() -> Vec<&'static Unit> {
         cast::UNITS,
         clip::UNITS,
         copy::UNITS,
+        empty::UNITS,
         extremum::UNITS,
         index::UNITS,
         locate::UNITS,
@@ -259,14 +303,14 @@ fn all_units() -> Vec<&'static Unit> {
 /// compiler (of CUDA 13) but no GPU. Returns the name and the bytes of each.
 #[doc(hidden)]
 pub fn compile_all(architecture: &str, only: &str) -> Result<Vec<(String, usize)>> {
+    let of_units = all_units().into_iter().filter(|unit| unit.name.contains(only)).flat_map(|unit| {
+        unit.dtypes.iter().map(|&dtype| (format!("{}_{dtype}", unit.name), unit.source(dtype)))
+    });
+    let fused = super::fuse::samples().into_iter().filter(|(name, _)| name.contains(only));
     let mut compiled = Vec::new();
-    for unit in all_units().into_iter().filter(|unit| unit.name.contains(only)) {
-        for &dtype in unit.dtypes {
-            let name = format!("{}_{dtype}", unit.name);
-            let image =
-                super::nvidia::compile(&name, &unit.source(dtype), architecture, &["--Ofast-compile=max"])?;
-            compiled.push((name, image.len()));
-        }
+    for (name, source) in of_units.chain(fused) {
+        let image = super::nvidia::compile(&name, &source, architecture, &["--Ofast-compile=max"])?;
+        compiled.push((name, image.len()));
     }
     Ok(compiled)
 }

@@ -102,7 +102,8 @@ impl<'a> Loss<'a> {
         let is_smooth = self.goal.label_smoothing != 0.0;
         let weight_sum = weight.as_ref().filter(|_| is_smooth).map(total).transpose()?;
         let input = |x: Option<&Array>, dtype| x.map(|x| dense(x, dtype)).transpose();
-        let (x, scale) = (input(self.x, dtype)?, input(self.scale, dtype)?);
+        let scale_dtype = if name == "nll_backward" { dtype } else { wide };
+        let (x, scale) = (input(self.x, dtype)?, input(self.scale, scale_dtype)?);
         let (maxima, totals) = (input(self.maxima, wide)?, input(self.totals, wide)?);
         let picked = input(self.picked, wide)?;
         let address = |x: Option<&Array>| x.map_or(Ok(0), |x| self.stream.read(x));
@@ -145,8 +146,7 @@ impl<'a> Loss<'a> {
     /// Runs a kernel that returns the losses, the weights, the largest logits and the sums of exponentials.
     fn four(&self, name: &str, by_lines: bool) -> Result<[Array; 4]> {
         let wide = accumulation(self.dtype);
-        let out = [self.dtype, self.dtype, wide, wide].map(|dtype| self.per_position(dtype));
-        let [losses, weights, maxima, totals] = out;
+        let [losses, weights, maxima, totals] = [(); 4].map(|()| self.per_position(wide));
         let out = [losses?, weights?, maxima?, totals?];
         self.run(name, by_lines, out.each_ref().map(Some))?;
         Ok(out)
@@ -235,7 +235,9 @@ mod tests {
         let (outer, classes, inner) = sizes(shape);
         let n = outer * inner;
         let logits = numbers(n * classes, dtype, 1);
-        let inputs = [logits, targets(n, classes), numbers(classes, dtype, 3), numbers(n, dtype, 4)];
+        let scale = numbers(n, dtype, 4);
+        let wide = crate::kernels::cast::cast(&scale, accumulation(dtype)).unwrap();
+        let inputs = [logits, targets(n, classes), numbers(classes, dtype, 3), scale, wide];
         compare(&inputs, 6.0 * rounding(dtype), |x| {
             let logits = match strided {
                 true => x[0].reshape(&[classes, outer, inner])?.transpose(0, 1)?,
@@ -252,13 +254,13 @@ mod tests {
             };
             let all = kernels::cross_entropy_forward(&logits, &goal)?;
             let sums = [&all[2], &all[3]];
-            let mut results = vec![kernels::cross_entropy_backward(&logits, sums, &x[3], &goal)?];
+            let mut results = vec![kernels::cross_entropy_backward(&logits, sums, &x[4], &goal)?];
             for (first, local) in [(0, classes), (classes / 3, classes / 2)] {
                 let goal = ClassTargets { first, ..goal };
                 let logits = logits.narrow(1, first, local)?;
                 let picked = kernels::cross_entropy_picked(&logits, &all[2], &goal)?;
                 results.extend(kernels::cross_entropy_losses(&logits, [&all[2], &all[3], &picked], &goal)?);
-                results.push(kernels::cross_entropy_backward(&logits, sums, &x[3], &goal)?);
+                results.push(kernels::cross_entropy_backward(&logits, sums, &x[4], &goal)?);
                 let logp = softmax::log_softmax(&logits, 1)?;
                 let (losses, weights) = kernels::nll_forward(&logp, &goal)?;
                 results.push(kernels::nll_backward(&x[3], [outer, local, inner], &goal)?);

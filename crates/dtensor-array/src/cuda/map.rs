@@ -3,23 +3,41 @@
 use std::array::from_fn;
 
 use super::driver::{Address, failed};
-use super::{Stream, Unit, grid_for};
+use super::{Stream, Unit, fuse, grid_for};
 use crate::host::layout::{Axes, Axis as HostAxis, push_axis};
-use crate::{Array, DType, Result};
+use crate::{Array, DType, Result, Shape};
 
 /// The number of threads of a block.
 pub(super) const THREADS: u32 = 256;
-const MOST_AXES: usize = 16;
+pub(super) const MOST_AXES: usize = 16;
 
 /// Must match `Axis` in `map.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Axis<const N: usize> {
+pub(super) struct Axis<const N: usize> {
     size: u32,
     magic: u32,
     shift: u32,
     reserved: u32,
     strides: [i64; N],
+}
+
+impl<const N: usize> Axis<N> {
+    /// An axis of one element.
+    pub(super) const ONE: Self = Axis { size: 1, magic: 0, shift: 0, reserved: 0, strides: [0; N] };
+
+    pub(super) fn new(from: &HostAxis<N>) -> Self {
+        let (magic, shift) = divider(from.size as u32);
+        let strides = from.strides.map(|stride| stride as i64);
+        Axis { size: from.size as u32, magic, shift, reserved: 0, strides }
+    }
+
+    /// Returns the axis of the first `operands`, as words of an argument.
+    pub(super) fn words(&self, operands: usize) -> impl Iterator<Item = u64> {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let strides = self.strides.map(|stride| stride as u64).into_iter().take(operands);
+        [pair(self.size, self.magic), pair(self.shift, self.reserved)].into_iter().chain(strides)
+    }
 }
 
 /// Must match `Map` in `map.cuh`.
@@ -41,11 +59,79 @@ struct With<const N: usize, P> {
     more: P,
 }
 
+/// An element-wise function: a kernel that takes a `Pointwise` argument (`kernels/pointwise.cuh`), so that it can be fused.
+#[derive(Clone, Copy)]
+pub(super) struct Function {
+    pub(super) unit: &'static Unit,
+    /// The dtype that the unit is compiled for.
+    pub(super) dtype: DType,
+    pub(super) name: &'static str,
+}
+
+impl Function {
+    /// Returns true if it also takes a random word for each element.
+    pub(super) fn is_random(&self) -> bool {
+        self.name == DROPOUT
+    }
+}
+
+/// The name of the only function that takes random words.
+pub(super) const DROPOUT: &str = "dropout";
+
+/// The numbers that an element-wise function takes besides elements.
+pub(super) type Numbers = [u64; NUMBERS];
+pub(super) const NUMBERS: usize = 5;
+/// The numbers of a function that takes none.
+pub(super) const NONE: Numbers = [0; NUMBERS];
+
 /// Returns the numbers that replace a division by `size`.
 pub(super) fn divider(size: u32) -> (u32, u32) {
     let shift = size.max(1).next_power_of_two().trailing_zeros();
     let magic = ((1u64 << 32) * ((1u64 << shift) - u64::from(size)) / u64::from(size.max(1))) + 1;
     (magic as u32, shift)
+}
+
+/// Splits axes with more elements than 32 bits count: the result is contiguous, so any axis can be split into two. Returns an error
+/// if there are too many axes.
+pub(super) fn split_axes<const N: usize>(merged: &mut Axes<N>, shape: &[usize]) -> Result<()> {
+    while let Some(at) = merged.iter().position(|axis| axis.size > u32::MAX as usize) {
+        let HostAxis { size, strides } = merged[at];
+        let Some(inner) = (2..=1 << 20).rev().find(|n| size % n == 0) else {
+            return Err(failed("launch", format!("a dim of size {size} is too large")));
+        };
+        merged[at] = HostAxis { size: size / inner, strides: strides.map(|stride| stride * inner) };
+        merged.insert(at + 1, HostAxis { size: inner, strides });
+    }
+    if merged.len() > MOST_AXES {
+        let message = format!(
+            "shape {shape:?} has {} dims that cannot be merged; at most {MOST_AXES} work",
+            merged.len()
+        );
+        return Err(failed("launch", message));
+    }
+    Ok(())
+}
+
+/// Returns true if rows, along the last axis, consist of whole vectors.
+pub(super) fn last_is_multiple_of<const N: usize>(axes: &[HostAxis<N>], vector: usize) -> bool {
+    axes[axes.len() - 1].size.is_multiple_of(vector)
+}
+
+/// Returns true if operand `k`, with elements of `size` bytes, is the same along the last axis, or can be loaded in aligned vectors.
+pub(super) fn loads_vectors<const N: usize>(
+    axes: &[HostAxis<N>],
+    k: usize,
+    address: Address,
+    size: usize,
+    vector: usize,
+) -> bool {
+    let is_aligned = |bytes: usize| bytes.is_multiple_of(vector * size);
+    let (last, outer) = axes.split_last().expect("there is at least one axis");
+    match last.strides[k] {
+        0 => true,
+        1 => is_aligned(address as usize) && outer.iter().all(|axis| is_aligned(axis.strides[k] * size)),
+        _ => false,
+    }
 }
 
 impl<const N: usize> Map<N> {
@@ -54,7 +140,7 @@ impl<const N: usize> Map<N> {
         stream: &Stream,
         shape: &[usize],
         operands: [&Array; N],
-        out: &Array,
+        (out, out_dtype): (Address, DType),
     ) -> Result<Map<N>> {
         let mut merged: Axes<N> = Axes::new();
         for (dim, &size) in shape.iter().enumerate() {
@@ -67,55 +153,23 @@ impl<const N: usize> Map<N> {
         if merged.is_empty() {
             merged.push(HostAxis { size: 1, strides: [0; N] });
         }
-        // The result is contiguous, so an axis with more elements than 32 bits count can be split into two.
-        while let Some(at) = merged.iter().position(|axis| axis.size > u32::MAX as usize) {
-            let HostAxis { size, strides } = merged[at];
-            let Some(inner) = (2..=1 << 20).rev().find(|n| size % n == 0) else {
-                return Err(failed("launch", format!("a dim of size {size} is too large")));
-            };
-            merged[at] = HostAxis { size: size / inner, strides: strides.map(|stride| stride * inner) };
-            merged.insert(at + 1, HostAxis { size: inner, strides });
-        }
-        if merged.len() > MOST_AXES {
-            let message = format!(
-                "shape {shape:?} has {} dims that cannot be merged; at most {MOST_AXES} work",
-                merged.len()
-            );
-            return Err(failed("launch", message));
-        }
+        split_axes(&mut merged, shape)?;
         let mut inputs = [0; N];
         for (address, x) in inputs.iter_mut().zip(operands) {
             *address = stream.read(x)?;
         }
-        let out_address = stream.read(out)?;
-        let widest = operands.iter().map(|x| x.dtype().size()).max().unwrap_or(1).max(out.dtype().size());
+        let widest = operands.iter().map(|x| x.dtype().size()).max().unwrap_or(1).max(out_dtype.size());
         let vector = 16 / widest;
-        let last = merged[merged.len() - 1];
-        let loads_vectors = |k: usize| {
-            let size = operands[k].dtype().size();
-            let is_aligned = |bytes: usize| bytes.is_multiple_of(vector * size);
-            let outer = &merged[..merged.len() - 1];
-            match last.strides[k] {
-                0 => true,
-                1 => {
-                    is_aligned(inputs[k] as usize)
-                        && outer.iter().all(|axis| is_aligned(axis.strides[k] * size))
-                }
-                _ => false,
-            }
-        };
-        let is_wide = last.size.is_multiple_of(vector)
-            && (out_address as usize).is_multiple_of(vector * out.dtype().size())
-            && (0..N).all(loads_vectors);
-        let mut axes = [Axis { size: 1, magic: 0, shift: 0, reserved: 0, strides: [0; N] }; MOST_AXES];
+        let is_wide = last_is_multiple_of(&merged, vector)
+            && (out as usize).is_multiple_of(vector * out_dtype.size())
+            && (0..N).all(|k| loads_vectors(&merged, k, inputs[k], operands[k].dtype().size(), vector));
+        let mut axes = [Axis::ONE; MOST_AXES];
         for (axis, from) in axes.iter_mut().zip(&merged) {
-            let (magic, shift) = divider(from.size as u32);
-            let strides = from.strides.map(|stride| stride as i64);
-            *axis = Axis { size: from.size as u32, magic, shift, reserved: 0, strides };
+            *axis = Axis::new(from);
         }
         Ok(Map {
-            numel: out.numel() as u64,
-            out: out_address,
+            numel: shape.iter().product::<usize>() as u64,
+            out,
             inputs,
             ndim: merged.len() as u32,
             vector: if is_wide { vector as u32 } else { 1 },
@@ -124,7 +178,37 @@ impl<const N: usize> Map<N> {
     }
 }
 
+/// Copies the operands that are transposed: reading them element by element takes longer.
+fn copy_transposed<const N: usize>(shape: &[usize], operands: [&Array; N]) -> Result<[Option<Array>; N]> {
+    let numel = shape.iter().product::<usize>();
+    let mut copies = [const { None }; N];
+    for (copy, x) in copies.iter_mut().zip(operands) {
+        if x.numel() == numel && super::copy::is_transposed(x) {
+            *copy = Some(super::copy::copy(x)?);
+        }
+    }
+    Ok(copies)
+}
+
 impl Stream {
+    /// Computes an element-wise function of operands that broadcast to `shape`. The result has dtype `out`.
+    ///
+    /// The kernel may run later, together with others: see [`fuse`].
+    #[inline]
+    pub(super) fn pointwise<const N: usize>(
+        &'static self,
+        function: Function,
+        (out, shape): (DType, Shape),
+        operands: [&Array; N],
+        numbers: Numbers,
+    ) -> Result<Array> {
+        if fuse::is_on() && shape.numel() > 0 {
+            return fuse::defer(self, function, (out, shape), &operands, numbers);
+        }
+        let Function { unit, dtype, name } = function;
+        self.map(unit, dtype, name, (out, &shape), operands, numbers)
+    }
+
     /// Runs an element-wise kernel over operands that broadcast to `shape`, and returns its result, of dtype `out`. `more` are the
     /// kernel's further arguments.
     pub(super) fn map<const N: usize, P: Copy>(
@@ -136,14 +220,7 @@ impl Stream {
         operands: [&Array; N],
         more: P,
     ) -> Result<Array> {
-        // Reading a transposed operand element by element takes longer than copying it first.
-        let numel = shape.iter().product::<usize>();
-        let mut copies = [const { None }; N];
-        for (copy, x) in copies.iter_mut().zip(operands) {
-            if x.numel() == numel && super::copy::is_transposed(x) {
-                *copy = Some(super::copy::copy(x)?);
-            }
-        }
+        let copies = copy_transposed(shape, operands)?;
         let operands: [&Array; N] = from_fn(|k| copies[k].as_ref().unwrap_or(operands[k]));
         self.map_views(unit, dtype, name, (out, shape), operands, more)
     }
@@ -160,13 +237,47 @@ impl Stream {
     ) -> Result<Array> {
         let result = self.empty(out, shape)?;
         if result.numel() > 0 {
-            let map = Map::new(self, shape, operands, &result)?;
-            let grid = grid_for(self.gpu, result.numel(), THREADS, map.vector as usize);
-            let argument = With { map, more };
-            // SAFETY: the kernel takes a `Map<N>` and what follows it, and the result has `numel` elements.
-            unsafe { self.launch(unit, dtype, name, grid, THREADS, 0, &argument)? };
+            let target = (self.read(&result)?, out);
+            // SAFETY: the result has this dtype and shape.
+            unsafe { self.launch_map(unit, dtype, name, (target, shape), operands, more)? };
         }
         Ok(result)
+    }
+
+    /// Runs an element-wise function, whose result is written to memory of a dtype.
+    ///
+    /// # Safety
+    /// The memory must have room for as many elements as `shape` has, of which there must be some.
+    pub(super) unsafe fn pointwise_into<const N: usize>(
+        &self,
+        Function { unit, dtype, name }: Function,
+        (out, shape): ((Address, DType), &[usize]),
+        operands: [&Array; N],
+        numbers: Numbers,
+    ) -> Result<()> {
+        let copies = copy_transposed(shape, operands)?;
+        let operands: [&Array; N] = from_fn(|k| copies[k].as_ref().unwrap_or(operands[k]));
+        // SAFETY: the caller guarantees the memory.
+        unsafe { self.launch_map(unit, dtype, name, (out, shape), operands, numbers) }
+    }
+
+    /// Queues an element-wise kernel, whose result is written to memory of a dtype.
+    ///
+    /// # Safety
+    /// As for [`pointwise_into`](Stream::pointwise_into).
+    unsafe fn launch_map<const N: usize, P: Copy>(
+        &self,
+        unit: &Unit,
+        dtype: DType,
+        name: &str,
+        (out, shape): ((Address, DType), &[usize]),
+        operands: [&Array; N],
+        more: P,
+    ) -> Result<()> {
+        let map = Map::new(self, shape, operands, out)?;
+        let grid = grid_for(self.gpu, map.numel as usize, THREADS, map.vector as usize);
+        // SAFETY: the kernel takes a `Map<N>` and what follows it, and the result has `numel` elements.
+        unsafe { self.launch(unit, dtype, name, grid, THREADS, 0, &With { map, more }) }
     }
 }
 

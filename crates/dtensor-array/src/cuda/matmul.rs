@@ -86,8 +86,44 @@ pub(crate) fn matmul(a: &Array, b: &Array, bias: Option<&Array>) -> Result<Array
     Ok(out)
 }
 
-pub(crate) fn folded(a: &Array, b: &Array) -> Result<Array> {
-    matmul(&flatten_rows(a)?.transpose(0, 1)?, &flatten_rows(b)?, None)
+pub(crate) fn folded(a: &Array, b: &Array, out: DType) -> Result<Array> {
+    let (a, b) = (flatten_rows(a)?.transpose(0, 1)?, flatten_rows(b)?);
+    if out != a.dtype()
+        && let Some(out) = wide(&a, &b)?
+    {
+        return Ok(out);
+    }
+    super::cast::cast(&matmul(&a, &b, None)?, out)
+}
+
+/// Computes the product of two matrices in half precision in `F32`, if the driver's library can.
+fn wide(a: &Array, b: &Array) -> Result<Option<Array>> {
+    let (stream, dtype, plan) = (stream_of(a)?, a.dtype(), Plan::new(a, b));
+    let [m, n, k] = plan.mnk;
+    let sides = layout([m, k], plan.a).zip(layout([k, n], plan.b));
+    let Some((a_side, b_side)) = sides.filter(|_| dtype == b.dtype() && dtype.size() == 2 && m * n * k > 0)
+    else {
+        return Ok(None);
+    };
+    let out = stream.empty(DType::F32, &[m, n])?;
+    let addresses = [stream.read(a)?, stream.read(b)?, stream.read(&out)?];
+    let product = Product {
+        dtype,
+        out: DType::F32,
+        mnk: plan.mnk,
+        a: a_side,
+        b: b_side,
+        batch: 1,
+        batch_strides: [0; 3],
+        has_bias: false,
+        accumulates: false,
+        alignments: addresses.map(|address| 1 << address.trailing_zeros().min(8)),
+    };
+    let [a, b, to] = addresses;
+    stream.gpu.enter()?;
+    // SAFETY: the plan has the sizes and strides of the matrices, and the result has `m · n` elements.
+    let is_done = unsafe { stream.gpu.driver.multiply(&product, [a, b, to, 0], stream)? };
+    Ok(is_done.then_some(out))
 }
 
 /// Returns true if a bias is the same contiguous row of `n` numbers for each row of the result.
@@ -156,6 +192,7 @@ fn run(
                 Some((a_side, b_side)) if dtype != DType::I64 => {
                     let product = Product {
                         dtype,
+                        out: dtype,
                         mnk: plan.mnk,
                         a: a_side,
                         b: b_side,
@@ -329,10 +366,13 @@ mod tests {
                 let of = |width: usize, seed| {
                     sample(dtype, &lead.iter().copied().chain([width]).collect::<Vec<_>>(), seed)
                 };
-                compare(&[of(9, 1), of(7, 2)], 30.0 * rounding(dtype), |x| Ok(vec![folded(&x[0], &x[1])?]));
+                compare(&[of(9, 1), of(7, 2)], 30.0 * rounding(dtype), |x| {
+                    let widest = if dtype.size() == 2 { DType::F32 } else { dtype };
+                    Ok(vec![folded(&x[0], &x[1], dtype)?, folded(&x[0], &x[1], widest)?])
+                });
             }
             let x = [sample(dtype, &[2, 5, 8], 1), sample(dtype, &[2, 8, 3], 2)];
-            compare(&x, 30.0 * rounding(dtype), |x| Ok(vec![folded(&x[0].transpose(1, 2)?, &x[1])?]));
+            compare(&x, 30.0 * rounding(dtype), |x| Ok(vec![folded(&x[0].transpose(1, 2)?, &x[1], dtype)?]));
         }
     }
 

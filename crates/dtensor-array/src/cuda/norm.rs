@@ -3,7 +3,7 @@
 use super::driver::Address;
 use super::kernel::{FLOATS, file, units};
 use super::reduce::{accumulation, check_float};
-use super::rows::{Launch, Lines, lines};
+use super::rows::{Launch, Lines, held_rows, lines};
 use super::{Stream, stream_of};
 use crate::{Array, DType, Result};
 
@@ -17,6 +17,8 @@ struct Args {
     lines: Lines,
     x: Address,
     dy: Address,
+    dy_dtype: u64,
+    addend: Address,
     weight: Address,
     bias: Address,
     is_wide: u64,
@@ -33,8 +35,8 @@ struct Args {
 /// Must match `SumParts` in `kernels/norm.cuh`.
 #[repr(C)]
 struct SumParts {
-    parts: Address,
-    out: Address,
+    parts: [Address; 2],
+    out: [Address; 2],
     n: u64,
     splits: u64,
 }
@@ -42,6 +44,11 @@ struct SumParts {
 /// The size of a block in the sums over rows. Must match `ACROSS` and `DOWN` in `kernels/norm.cuh`.
 const ACROSS: usize = 32;
 const DOWN: usize = 8;
+
+/// The packs of a row that a thread holds. As `HELD` in `kernels/norm.cuh`.
+fn held_packs(dtype: DType) -> usize {
+    if dtype.size() == 2 { 2 } else { 4 }
+}
 
 /// Returns the number of rows and the number of elements in each.
 fn row_count(shape: &[usize], dims: usize) -> (usize, usize) {
@@ -78,15 +85,15 @@ impl Parameters {
         stream: &Stream,
         (rows, n): (usize, usize),
         dtype: DType,
-        of_rows: [Address; 3],
+        of_rows: [Address; 4],
         kept: usize,
     ) -> Result<Launch> {
         // A pack of parameters in the accumulation dtype is larger than 16 bytes, so its alignment counts as less.
         let larger = if self.is_wide { accumulation(dtype).size() / dtype.size() } else { 1 } as Address;
         let [weight, bias] =
             self.addresses(stream)?.map(|x| if x % (16 * larger) == 0 { 0 } else { 1 as Address });
-        let [a, b, c] = of_rows;
-        Ok(lines(stream.gpu, (rows, n, 1), dtype.size(), &[a, b, c, weight, bias], kept, true))
+        let [a, b, c, d] = of_rows;
+        Ok(lines(stream.gpu, (rows, n, 1), dtype.size(), &[a, b, c, d, weight, bias], kept, true))
     }
 }
 
@@ -111,12 +118,14 @@ fn forward(
         return Ok((out, mean, rstd));
     }
     let (from, to) = (stream.read(&x)?, stream.read(&out)?);
-    let launch = parameters.lines(stream, (rows, n), dtype, [from, to, 0], 1)?;
+    let launch = parameters.lines(stream, (rows, n), dtype, [from, to, 0, 0], 1)?;
     let [weight, bias] = parameters.addresses(stream)?;
     let args = Args {
         lines: launch.lines,
         x: from,
         dy: 0,
+        dy_dtype: 0,
+        addend: 0,
         weight,
         bias,
         is_wide: parameters.is_wide.into(),
@@ -157,6 +166,7 @@ pub(crate) fn rms_norm(x: &Array, dims: usize, weight: Option<&Array>, eps: f64)
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn layer_norm_backward(
     dy: &Array,
+    addend: Option<&Array>,
     x: &Array,
     mean: &Array,
     rstd: &Array,
@@ -165,27 +175,30 @@ pub(crate) fn layer_norm_backward(
     need_weight: Option<DType>,
     need_bias: Option<DType>,
 ) -> Result<(Array, Option<Array>, Option<Array>)> {
-    let names = ["layer_norm_backward", "layer_norm_parameters"];
-    backward(names, dy, x, Some(mean), rstd, weight, dims, [need_weight, need_bias])
+    let names = ["layer_norm_backward", "layer_norm_parameters", "layer_norm_gradients"];
+    backward(names, dy, addend, x, Some(mean), rstd, weight, dims, [need_weight, need_bias])
 }
 
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn rms_norm_backward(
     dy: &Array,
+    addend: Option<&Array>,
     x: &Array,
     rstd: &Array,
     weight: Option<&Array>,
     dims: usize,
     need_weight: Option<DType>,
 ) -> Result<(Array, Option<Array>)> {
-    let names = ["rms_norm_backward", "rms_norm_parameters"];
-    let (dx, dweight, _) = backward(names, dy, x, None, rstd, weight, dims, [need_weight, None])?;
+    let names = ["rms_norm_backward", "rms_norm_parameters", "rms_norm_gradients"];
+    let (dx, dweight, _) = backward(names, dy, addend, x, None, rstd, weight, dims, [need_weight, None])?;
     Ok((dx, dweight))
 }
 
 #[allow(clippy::too_many_arguments)]
 fn backward(
-    names: [&str; 2],
+    names: [&str; 3],
     dy: &Array,
+    addend: Option<&Array>,
     x: &Array,
     mean: Option<&Array>,
     rstd: &Array,
@@ -197,19 +210,54 @@ fn backward(
     check_float(name_of(names[0]), dtype)?;
     let (rows, n) = row_count(x.dims(), dims);
     let stream = stream_of(x)?;
-    let (x, dy, rstd) = (x.contiguous()?, dy.contiguous()?, rstd.contiguous()?);
+    let (x, rstd) = (x.contiguous()?, rstd.contiguous()?);
     let mean = mean.map(Array::contiguous).transpose()?;
+    let addend = addend.map(Array::contiguous).transpose()?;
     let parameters = Parameters::new(dtype, [weight, None])?;
     let out = stream.empty(dtype, x.dims())?;
-    let addresses = [stream.read(&x)?, stream.read(&dy)?, stream.read(&out)?];
-    let launch = parameters.lines(stream, (rows, n), dtype, addresses, 2)?;
+    let more = addend.as_ref().map_or(Ok(0), |addend| stream.read(addend))?;
     let needs_any = needs.iter().any(Option::is_some);
-    let rest = stream.empty(accumulation(dtype), &[if needs_any { rows } else { 0 }])?;
+    // All gradients are computed at once if a block can hold a row, else the sums over rows follow. The first kernel also reads
+    // gradients in half precision.
+    let plan = |dy: &Array| -> Result<(Launch, Option<Launch>, [Address; 4])> {
+        let addresses = [stream.read(&x)?, stream.read(dy)?, stream.read(&out)?, more];
+        let launch = parameters.lines(stream, (rows, n), dtype, addresses, 2)?;
+        let (vector, wide) = (launch.lines.vector(), accumulation(dtype).size());
+        let held = held_rows(stream.gpu, (rows, n), vector, held_packs(dtype), wide);
+        Ok((launch, held.filter(|_| needs_any), addresses))
+    };
+    let mut dy = dy.contiguous()?;
+    let (mut launch, mut held, mut addresses) = plan(&dy)?;
+    let is_half = dtype == DType::F32 && dy.dtype().size() == 2;
+    if dy.dtype() != dtype && !(is_half && launch.lines.vector() > 1 && held.is_some()) {
+        dy = super::cast::cast(&dy, dtype)?.contiguous()?;
+        (launch, held, addresses) = plan(&dy)?;
+    }
+    if n == 0 || (rows == 0 && !needs_any) {
+        let empty = |need: Option<DType>| need.map(|dtype| stream.empty(dtype, &[n])).transpose();
+        return Ok((out, empty(needs[0])?, empty(needs[1])?));
+    }
+    let (vector, wide) = (launch.lines.vector(), accumulation(dtype));
+    let tiles = n.div_ceil(ACROSS * vector);
+    let wanted = (stream.gpu.info.multiprocessors * 8).div_ceil(tiles).min(rows.div_ceil(DOWN * 4)).max(1);
+    let rows_per_split = rows.div_ceil(wanted).max(1);
+    let splits = match &held {
+        Some(held) => held.grid[0] as usize,
+        None => rows.div_ceil(rows_per_split).max(1),
+    };
+    let is_held = held.is_some();
+    launch = held.unwrap_or(launch);
+    let rest = stream.empty(wide, &[if needs_any && !is_held { rows } else { 0 }])?;
+    let parts = |need: Option<DType>| need.map(|_| stream.empty(wide, &[splits, n])).transpose();
+    let parts = [parts(needs[0])?, parts(needs[1])?];
+    let address = |parts: &Option<Array>| parts.as_ref().map_or(Ok(0), |parts| stream.read(parts));
     let [weight, _] = parameters.addresses(stream)?;
-    let mut args = Args {
+    let args = Args {
         lines: launch.lines,
         x: addresses[0],
         dy: addresses[1],
+        dy_dtype: if dy.dtype() == dtype { 0 } else { dy.dtype() as u64 },
+        addend: addresses[3],
         weight,
         bias: 0,
         is_wide: parameters.is_wide.into(),
@@ -218,48 +266,51 @@ fn backward(
         mean: mean.map_or(Ok(0), |mean| stream.read(&mean))?,
         rstd: stream.read(&rstd)?,
         rest: stream.read(&rest)?,
-        weight_parts: 0,
-        bias_parts: 0,
-        rows_per_split: 0,
+        weight_parts: address(&parts[0])?,
+        bias_parts: address(&parts[1])?,
+        rows_per_split: rows_per_split as u64,
     };
-    if x.numel() > 0 {
-        // SAFETY: as in `forward`.
+    let name = if is_held { names[2] } else { names[0] };
+    if rows > 0 || is_held {
+        // SAFETY: as in `forward`; the parts hold `n` numbers for each block, if the kernel writes them.
         unsafe {
-            stream.launch(&NORM, dtype, names[0], launch.grid, launch.threads, launch.shared_bytes, &args)?
+            stream.launch(&NORM, dtype, name, launch.grid, launch.threads, launch.shared_bytes, &args)?
         };
     }
-    if !needs_any || n == 0 {
-        let empty = |need: Option<DType>| need.map(|dtype| stream.empty(dtype, &[n])).transpose();
-        return Ok((out, empty(needs[0])?, empty(needs[1])?));
+    if !needs_any {
+        return Ok((out, None, None));
     }
-    // The rows are summed by several blocks for each tile of columns, and their sums by a second kernel.
-    let tiles = n.div_ceil(ACROSS * launch.lines.vector());
-    let wanted = (stream.gpu.info.multiprocessors * 8).div_ceil(tiles).min(rows.div_ceil(DOWN * 4)).max(1);
-    let rows_per_split = rows.div_ceil(wanted).max(1);
-    let splits = rows.div_ceil(rows_per_split).max(1);
-    let parts = |need: Option<DType>| need.map(|_| stream.empty(DType::F64, &[splits, n])).transpose();
-    let (weight_parts, bias_parts) = (parts(needs[0])?, parts(needs[1])?);
-    let address = |parts: &Option<Array>| parts.as_ref().map_or(Ok(0), |parts| stream.read(parts));
-    (args.weight_parts, args.bias_parts) = (address(&weight_parts)?, address(&bias_parts)?);
-    args.rows_per_split = rows_per_split as u64;
-    let grid = [tiles as u32, splits as u32, 1];
-    // SAFETY: as above; the parts hold `n` numbers for each split.
-    unsafe { stream.launch(&NORM, dtype, names[1], grid, (ACROSS * DOWN) as u32, 0, &args)? };
-    let finish = |parts: Option<Array>, need: Option<DType>| -> Result<Option<Array>> {
-        let (Some(parts), Some(dtype)) = (parts, need) else { return Ok(None) };
-        let out = stream.empty(dtype, &[n])?;
+    if !is_held {
+        // The rows are summed by several blocks for each tile of columns.
+        let grid = [tiles as u32, splits as u32, 1];
+        // SAFETY: as above; the parts hold `n` numbers for each split.
+        unsafe { stream.launch(&NORM, dtype, names[1], grid, (ACROSS * DOWN) as u32, 0, &args)? };
+    }
+    let result = |need: Option<DType>| need.map(|dtype| stream.empty(dtype, &[n])).transpose();
+    let results = [result(needs[0])?, result(needs[1])?];
+    let mut sums = Vec::new();
+    for ((parts, result), need) in parts.iter().zip(&results).zip(needs) {
+        if let (Some(parts), Some(result), Some(dtype)) = (parts, result, need) {
+            sums.push((dtype, stream.read(parts)?, stream.read(result)?));
+        }
+    }
+    // Both sums are one launch, if they have one dtype.
+    let (same, other) = sums.split_at(if needs[0] == needs[1] { sums.len() } else { 1 });
+    for sums in [same, other].into_iter().filter(|sums| !sums.is_empty()) {
+        let at = |i: usize| sums.get(i).map_or((0, 0), |sum| (sum.1, sum.2));
+        let (first, second) = (at(0), at(1));
         let args = SumParts {
-            parts: stream.read(&parts)?,
-            out: stream.read(&out)?,
+            parts: [first.0, second.0],
+            out: [first.1, second.1],
             n: n as u64,
             splits: splits as u64,
         };
-        let grid = [n.div_ceil(ACROSS) as u32, 1, 1];
-        // SAFETY: the parts hold `n` numbers for each split, and the result as many.
-        unsafe { stream.launch(&NORM, dtype, "sum_parts", grid, (ACROSS * DOWN) as u32, 0, &args)? };
-        Ok(Some(out))
-    };
-    Ok((out, finish(weight_parts, needs[0])?, finish(bias_parts, needs[1])?))
+        let grid = [n.div_ceil(ACROSS) as u32, sums.len() as u32, 1];
+        // SAFETY: the parts hold `n` numbers for each split, and the results as many.
+        unsafe { stream.launch(&NORM, sums[0].0, "sum_parts", grid, (ACROSS * DOWN) as u32, 0, &args)? };
+    }
+    let [dweight, dbias] = results;
+    Ok((out, dweight, dbias))
 }
 
 #[cfg(test)]
@@ -284,22 +335,29 @@ mod tests {
         compare(&inputs, tolerance, |all| {
             let (x, dy) = (view(&all[0].reshape(shape)?)?, view(&all[1].reshape(shape)?)?);
             let (weight, bias) = (all[2].reshape(row)?, all[3].reshape(row)?);
+            let half = crate::kernels::cast::cast(&dy, if dims == 2 { DType::F16 } else { DType::BF16 })?;
             let mut results = vec![];
             for (weight, bias) in [(Some(&weight), Some(&bias)), (Some(&weight), None), (None, None)] {
                 let (y, mean, rstd) = kernels::layer_norm(&x, dims, weight, bias, EPS)?;
                 for needs in [(Some(dtype), Some(of)), (None, Some(dtype)), (Some(of), None), (None, None)] {
-                    let (dx, dw, db) =
-                        kernels::layer_norm_backward(&dy, &x, &mean, &rstd, weight, dims, needs.0, needs.1)?;
-                    results.push(dx);
-                    results.extend(dw);
-                    results.extend(db);
+                    // With a gradient of the same dtype, of another one, and with what is added.
+                    for (dy, addend) in [(&dy, None), (&half, Some(&dy)), (&dy, Some(&x))] {
+                        let (dx, dw, db) = kernels::layer_norm_backward(
+                            dy, addend, &x, &mean, &rstd, weight, dims, needs.0, needs.1,
+                        )?;
+                        results.push(dx);
+                        results.extend(dw);
+                        results.extend(db);
+                    }
                 }
                 results.extend([y, mean, rstd]);
                 let (y, rstd) = kernels::rms_norm(&x, dims, weight, EPS)?;
                 for need in [None, Some(of)] {
-                    let (dx, dw) = kernels::rms_norm_backward(&dy, &x, &rstd, weight, dims, need)?;
-                    results.push(dx);
-                    results.extend(dw);
+                    for (dy, addend) in [(&dy, None), (&half, Some(&x))] {
+                        let (dx, dw) = kernels::rms_norm_backward(dy, addend, &x, &rstd, weight, dims, need)?;
+                        results.push(dx);
+                        results.extend(dw);
+                    }
                 }
                 results.extend([y, rstd]);
             }
@@ -315,6 +373,8 @@ mod tests {
                 (&[5, 64], 1),
                 (&[4, 3, 6, 8], 2),
                 (&[130, 33], 1),
+                (&[70, 768], 1),
+                (&[21, 1056], 1),
                 (&[2, 2056], 1),
                 (&[1, 1], 1),
                 (&[0, 4], 1),

@@ -90,6 +90,11 @@ impl Driver for Nvidia {
         })
     }
 
+    fn identity(&self, ordinal: usize) -> Result<[u8; 16]> {
+        let uuid = check("cuDeviceGetUuid", result::device::get_uuid(self.devices[ordinal].0))?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
     fn enter(&self, ordinal: usize) -> Result<()> {
         // SAFETY: the context is retained for the life of the process.
         check("cuCtxSetCurrent", unsafe { result::ctx::set_current(self.devices[ordinal].1) })
@@ -249,9 +254,9 @@ impl Driver for Nvidia {
         block: u32,
         shared_bytes: u32,
         stream: Handle,
-        argument: *const c_void,
+        argument: (*const c_void, usize),
     ) -> Result<()> {
-        let mut arguments = [argument.cast_mut()];
+        let mut arguments = [argument.0.cast_mut()];
         // SAFETY: the caller guarantees the argument.
         let result = unsafe {
             sys::cuLaunchKernel(
@@ -274,6 +279,38 @@ impl Driver for Nvidia {
         }
     }
 
+    fn begin_capture(&self, stream: Handle) -> Result<()> {
+        // Relaxed: allocating memory and loading kernels stay legal meanwhile.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: streams are never destroyed.
+        check("cuStreamBeginCapture", unsafe { result::stream::begin_capture(stream_of(stream), mode) })
+    }
+
+    fn end_capture(&self, stream: Handle, keep: bool) -> Result<Option<Handle>> {
+        // SAFETY: streams are never destroyed.
+        let graph = check("cuStreamEndCapture", unsafe { result::stream::end_capture(stream_of(stream)) })?;
+        if graph.is_null() {
+            return Err(failed("cuStreamEndCapture", "the recording is not valid"));
+        }
+        // SAFETY: the graph is valid until it is destroyed here.
+        let ready =
+            keep.then(|| unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags_enum(0)) });
+        // SAFETY: nothing uses the graph after this.
+        let _ = unsafe { result::graph::destroy(graph) };
+        ready.map(|ready| Ok(check("cuGraphInstantiate", ready)? as Handle)).transpose()
+    }
+
+    unsafe fn launch_graph(&self, graph: Handle, stream: Handle) -> Result<()> {
+        // SAFETY: the caller guarantees the recorded work.
+        let launched = unsafe { sys::cuGraphLaunch(graph as sys::CUgraphExec, stream_of(stream)) };
+        check("cuGraphLaunch", launched.result())
+    }
+
+    unsafe fn free_graph(&self, graph: Handle) {
+        // SAFETY: the caller guarantees where it comes from. The driver waits for work that still runs.
+        let _ = unsafe { result::graph::exec_destroy(graph as sys::CUgraphExec) };
+    }
+
     unsafe fn multiply(
         &self,
         product: &Product,
@@ -288,6 +325,10 @@ impl Driver for Nvidia {
         let library = library.downcast_mut::<Library>().expect("only this driver writes it");
         // SAFETY: the caller guarantees the addresses.
         unsafe { library.multiply(product, addresses, stream.handle) }
+    }
+
+    fn nccl(&self) -> Result<&'static dyn super::nccl::Nccl> {
+        super::nccl::library::load()
     }
 }
 
@@ -505,7 +546,7 @@ impl Plan {
                 let epilogue = blas_sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
                 checked(set(description, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue))?;
             }
-            let layout = |rows: u64, columns: u64, stride: usize, batch_stride: usize| {
+            let layout_in = |dtype, rows: u64, columns: u64, stride: usize, batch_stride: usize| {
                 let layout = checked(blas::create_matrix_layout(dtype, rows, columns, stride as i64))?;
                 if product.batch > 1 {
                     let (count, step) = (product.batch as i32, batch_stride as i64);
@@ -526,6 +567,7 @@ impl Plan {
                 }
                 Ok(layout)
             };
+            let layout = |rows, columns, stride, step| layout_in(dtype, rows, columns, stride, step);
             let side = |(by_rows, stride): (bool, usize), rows: u64, columns: u64, batch_stride: usize| {
                 match by_rows {
                     true => layout(columns, rows, stride, batch_stride),
@@ -535,7 +577,8 @@ impl Plan {
             let [a_step, b_step, out_step] = product.batch_strides;
             let a = side(product.a, m, k, a_step)?;
             let b = side(product.b, k, n, b_step)?;
-            let out = layout(n, m, n as usize, out_step)?;
+            let out_dtype = if product.out == product.dtype { dtype } else { CUDA_R_32F };
+            let out = layout_in(out_dtype, n, m, n as usize, out_step)?;
             let preference = checked(blas::create_matmul_pref())?;
             let [a_align, b_align, out_align] = product.alignments;
             let settings = [

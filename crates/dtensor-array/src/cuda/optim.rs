@@ -2,7 +2,7 @@
 
 use super::driver::Address;
 use super::kernel::{FLOATS, file, units};
-use super::{Stream, stream_of};
+use super::{Stream, recorder, stream_of};
 use crate::host::optim::{AdamSlot, AdamStep, SgdSlot, SgdStep};
 use crate::{Array, DType, Error, Result};
 
@@ -28,6 +28,8 @@ struct Slot {
 #[repr(C)]
 struct Update {
     numbers: [f64; 9],
+    /// The address of the numbers in a recording, which may change them from replay to replay.
+    recorded: Address,
     nesterov: u32,
     count: u32,
     slots: [Slot; SLOTS],
@@ -49,12 +51,12 @@ struct Updates {
 }
 
 impl Updates {
-    /// Prepares updates of parameters of the dtype and on the GPU of `value`.
+    /// Prepares updates of parameters of the dtype and on the GPU of `value`. `numbers` come with their address in a recording.
     fn new<const N: usize>(
         op: &'static str,
         kernel: &'static str,
         value: &Array,
-        numbers: [f64; N],
+        (numbers, recorded): ([f64; N], Address),
         nesterov: bool,
     ) -> Result<Updates> {
         let dtype = value.dtype();
@@ -63,12 +65,14 @@ impl Updates {
         }
         let mut argument = Update {
             numbers: [0.0; 9],
+            recorded: 0,
             nesterov: nesterov.into(),
             count: 0,
             slots: [Slot::default(); SLOTS],
             first: [0; SLOTS + 1],
         };
         argument.numbers[..N].copy_from_slice(&numbers);
+        argument.recorded = recorded;
         Ok(Updates { op, kernel, stream: stream_of(value)?, dtype, argument, copies: Vec::new() })
     }
 
@@ -165,7 +169,7 @@ pub(crate) fn sgd(
 }
 
 pub(crate) fn sgd_many(step: &SgdStep, slots: &mut [SgdSlot<'_>]) -> Result<()> {
-    let numbers = [step.lr, step.weight_decay, step.momentum, step.gain, sign(step.maximize)];
+    let numbers = (step.numbers(), recorder::numbers(&step.numbers())?);
     for ((_, has_momentum), group) in groups(slots, |slot| (slot.value.dtype(), slot.momentum.is_some())) {
         let kernel = if has_momentum { "sgd_momentum" } else { "sgd" };
         let mut updates = Updates::new("sgd", kernel, group[0].value, numbers, step.nesterov)?;
@@ -189,17 +193,7 @@ pub(crate) fn adam(
 }
 
 pub(crate) fn adam_many(step: &AdamStep, slots: &mut [AdamSlot<'_>]) -> Result<()> {
-    let numbers = [
-        step.lr,
-        step.scale,
-        1.0 - step.betas.0,
-        step.betas.1,
-        1.0 - step.betas.1,
-        step.eps,
-        step.weight_decay,
-        step.shrink,
-        sign(step.maximize),
-    ];
+    let numbers = (step.numbers(), recorder::numbers(&step.numbers())?);
     for ((_, has_largest), group) in groups(slots, |slot| (slot.value.dtype(), slot.largest.is_some())) {
         let kernel = if has_largest { "adam_largest" } else { "adam" };
         let mut updates = Updates::new("adam", kernel, group[0].value, numbers, false)?;
@@ -213,18 +207,14 @@ pub(crate) fn adam_many(step: &AdamStep, slots: &mut [AdamSlot<'_>]) -> Result<(
     Ok(())
 }
 
-fn sign(maximize: bool) -> f64 {
-    if maximize { -1.0 } else { 1.0 }
-}
-
 pub(crate) fn scale(x: &mut Array, by: f64) -> Result<()> {
-    let mut updates = Updates::new("scale", "scale", x, [by], false)?;
+    let mut updates = Updates::new("scale", "scale", x, ([by], 0), false)?;
     updates.push(x, None, &mut [])?;
     updates.launch()
 }
 
 pub(crate) fn clamp(x: &mut Array, bound: f64) -> Result<()> {
-    let mut updates = Updates::new("clamp", "clamp", x, [-bound, bound], false)?;
+    let mut updates = Updates::new("clamp", "clamp", x, ([-bound, bound], 0), false)?;
     updates.push(x, None, &mut [])?;
     updates.launch()
 }

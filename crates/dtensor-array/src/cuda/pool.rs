@@ -40,6 +40,10 @@ pub(super) struct Pool {
     segments: BTreeMap<Address, usize>,
     /// Blocks that other streams still use, and the events after which they do not.
     in_use: VecDeque<(Address, SmallVec<[Handle; 2]>)>,
+    /// The memory of the recording that runs. It is not mixed with other memory, because replays write to it.
+    private: Option<Box<Pool>>,
+    /// The memory of recordings that have ended, by their number.
+    recorded: Vec<(u32, Box<Pool>)>,
 }
 
 /// Returns which of [`Pool::free`] holds blocks of a segment.
@@ -48,9 +52,30 @@ fn class(segment_bytes: usize) -> usize {
 }
 
 impl Pool {
-    /// Returns a block of at least `bytes` and its size.
-    pub(super) fn allocate(&mut self, gpu: &Gpu, bytes: usize) -> Result<Option<(Address, usize)>> {
-        self.take_back(gpu)?;
+    /// Returns a block of at least `bytes` and its size, for work of this stream.
+    pub(super) fn allocate(
+        &mut self,
+        gpu: &Gpu,
+        stream: Handle,
+        bytes: usize,
+    ) -> Result<Option<(Address, usize)>> {
+        match &mut self.private {
+            Some(private) => private.take(gpu, bytes, Some(stream)),
+            None => {
+                self.take_back(gpu)?;
+                self.take(gpu, bytes, None)
+            }
+        }
+    }
+
+    /// Returns a free or new block. A stream that is being recorded waits for the users of dropped blocks only if no other fits: their
+    /// events cannot be queried.
+    fn take(
+        &mut self,
+        gpu: &Gpu,
+        bytes: usize,
+        recorded: Option<Handle>,
+    ) -> Result<Option<(Address, usize)>> {
         let bytes = bytes.div_ceil(GRANULE) * GRANULE;
         let segment_bytes = match bytes {
             0..=SMALL => SMALL_SEGMENT,
@@ -58,7 +83,18 @@ impl Pool {
             _ => bytes.div_ceil(LARGE_STEP) * LARGE_STEP,
         };
         let class = class(segment_bytes);
-        let fits = self.free[class].range((bytes, 0)..).next().copied();
+        let mut fits = self.free[class].range((bytes, 0)..).next().copied();
+        while fits.is_none()
+            && let Some(stream) = recorded
+            && let Some((address, events)) = self.in_use.pop_front()
+        {
+            for event in events {
+                gpu.driver.wait(stream, event)?;
+                gpu.return_event(event);
+            }
+            self.free(gpu, address);
+            fits = self.free[class].range((bytes, 0)..).next().copied();
+        }
         let (size, address) = match fits {
             Some(found) => found,
             None => {
@@ -90,8 +126,17 @@ impl Pool {
     }
 
     /// Takes back a block when these events have happened.
-    pub(super) fn free_after(&mut self, address: Address, events: SmallVec<[Handle; 2]>) {
-        self.in_use.push_back((address, events));
+    pub(super) fn free_after(&mut self, gpu: &Gpu, address: Address, events: SmallVec<[Handle; 2]>) {
+        match &mut self.private {
+            Some(private) if private.spans.contains_key(&address) => {
+                private.in_use.push_back((address, events));
+            }
+            _ if self.spans.contains_key(&address) => self.in_use.push_back((address, events)),
+            _ => {
+                events.into_iter().for_each(|event| gpu.return_event(event));
+                self.free(gpu, address);
+            }
+        }
     }
 
     /// Takes back the blocks that other streams have stopped to use, in the order in which they were dropped.
@@ -113,8 +158,32 @@ impl Pool {
 
     /// Takes back a block, and joins it with free neighbours.
     pub(super) fn free(&mut self, gpu: &Gpu, address: Address) {
+        match self.spans.get(&address) {
+            Some(span) => {
+                gpu.usage.allocated.subtract(span.bytes);
+                self.insert(address);
+            }
+            None => self.free_recorded(gpu, address),
+        }
+    }
+
+    /// Takes back a block of a recording. One that has ended keeps it, because replays write to it.
+    #[cold]
+    fn free_recorded(&mut self, gpu: &Gpu, address: Address) {
+        match &mut self.private {
+            Some(private) if private.spans.contains_key(&address) => private.free(gpu, address),
+            _ => {
+                let mut pools = self.recorded.iter_mut();
+                if let Some(span) = pools.find_map(|(_, pool)| pool.spans.get_mut(&address)) {
+                    span.is_free = true;
+                }
+            }
+        }
+    }
+
+    /// Makes a block a free one, joined with free neighbours.
+    fn insert(&mut self, address: Address) {
         let Some(&Span { bytes, segment, .. }) = self.spans.get(&address) else { return };
-        gpu.usage.allocated.subtract(bytes);
         let class = class(self.segments[&segment]);
         let (mut start, mut size) = (address, bytes);
         if let Some((&next, &span)) = self.spans.range(address + 1..).next()
@@ -136,6 +205,60 @@ impl Pool {
         }
         self.spans.insert(start, Span { bytes: size, segment, is_free: true });
         self.free[class].insert((size, start));
+    }
+
+    /// Returns true if a block belongs to the recording that runs.
+    pub(super) fn is_private(&self, address: Address) -> bool {
+        self.private.as_ref().is_some_and(|private| private.spans.contains_key(&address))
+    }
+
+    /// Takes blocks from memory of their own until the recording ends.
+    pub(super) fn begin_recording(&mut self) {
+        self.private = Some(Box::default());
+    }
+
+    /// Ends a recording and keeps its memory under a number. Returns the number of blocks that arrays hold.
+    pub(super) fn end_recording(&mut self, gpu: &Gpu, number: u32) -> usize {
+        let Some(mut private) = self.private.take() else { return 0 };
+        // The end of the recording comes after all of its work.
+        for (address, events) in std::mem::take(&mut private.in_use) {
+            events.into_iter().for_each(|event| gpu.return_event(event));
+            private.free(gpu, address);
+        }
+        let held = private.spans.values().filter(|span| !span.is_free).count();
+        // All of the memory is in use as long as it can be replayed.
+        let free = private.spans.values().filter(|span| span.is_free);
+        gpu.usage.allocated.add(free.map(|span| span.bytes).sum());
+        gpu.usage.peak.raise_to(gpu.usage.allocated.get());
+        self.recorded.push((number, private));
+        held
+    }
+
+    /// Takes a block of a recording that its array has given back, so that there is an array again. Returns false if there is no such
+    /// block, or an array holds it.
+    pub(super) fn revive(&mut self, number: u32, address: Address) -> bool {
+        let mut pools = self.recorded.iter_mut().filter(|(other, _)| *other == number);
+        match pools.find_map(|(_, pool)| pool.spans.get_mut(&address)).filter(|span| span.is_free) {
+            Some(span) => {
+                span.is_free = false;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Makes the memory of a recording ordinary memory: it is not replayed again.
+    pub(super) fn absorb(&mut self, gpu: &Gpu, number: u32) {
+        let Some(at) = self.recorded.iter().position(|(other, _)| *other == number) else { return };
+        let (_, pool) = self.recorded.swap_remove(at);
+        self.segments.extend(&pool.segments);
+        for (&address, &span) in &pool.spans {
+            self.spans.insert(address, Span { is_free: false, ..span });
+        }
+        for (&address, span) in pool.spans.iter().filter(|(_, span)| span.is_free) {
+            gpu.usage.allocated.subtract(span.bytes);
+            self.insert(address);
+        }
     }
 
     /// Gives segments that are not in use back to the driver. No stream may have work left.
@@ -171,7 +294,7 @@ pub(crate) struct Usage {
 pub struct MemoryStats {
     /// In use by arrays now.
     pub allocated: usize,
-    /// The most that was in use by arrays.
+    /// The most that was in use by arrays, since the start or the last [`reset_peak_memory_stats`](super::reset_peak_memory_stats).
     pub peak_allocated: usize,
     /// Taken from the driver: in use, or kept for later arrays.
     pub reserved: usize,
@@ -194,6 +317,10 @@ impl Usage {
 
     pub(super) fn subtract(&self, purpose: Purpose, bytes: usize) {
         self.by_purpose[purpose as usize].subtract(bytes);
+    }
+
+    pub(super) fn reset_peak(&self) {
+        self.peak.set(self.allocated.get());
     }
 
     pub(super) fn stats(&self) -> MemoryStats {

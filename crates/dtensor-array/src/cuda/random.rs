@@ -1,15 +1,19 @@
 //! Random numbers as functions of the element index: the same functions as on the host.
 
 use super::driver::Address;
-use super::kernel::{ALL, file, units};
-use super::map::THREADS;
+use super::kernel::{ALL, FLOATS, file, units};
+use super::map::{self, Function, THREADS};
+use super::scalar::number;
 use super::window::WindowArgs;
-use super::{grid_for, stream_of, stream_on};
+use super::{grid_for, recorder, stream_of, stream_on};
 use crate::host::random::{Distribution, Draw, Recipe, check_probability, keep_scale, threshold};
 use crate::{Array, DType, Device, Error, Result, Window};
 
 units! {
     static RANDOM: "random", [file!("window.cuh"), file!("philox.cuh"), file!("random.cuh")], ALL;
+    // Of full arrays: an element-wise function, which is fused with others.
+    static DROPOUT: "dropout",
+        [file!("map.cuh"), file!("pointwise.cuh"), file!("philox.cuh"), file!("dropout.cuh")], FLOATS;
 }
 
 /// Must match `Random` in `kernels/random.cuh`.
@@ -35,11 +39,14 @@ struct Random {
 pub(super) struct DrawArgs {
     seed: u64,
     stream: u64,
+    /// Added to both in each replay of a recording.
+    first: Address,
 }
 
 impl DrawArgs {
     pub(super) fn new(draw: Draw) -> Self {
-        DrawArgs { seed: draw.seed, stream: draw.stream }
+        let (Draw { seed, stream }, first) = recorder::relative(draw);
+        DrawArgs { seed, stream, first }
     }
 }
 
@@ -99,9 +106,17 @@ fn floats(op: &'static str, x: &Array, window: &Window) -> Result<Array> {
 
 pub(crate) fn dropout(x: &Array, window: &Window, p: f64, draw: Draw) -> Result<Array> {
     check_probability("dropout", p)?;
+    let (words, scale) = (threshold(p).words(), keep_scale(p));
+    if window.shape() == window.whole_shape() && x.dims() == &window.shape()[..] && x.dtype().is_float() {
+        let DrawArgs { seed, stream, first } = DrawArgs::new(draw);
+        let dropped = u64::from(words[0]) | u64::from(words[1]) << 32;
+        let function = Function { unit: &DROPOUT, dtype: x.dtype(), name: map::DROPOUT };
+        let numbers = [seed, stream, dropped, number(x.dtype(), scale), first];
+        return stream_of(x)?.pointwise(function, (x.dtype(), x.shape().clone()), [x], numbers);
+    }
     let x = floats("dropout", x, window)?;
-    let mut recipe = Recipe { kernel: "dropout", threshold: threshold(p).words(), ..Recipe::default() };
-    recipe.numbers[0] = keep_scale(p);
+    let mut recipe = Recipe { kernel: "dropout", threshold: words, ..Recipe::default() };
+    recipe.numbers[0] = scale;
     generate(x.device(), x.dtype(), Some(&x), window, draw, &recipe)
 }
 

@@ -35,6 +35,35 @@ pub(super) struct Launch {
     pub(super) shared_bytes: u32,
 }
 
+/// Plans work on `rows` contiguous rows of `n` elements, of which each thread of a team holds at most `most` packs. Shared memory has
+/// `kept` bytes for each element of a block's rows. Returns `None` if a row needs more threads than a block has.
+pub(super) fn held_rows(
+    gpu: &Gpu,
+    (rows, n): (usize, usize),
+    vector: usize,
+    most: usize,
+    kept: usize,
+) -> Option<Launch> {
+    let packs = n.div_ceil(vector);
+    let team = packs.div_ceil(most).max(packs.min(32)).next_power_of_two();
+    if team > 2 * THREADS {
+        return None;
+    }
+    // A team of several warps is a block.
+    let across = if team > 32 { 1 } else { THREADS / team };
+    let threads = team * across;
+    // As many as fit on the GPU if a thread has 128 registers.
+    let blocks = rows.div_ceil(across).clamp(1, gpu.info.multiprocessors * (512 / threads));
+    let [rows, n] = [rows, n].map(|size| size as u64);
+    let [team, across, vector] = [team, across, vector].map(|size| size as u32);
+    Some(Launch {
+        lines: Lines { lines: rows, n, inner: 1, team, across, vector, room: 0 },
+        grid: [blocks as u32, 1, 1],
+        threads: threads as u32,
+        shared_bytes: across * n as u32 * kept as u32,
+    })
+}
+
 /// Plans work on the lines of contiguous arrays `[outer, n, inner]` at `addresses`, with elements of `size` bytes. Shared memory
 /// keeps lines of `kept` arrays, if they fit. If `whole` is true, packs are used only if each line consists of whole ones.
 pub(super) fn lines(

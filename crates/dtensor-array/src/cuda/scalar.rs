@@ -2,17 +2,17 @@
 
 use super::binary::POWER;
 use super::kernel::{ALL, file, units};
-use super::map::broadcast;
+use super::map::{Function, broadcast};
 use super::unary::unary;
 use super::{Unit, stream_of};
 use crate::host::unary::Unary;
 use crate::{Array, DType, Error, Result};
 
 units! {
-    static SCALAR: "scalar", [file!("map.cuh"), file!("number.cuh"), file!("scalar.cuh")], ALL;
+    static SCALAR: "scalar", [file!("map.cuh"), file!("pointwise.cuh"), file!("scalar.cuh")], ALL;
 }
 
-/// Returns a number in the type that kernels for a dtype compute in, as bits: `Number` in `kernels/number.cuh`.
+/// Returns a number in the type that kernels for a dtype compute in, as bits: `Number` in `kernels/pointwise.cuh`.
 pub(super) fn number(dtype: DType, x: f64) -> u64 {
     match dtype {
         DType::U8 | DType::I64 => (x as i64) as u64,
@@ -22,8 +22,9 @@ pub(super) fn number(dtype: DType, x: f64) -> u64 {
 }
 
 /// Runs a kernel with two numbers.
-fn run(unit: &Unit, name: &str, x: &Array, numbers: [u64; 2]) -> Result<Array> {
-    stream_of(x)?.map(unit, x.dtype(), name, (x.dtype(), x.dims()), [x], numbers)
+fn run(unit: &'static Unit, name: &'static str, x: &Array, [a, b]: [u64; 2]) -> Result<Array> {
+    let function = Function { unit, dtype: x.dtype(), name };
+    stream_of(x)?.pointwise(function, (x.dtype(), x.shape().clone()), [x], [a, b, 0, 0, 0])
 }
 
 pub(crate) fn affine(x: &Array, mul: f64, add: f64) -> Result<Array> {
@@ -66,15 +67,6 @@ pub(crate) fn clamp(x: &Array, lo: Option<f64>, hi: Option<f64>) -> Result<Array
     run(&SCALAR, "clamp", x, bounds(x.dtype(), lo, hi))
 }
 
-/// Must match `Bounds` in `kernels/scalar.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Bounds {
-    numbers: [u64; 2],
-    no_lo: u32,
-    no_hi: u32,
-}
-
 pub(crate) fn clamp_grad(x: &Array, lo: Option<f64>, hi: Option<f64>, dy: &Array) -> Result<Array> {
     let (left, right) = (x.dtype(), dy.dtype());
     if left != right {
@@ -83,13 +75,10 @@ pub(crate) fn clamp_grad(x: &Array, lo: Option<f64>, hi: Option<f64>, dy: &Array
     if left.is_int() {
         return Err(Error::DType { op: "clamp", dtype: left, why: "it needs a floating-point dtype" });
     }
-    let bounds = Bounds {
-        numbers: bounds(left, lo, hi),
-        no_lo: u32::from(lo.is_none()),
-        no_hi: u32::from(hi.is_none()),
-    };
-    let shape = broadcast(&[x, dy]);
-    stream_of(x)?.map(&SCALAR, left, "clamp_grad", (left, &shape), [x, dy], bounds)
+    let [low, high] = bounds(left, lo, hi);
+    let missing = u64::from(lo.is_none()) | u64::from(hi.is_none()) << 1;
+    let function = Function { unit: &SCALAR, dtype: left, name: "clamp_grad" };
+    stream_of(x)?.pointwise(function, (left, broadcast(&[x, dy])), [x, dy], [low, high, missing, 0, 0])
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
 //! Selecting values by a condition, or by position in a triangle.
 
 use super::kernel::{ALL, file, units};
-use super::map::broadcast;
+use super::map::{Function, NONE, broadcast};
 use super::scalar::number;
 use super::stream_of;
 use crate::{Array, DType, Error, Result};
 
 units! {
-    static SELECT: "select", [file!("map.cuh"), file!("number.cuh"), file!("select.cuh")], ALL;
+    static SELECT: "select",
+        [file!("map.cuh"), file!("pointwise.cuh"), file!("select.cuh"), file!("triangle.cuh")], ALL;
 }
 
 /// Returns an error if a condition is not of dtype `u8`.
@@ -24,16 +25,19 @@ pub(crate) fn where_(cond: &Array, a: &Array, b: &Array) -> Result<Array> {
     if left != right {
         return Err(Error::DTypeMismatch { op: "where", left, right });
     }
-    stream_of(a)?.map(&SELECT, left, "where", (left, &broadcast(&[cond, a, b])), [cond, a, b], ())
+    let function = Function { unit: &SELECT, dtype: left, name: "where" };
+    stream_of(a)?.pointwise(function, (left, broadcast(&[cond, a, b])), [cond, a, b], NONE)
 }
 
 pub(crate) fn masked_fill(x: &Array, mask: &Array, value: f64) -> Result<Array> {
     check_mask("masked_fill", mask)?;
-    let (dtype, shape) = (x.dtype(), broadcast(&[x, mask]));
-    stream_of(x)?.map(&SELECT, dtype, "masked_fill", (dtype, &shape), [x, mask], number(dtype, value))
+    let dtype = x.dtype();
+    let function = Function { unit: &SELECT, dtype, name: "masked_fill" };
+    let numbers = [number(dtype, value), 0, 0, 0, 0];
+    stream_of(x)?.pointwise(function, (dtype, broadcast(&[x, mask])), [x, mask], numbers)
 }
 
-/// Must match `Triangle` in `kernels/select.cuh`.
+/// Must match `Triangle` in `kernels/triangle.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Triangle {

@@ -2,14 +2,16 @@
 
 use std::any::Any;
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 
 use super::device::{Gpu, MAX_DEVICES, count_wait};
 use super::driver::{Address, Handle};
 use super::fault::Faults;
-use super::gpu;
+use super::fuse::{self, Fusing};
 use super::pool::Pool;
+use super::{gpu, recorder};
 use crate::{Array, DType, Device, Error, Result, Shape};
 
 /// A queue of work for a GPU: kernels and copies run in the order in which they are queued.
@@ -21,8 +23,21 @@ pub(crate) struct Stream {
     pub(super) pool: Mutex<Pool>,
     staging: Mutex<Vec<Staging>>,
     faults: Faults,
+    /// The element-wise work that is not queued yet.
+    pub(super) fusing: Mutex<Fusing>,
     /// What the driver keeps for matrix products on this stream.
     pub(super) library: Mutex<Option<Box<dyn Any + Send>>>,
+    /// The number of the recording that this stream takes part in, or 0.
+    pub(super) recording: AtomicU32,
+    /// If a communicator uses this stream: who reads what it writes.
+    readers: Mutex<Option<Readers>>,
+}
+
+/// The streams that read results of a communicator, by their indices, and the error of those results, if they have failed.
+#[derive(Default)]
+struct Readers {
+    streams: Vec<usize>,
+    error: Option<Error>,
 }
 
 /// Pinned memory that a copy to the GPU reads until its event has happened.
@@ -45,12 +60,55 @@ impl Stream {
             pool: Mutex::default(),
             staging: Mutex::default(),
             faults: Faults::new(gpu)?,
+            fusing: Mutex::default(),
             library: Mutex::default(),
+            recording: AtomicU32::new(0),
+            readers: Mutex::default(),
         })
+    }
+
+    /// Makes this the stream of a communicator.
+    pub(super) fn begin_communication(&self) {
+        *self.readers.lock() = Some(Readers::default());
+    }
+
+    pub(super) fn end_communication(&self) {
+        *self.readers.lock() = None;
+    }
+
+    /// Reports an error to all streams that read what this communicator's stream writes, now or later.
+    pub(super) fn fail(&self, error: Error) {
+        let mut readers = self.readers.lock();
+        if let Some(readers) = &mut *readers {
+            let is_reader = |stream: &Stream| readers.streams.contains(&stream.index);
+            self.gpu.each_stream(|stream| {
+                if is_reader(stream) {
+                    stream.faults.report(error.clone());
+                }
+            });
+            readers.error = Some(error);
+        }
+    }
+
+    /// Adds a stream to those that read what this one writes, if it is a communicator's.
+    fn add_reader(&self, reader: &Stream) -> Result<()> {
+        let mut readers = self.readers.lock();
+        let Some(Readers { streams, error }) = &mut *readers else { return Ok(()) };
+        if !streams.contains(&reader.index) {
+            streams.push(reader.index);
+        }
+        error.clone().map_or(Ok(()), Err)
+    }
+
+    /// Returns true while work of this stream is recorded, not run.
+    #[inline]
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.recording.load(Ordering::Relaxed) != 0
     }
 
     /// Waits until all work queued so far is done.
     pub(crate) fn synchronize(&self) -> Result<()> {
+        self.expect_running("waiting for the GPU")?;
         count_wait();
         self.gpu.enter()?;
         self.gpu.driver.synchronize(self.handle)
@@ -61,7 +119,11 @@ impl Stream {
         if std::ptr::eq(self, other) {
             return Ok(());
         }
+        other.add_reader(self)?;
         self.gpu.enter()?;
+        if (self.is_recorded() || other.is_recorded()) && recorder::has_waited(self, other)? {
+            return Ok(());
+        }
         other.gpu.with_event(|event| {
             other.gpu.driver.record(event, other.handle)?;
             self.gpu.driver.wait(self.handle, event)
@@ -94,12 +156,21 @@ impl Stream {
         Ok(storage.address(self)? + (x.offset() * x.dtype().size()) as u64)
     }
 
-    /// Copies bytes from main memory to the GPU. Waits for nothing.
+    /// Returns an error if this stream is recorded, because `what` cannot be.
+    #[inline]
+    pub(crate) fn expect_running(&self, what: &'static str) -> Result<()> {
+        if self.is_recorded() { Err(recorder::refuse(what)) } else { Ok(()) }
+    }
+
+    /// Copies bytes from main memory to the GPU. Waits for nothing. A recording keeps the bytes and copies them in each replay.
     pub(crate) fn upload(&self, target: Address, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
         self.gpu.enter()?;
+        if self.is_recorded() {
+            return recorder::record_upload(self, target, bytes);
+        }
         let driver = self.gpu.driver;
         let mut staging = self.staging.lock();
         let free = |part: &Staging| part.bytes >= bytes.len() && part.bytes <= bytes.len().max(4096) * 4;
@@ -147,11 +218,15 @@ impl Stream {
             self.synchronize()?;
             return self.check_faults();
         }
+        self.expect_running("reading a value")?;
         count_wait();
         self.gpu.enter()?;
         // SAFETY: the caller guarantees both ranges.
         unsafe { self.gpu.driver.copy_to_host(target, source, bytes, self.handle)? };
-        self.check_faults()
+        self.check_faults()?;
+        // What is read may depend on what this thread's other stream has read of a communicator.
+        let other = COMMUNICATION.try_with(|streams| streams.0[self.gpu.ordinal].get());
+        other.ok().flatten().map_or(Ok(()), Stream::check_faults)
     }
 }
 
@@ -207,6 +282,11 @@ fn switch(gpu: &'static Gpu) -> Result<&'static Stream> {
     Ok(stream)
 }
 
+/// Returns this thread's stream of a GPU for communication, if it has been used.
+pub(super) fn communication_stream(gpu: &'static Gpu) -> Option<&'static Stream> {
+    COMMUNICATION.with(|streams| streams.0[gpu.ordinal].get())
+}
+
 /// Runs `body` with this thread's second stream of a GPU, the one for communication, as its current one. So its work may run at the same
 /// time as the thread's other work.
 pub(crate) fn on_communication_stream<R>(gpu: &'static Gpu, body: impl FnOnce() -> R) -> Result<R> {
@@ -219,6 +299,11 @@ pub(crate) fn on_communication_stream<R>(gpu: &'static Gpu, body: impl FnOnce() 
             stream
         }
     };
+    on_stream(stream, body)
+}
+
+/// Runs `body` with a stream as the current one.
+pub(super) fn on_stream<R>(stream: &'static Stream, body: impl FnOnce() -> R) -> Result<R> {
     /// Restores the current stream, also after a panic.
     struct Restore(Option<&'static Stream>);
     impl Drop for Restore {
@@ -226,8 +311,16 @@ pub(crate) fn on_communication_stream<R>(gpu: &'static Gpu, body: impl FnOnce() 
             CURRENT.set(self.0);
         }
     }
+    recorder::join(stream)?;
     let _restore = Restore(CURRENT.replace(Some(stream)));
-    Ok(body())
+    // Communication starts as soon as it can.
+    Ok(fuse::fuse(false, body))
+}
+
+/// Calls `f` with each stream of this thread.
+pub(super) fn each_stream_of_thread(mut f: impl FnMut(&'static Stream)) {
+    let streams = STREAMS.try_with(|streams| streams.0.each_ref().map(Cell::get));
+    streams.into_iter().flatten().flatten().for_each(&mut f);
 }
 
 /// Returns this thread's stream of the GPU that holds an array.

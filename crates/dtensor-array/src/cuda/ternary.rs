@@ -1,14 +1,14 @@
 //! Floating-point functions of three arrays, broadcast.
 
 use super::kernel::{FLOATS, file, units};
-use super::map::broadcast;
+use super::map::{Function, NONE, broadcast};
 use super::stream_of;
 use crate::host::formula;
 use crate::host::ternary::Ternary;
 use crate::{Array, Error, Result};
 
 units! {
-    static TERNARY: "ternary", [formula::cuda_source, file!("map.cuh"), file!("ternary.cuh")], FLOATS;
+    static TERNARY: "ternary", [file!("map.cuh"), file!("pointwise.cuh"), formula::cuda_source, file!("ternary.cuh")], FLOATS;
 }
 
 pub(crate) fn ternary(f: Ternary, a: &Array, b: &Array, c: &Array) -> Result<Array> {
@@ -24,8 +24,8 @@ pub(crate) fn ternary(f: Ternary, a: &Array, b: &Array, c: &Array) -> Result<Arr
     let name = match f {
         Ternary::Lerp => "lerp",
     };
-    let shape = broadcast(&[a, b, c]);
-    stream_of(a)?.map(&TERNARY, dtype, name, (dtype, &shape), [a, b, c], ())
+    let function = Function { unit: &TERNARY, dtype, name };
+    stream_of(a)?.pointwise(function, (dtype, broadcast(&[a, b, c])), [a, b, c], NONE)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::Stream;
 use super::driver::Address;
-use crate::{Array, Result, Window};
+use crate::{Array, DType, Result, Window};
 
 const DIMS: usize = 8;
 const RANGES: usize = 48;
@@ -76,9 +76,10 @@ impl WindowArgs {
         }
         let mut indices: Vec<i64> = Vec::with_capacity(window.shape().numel());
         window.each_run(|_, first, n| indices.extend((first..first + n).map(|i| i as i64)));
-        let len = indices.len();
-        let table = Array::from_vec(indices, &[len])?.to_device(stream.gpu.device())?;
+        let table = stream.empty(DType::I64, &[indices.len()])?;
         args.table = stream.read(&table)?;
+        let bytes: Vec<u8> = indices.iter().flat_map(|index| index.to_ne_bytes()).collect();
+        stream.upload(args.table, &bytes)?;
         Ok((args, Some(table)))
     }
 }

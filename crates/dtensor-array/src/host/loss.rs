@@ -10,7 +10,7 @@
 use std::mem::MaybeUninit;
 
 use super::rows::{COLUMNS, Columns, exp_row, max_of, sum_of, sums};
-use super::{copy, fill_array, fill_vec, simd};
+use super::{copy, fill_array, simd};
 use crate::{Array, Elem, Float, Num, Real, with_float};
 use crate::{Device, Element, Error, Result};
 
@@ -174,6 +174,11 @@ impl<A: Real> Loss<'_, A> {
         self.weight.map_or(A::ONE, |weight| weight[class])
     }
 
+    /// Returns the weight of each position: that of its class, or 0 if it is ignored.
+    fn weights(&self) -> Vec<A> {
+        self.targets.iter().map(|target| target.map_or(A::ZERO, |class| self.weight_of(class))).collect()
+    }
+
     /// Returns the loss of a position. All logits are relative to the largest one: `x` is the logit of the target class, `log_sum`
     /// the logarithm of the sum of exponentials, and `weighted` the sum of the logits times their class weights.
     #[inline(always)]
@@ -210,23 +215,19 @@ fn forward<T: Float<Acc: Element> + Element>(logits: &Array, goal: &ClassTargets
     let n = targets.len();
     Loss::with::<T, _>(&targets, classes, goal, |loss| {
         let (mut maxima, mut totals) = (vec![T::Acc::ZERO; n], vec![T::Acc::ONE; n]);
+        let mut losses = vec![T::Acc::ZERO; n];
         let mut exps = vec![T::Acc::ZERO; classes * inner.min(COLUMNS)];
-        // SAFETY: both functions write the loss of every position.
-        let losses = unsafe {
-            fill_vec::<T>(n, |out| {
-                simd::<T, _>(
-                    #[inline(always)]
-                    || match inner {
-                        1 => forward_rows(loss, data, &mut exps, &mut maxima, &mut totals, out),
-                        _ => {
-                            let sizes = (outer, inner);
-                            forward_columns(loss, data, sizes, &mut exps, &mut maxima, &mut totals, out)
-                        }
-                    },
-                )
-            })?
-        };
-        let weights = weights_of::<T>(&targets, loss.weight);
+        simd::<T, _>(
+            #[inline(always)]
+            || match inner {
+                1 => forward_rows(loss, data, &mut exps, &mut maxima, &mut totals, &mut losses),
+                _ => {
+                    let sizes = (outer, inner);
+                    forward_columns(loss, data, sizes, &mut exps, &mut maxima, &mut totals, &mut losses)
+                }
+            },
+        );
+        let weights = loss.weights();
         Ok([
             Array::from_vec(losses, &[n])?,
             Array::from_vec(weights, &[n])?,
@@ -243,13 +244,10 @@ fn forward_rows<T: Float>(
     exps: &mut [T::Acc],
     maxima: &mut [T::Acc],
     totals: &mut [T::Acc],
-    out: &mut [MaybeUninit<T>],
+    out: &mut [T::Acc],
 ) {
     for (row, (&target, out)) in loss.targets.iter().zip(out).enumerate() {
-        let Some(class) = target else {
-            out.write(T::default());
-            continue;
-        };
+        let Some(class) = target else { continue };
         let x = &data[row * loss.classes..][..loss.classes];
         let max = max_of(x);
         let sum = exp_row(x, max, exps);
@@ -263,7 +261,7 @@ fn forward_rows<T: Float>(
             )[0]
         });
         (maxima[row], totals[row]) = (max, sum);
-        out.write(T::from_acc(loss.value(class, x[class].acc() - max, sum.ln(), weighted)));
+        *out = loss.value(class, x[class].acc() - max, sum.ln(), weighted);
     }
 }
 
@@ -275,7 +273,7 @@ fn forward_columns<T: Float>(
     exps: &mut [T::Acc],
     maxima: &mut [T::Acc],
     totals: &mut [T::Acc],
-    out: &mut [MaybeUninit<T>],
+    out: &mut [T::Acc],
 ) {
     let classes = loss.classes;
     Columns::each(
@@ -299,19 +297,17 @@ fn forward_columns<T: Float>(
             });
             for c in 0..block.width {
                 let position = block.first + c;
-                let value = loss.targets[position].map_or(T::Acc::ZERO, |class| {
-                    (maxima[position], totals[position]) = (max[c], sum[c]);
-                    let x = block.row(data, class)[c].acc() - max[c];
-                    loss.value(class, x, sum[c].ln(), weighted[c])
-                });
-                out[position].write(T::from_acc(value));
+                let Some(class) = loss.targets[position] else { continue };
+                (maxima[position], totals[position]) = (max[c], sum[c]);
+                let x = block.row(data, class)[c].acc() - max[c];
+                out[position] = loss.value(class, x, sum[c].ln(), weighted[c]);
             }
         },
     );
 }
 
 /// Computes the gradient of the logits. `sums` are each position's largest logit and sum of exponentials over all classes,
-/// and `scale` is the gradient of its loss.
+/// and `scale` is the gradient of its loss, in the accumulation dtype.
 pub(crate) fn cross_entropy_backward(
     logits: &Array,
     [maxima, totals]: [&Array; 2],
@@ -331,7 +327,7 @@ fn backward<T: Float<Acc: Element> + Element>(
     let (outer, classes, inner) = sizes(logits.dims());
     let targets = goal.classes("cross_entropy")?;
     let (maxima, totals) = (maxima.copy_to_host::<T::Acc>()?, totals.copy_to_host::<T::Acc>()?);
-    let scale: Vec<T::Acc> = scale.copy_to_host::<T>()?.into_iter().map(T::acc).collect();
+    let scale = scale.copy_to_host::<T::Acc>()?;
     let logits = logits.contiguous()?;
     let read = logits.read::<T>()?;
     let data = &read.data()[..logits.numel()];

@@ -1,8 +1,13 @@
 //! Matrix products.
 //!
-//! Operands are read in place with any strides, so transposes and permuted batches cost no copy. The result is initialised with
-//! the bias, so adding it takes no extra pass.
+//! Operands are read in place with any strides, so transposes and permuted batches cost no copy. The bias is added while the
+//! result is in registers, or the result is initialised with it.
+//!
+//! [`product`] computes one product: with AVX-512 by our own code, which is faster than gemm if operands are not in the cache or
+//! products are small, and otherwise by gemm.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod folded;
 mod product;
 
@@ -141,26 +146,21 @@ fn real<T: Element<Acc = T> + Real>(a: &Array, b: &Array, bias: Option<&Array>) 
     let bias = bias.map(|bias| Bias::<T>::new(bias, &plan.shape)).transpose()?;
     let [m, n, k] = plan.mnk;
     let parallelism = plan.parallelism();
-    // SAFETY: gemm writes every element of the result. For an inner size of 0, the bias is written before, or gemm writes zeros.
+    let repeated = bias.as_ref().and_then(Bias::repeated);
+    // SAFETY: `product` writes every element of the result, also for an inner size of 0. If it adds to the result, the bias is
+    // written before.
     unsafe {
         fill_array(&plan.shape, |out: &mut [MaybeUninit<T>]| {
-            if let Some(bias) = &bias {
+            if let (Some(bias), None) = (&bias, repeated) {
                 bias.write(0, out, |out, x| _ = out.write(x));
             }
             let (a, b, out) = (a.data().as_ptr(), b.data().as_ptr(), out.as_mut_ptr().cast::<T>());
             plan.each(|a_at, b_at, at| {
                 let a = Mat { ptr: a, rs: plan.a.0, cs: plan.a.1 }.at(a_at);
                 let b = Mat { ptr: b, rs: plan.b.0, cs: plan.b.1 }.at(b_at);
-                product(
-                    [m, n, k],
-                    out.wrapping_add(at),
-                    n,
-                    bias.is_some(),
-                    <T as Num>::ONE,
-                    a,
-                    b,
-                    parallelism,
-                )
+                let out = out.wrapping_add(at);
+                let added = repeated.or(bias.is_some().then(|| Mat::of_rows(out, n)));
+                product([m, n, k], out, n, added, <T as Num>::ONE, a, b, parallelism)
             });
         })
     }
@@ -197,7 +197,8 @@ fn half<T: Element<Acc = f32>>(a: &Array, b: &Array, bias: Option<&Array>) -> Re
                 let wide_out = unsafe {
                     let dst = wide_out.as_mut_ptr().cast::<f32>();
                     let wide_a = dense(&wide_a, [rows, k], plan.a);
-                    product([rows, n, k], dst, n, bias.is_some(), 1.0, wide_a, wide_b, parallelism);
+                    let added = bias.is_some().then(|| Mat::of_rows(dst, n));
+                    product([rows, n, k], dst, n, added, 1.0, wide_a, wide_b, parallelism);
                     std::slice::from_raw_parts(dst, rows * n)
                 };
                 simd::<T, _>(
@@ -316,6 +317,13 @@ impl<'a, T: Elem> Bias<'a, T> {
         let rows = (0..last).map(|dim| (shape[dim], stride(dim))).collect();
         let stride = stride(last);
         Ok(Bias { read, rows, cols: shape[last], stride })
+    }
+
+    /// Returns the bias as a matrix with equal rows, if all rows of the result have the same bias.
+    fn repeated(&self) -> Option<Mat<T>> {
+        let equal = self.rows.iter().all(|&(size, stride)| size == 1 || stride == 0);
+        let (ptr, cs) = (self.read.data().as_ptr(), self.stride);
+        (equal && cs <= 1).then_some(Mat { ptr, rs: 0, cs })
     }
 
     /// Writes the bias to `out`, which holds complete rows of the result, starting at element `at`.

@@ -7,6 +7,7 @@
 
 use std::mem::MaybeUninit;
 
+use super::binary::{Binary, binary};
 use super::cast::cast;
 use super::rows::{sum_of, sums};
 use super::{fill_vec, simd};
@@ -35,10 +36,11 @@ pub(crate) fn rms_norm(x: &Array, dims: usize, weight: Option<&Array>, eps: f64)
 }
 
 /// Computes the gradients of [`layer_norm`]: of `x`, and of the weight and the bias if `need_weight` and `need_bias` give
-/// a dtype for them.
+/// a dtype for them. `addend` is added to the gradient of `x`.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn layer_norm_backward(
     dy: &Array,
+    addend: Option<&Array>,
     x: &Array,
     mean: &Array,
     rstd: &Array,
@@ -47,22 +49,30 @@ pub(crate) fn layer_norm_backward(
     need_weight: Option<DType>,
     need_bias: Option<DType>,
 ) -> Result<(Array, Option<Array>, Option<Array>)> {
-    with_float!("layer_norm", x.dtype(), T =>
-        backward::<T, true>(dy, x, Some(mean), rstd, weight, dims, need_weight, need_bias))
+    let dy = &cast(dy, x.dtype())?;
+    let (dx, dweight, dbias) = with_float!("layer_norm", x.dtype(), T =>
+        backward::<T, true>(dy, x, Some(mean), rstd, weight, dims, need_weight, need_bias))?;
+    Ok((add(dx, addend)?, dweight, dbias))
 }
 
 /// Computes the gradients of [`rms_norm`]: of `x`, and of the weight if `need_weight` gives a dtype for it.
 pub(crate) fn rms_norm_backward(
     dy: &Array,
+    addend: Option<&Array>,
     x: &Array,
     rstd: &Array,
     weight: Option<&Array>,
     dims: usize,
     need_weight: Option<DType>,
 ) -> Result<(Array, Option<Array>)> {
+    let dy = &cast(dy, x.dtype())?;
     let (dx, dweight, _) = with_float!("rms_norm", x.dtype(), T =>
         backward::<T, false>(dy, x, None, rstd, weight, dims, need_weight, None))?;
-    Ok((dx, dweight))
+    Ok((add(dx, addend)?, dweight))
+}
+
+fn add(x: Array, addend: Option<&Array>) -> Result<Array> {
+    addend.map_or(Ok(x.clone()), |addend| binary(Binary::Add, &x, addend))
 }
 
 /// Returns the number of rows and the number of elements in each.
@@ -373,29 +383,42 @@ mod tests {
                         assert_close(&mean, &want.mean, 1e-5);
                         assert_close(&rstd, &want.rstd, 1e-4);
                         assert_eq!(mean.dtype(), if dtype == DType::F64 { dtype } else { DType::F32 });
-                        let (dx, dw, db) =
-                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, 1, Some(dtype), Some(dtype))
-                                .unwrap();
+                        let (dx, dw, db) = layer_norm_backward(
+                            &dy,
+                            None,
+                            &x,
+                            &mean,
+                            &rstd,
+                            weight,
+                            1,
+                            Some(dtype),
+                            Some(dtype),
+                        )
+                        .unwrap();
                         // A row with one element is constant, so only eps determines its deviation.
                         let tol = if n == 1 { tol * 400.0 } else { tol };
                         assert_close(&dx, &want.dx, tol);
                         assert_close(&dw.unwrap(), &want.dw, tol);
                         assert_close(&db.unwrap(), &want.db, tol);
                         let (dx, dw, db) =
-                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, 1, None, None).unwrap();
+                            layer_norm_backward(&dy, None, &x, &mean, &rstd, weight, 1, None, None).unwrap();
                         assert_close(&dx, &want.dx, tol);
                         assert!(dw.is_none() && db.is_none());
                         let (_, dw, db) =
-                            layer_norm_backward(&dy, &x, &mean, &rstd, weight, 1, None, Some(dtype)).unwrap();
+                            layer_norm_backward(&dy, None, &x, &mean, &rstd, weight, 1, None, Some(dtype))
+                                .unwrap();
                         assert!(dw.is_none());
                         assert_close(&db.unwrap(), &want.db, tol);
 
                         let (y, rstd) = rms_norm(&x, 1, weight, EPS).unwrap();
                         assert_close(&y, &rms.y, tol);
-                        let (dx, dw) = rms_norm_backward(&dy, &x, &rstd, weight, 1, Some(dtype)).unwrap();
+                        let (dx, dw) =
+                            rms_norm_backward(&dy, None, &x, &rstd, weight, 1, Some(dtype)).unwrap();
                         assert_close(&dx, &rms.dx, tol);
                         assert_close(&dw.unwrap(), &rms.dw, tol);
-                        assert!(rms_norm_backward(&dy, &x, &rstd, weight, 1, None).unwrap().1.is_none());
+                        assert!(
+                            rms_norm_backward(&dy, None, &x, &rstd, weight, 1, None).unwrap().1.is_none()
+                        );
                     }
                 }
             }
@@ -418,7 +441,7 @@ mod tests {
                 assert_close(&y, &want.y, tolerance(dtype) * 4.0);
                 let needs = (Some(of), Some(DType::F32));
                 let (dx, dw, db) =
-                    layer_norm_backward(&dy, &x, &mean, &rstd, Some(&w), 1, needs.0, needs.1).unwrap();
+                    layer_norm_backward(&dy, None, &x, &mean, &rstd, Some(&w), 1, needs.0, needs.1).unwrap();
                 let (dw, db) = (dw.unwrap(), db.unwrap());
                 assert_eq!((dx.dtype(), dw.dtype(), db.dtype()), (dtype, of, DType::F32));
                 assert_close(&dx, &want.dx, tolerance(dtype) * 4.0);
@@ -438,7 +461,7 @@ mod tests {
         let (y, mean, rstd) = layer_norm(&x, 1, None, None, EPS).unwrap();
         assert_close(&y, &want.y, 1e-5);
         let (dx, dw, _) =
-            layer_norm_backward(&dy, &x, &mean, &rstd, None, 1, Some(DType::F32), None).unwrap();
+            layer_norm_backward(&dy, None, &x, &mean, &rstd, None, 1, Some(DType::F32), None).unwrap();
         assert_close(&dx, &want.dx, 1e-5);
         assert_close(&dw.unwrap(), &want.dw, 1e-5);
     }
@@ -462,7 +485,8 @@ mod tests {
         let x = local(DType::F32, &[1.0, -1.0].repeat(rows), &[rows, 2]);
         let (_, mean, rstd) = layer_norm(&x, 1, None, None, 0.0).unwrap();
         let (_, dw, db) =
-            layer_norm_backward(&dy, &x, &mean, &rstd, None, 1, Some(DType::F32), Some(DType::F32)).unwrap();
+            layer_norm_backward(&dy, None, &x, &mean, &rstd, None, 1, Some(DType::F32), Some(DType::F32))
+                .unwrap();
         assert_close(&dw.unwrap(), &[1e4, -1e4], 1e-6);
         assert_close(&db.unwrap(), &[1e4, 1e4], 1e-6);
     }
@@ -484,9 +508,18 @@ mod tests {
             let x = local(DType::F32, &[], shape);
             let (y, mean, rstd) = layer_norm(&x, dims, None, None, EPS).unwrap();
             assert_eq!((y.dims(), mean.dims(), rstd.dims()), (shape, &[rows][..], &[rows][..]));
-            let (dx, dw, _) =
-                layer_norm_backward(&x, &x, &mean, &rstd, None, dims, Some(DType::F32), Some(DType::F32))
-                    .unwrap();
+            let (dx, dw, _) = layer_norm_backward(
+                &x,
+                None,
+                &x,
+                &mean,
+                &rstd,
+                None,
+                dims,
+                Some(DType::F32),
+                Some(DType::F32),
+            )
+            .unwrap();
             let row = shape[shape.len() - dims..].iter().product::<usize>();
             assert_eq!((dx.dims(), dw.unwrap().dims()), (shape, &[row][..]));
         }

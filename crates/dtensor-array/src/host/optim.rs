@@ -27,6 +27,13 @@ pub struct SgdStep {
     pub maximize: bool,
 }
 
+impl SgdStep {
+    /// Returns the numbers that kernels for GPUs read, in their order.
+    pub fn numbers(&self) -> [f64; 5] {
+        [self.lr, self.weight_decay, self.momentum, self.gain, sign(self.maximize)]
+    }
+}
+
 /// Takes one SGD step, along the momentum if there is one, else along the gradient.
 pub(crate) fn sgd(
     step: &SgdStep,
@@ -84,6 +91,25 @@ pub struct AdamStep {
     pub shrink: f64,
     /// Whether to maximize instead of minimize.
     pub maximize: bool,
+}
+
+impl AdamStep {
+    /// Returns the numbers that kernels for GPUs read, in their order.
+    pub fn numbers(&self) -> [f64; 9] {
+        let (keep, keep_square) = self.betas;
+        let sign = sign(self.maximize);
+        [
+            self.lr,
+            self.scale,
+            1.0 - keep,
+            keep_square,
+            1.0 - keep_square,
+            self.eps,
+            self.weight_decay,
+            self.shrink,
+            sign,
+        ]
+    }
 }
 
 /// Takes one Adam step: along the first moment divided by the root of the second moment. If `largest` is given (AMSGrad),

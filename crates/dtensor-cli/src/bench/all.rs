@@ -17,6 +17,8 @@ use super::{Workload, check_not_empty, measure};
 pub(crate) struct All {
     /// Measure every workload that is compared with PyTorch, and print one table
     ///
+    /// On a GPU: kernels on small and large arrays, dispatch on one rank, and a GPT.
+    ///
     /// Dispatch is always timed in the worlds simulated and threads, on the largest of --ranks. Memory is always measured in one
     /// round. Kernels run --rounds rounds like the others, instead of their own default.
     #[arg(long)]
@@ -39,6 +41,8 @@ struct Line {
 /// The workloads that are measured.
 const WORKLOADS: [&str; 8] =
     ["kernels", "dispatch", "redistribute", "mlp", "transformer", "fsdp", "startup", "memory"];
+/// The workloads that are measured on a GPU. `large` is `kernels` with large arrays.
+const ON_GPU: [&str; 4] = ["kernels", "large", "dispatch", "gpt"];
 
 pub(crate) fn run(options: &All) -> Result<(), Box<dyn Error>> {
     options.common.world.iter().try_for_each(|world| world.check())?;
@@ -60,7 +64,8 @@ pub(crate) fn run(options: &All) -> Result<(), Box<dyn Error>> {
 /// Measures all workloads and returns the number of rows, which it prints as JSON or appends to `rows`.
 fn measure_all(options: &All, rows: &mut Vec<Row>) -> Result<usize, Box<dyn Error>> {
     let mut count = 0;
-    for workload in WORKLOADS {
+    let workloads = if options.common.device.is_gpu() { &ON_GPU[..] } else { &WORKLOADS[..] };
+    for &workload in workloads {
         eprintln!("{workload} …");
         let line = Line::try_parse_from(arguments(workload, &options.common))?;
         count += measure(&line.workload, &mut |row| {
@@ -81,11 +86,20 @@ fn arguments(workload: &str, common: &CommonOptions) -> Vec<String> {
     // Peak memory hardly varies, and each round of it starts new processes.
     let rounds = if workload == "memory" { 1 } else { common.rounds };
     // Kernels have no ranks, and dispatch takes a single number of ranks.
-    let mut line = vec![workload.to_owned(), format!("--rounds={rounds}"), format!("--only={}", common.only)];
+    let name = if workload == "large" { "kernels" } else { workload };
+    let mut line = vec![name.to_owned(), format!("--rounds={rounds}"), format!("--only={}", common.only)];
     match workload {
         "kernels" => {}
+        "large" => line.push("--large".to_owned()),
+        // PyTorch needs a GPU for each rank.
+        "dispatch" if common.device.is_gpu() => {
+            line.extend(["--ranks=1".to_owned(), "--world=threads".to_owned()])
+        }
         "dispatch" => line.extend(common.ranks.iter().max().map(|most| format!("--ranks={most}"))),
         _ => line.extend([format!("--ranks={}", ranks.join(",")), format!("--world={}", worlds.join(","))]),
+    }
+    if common.device.is_gpu() {
+        line.push(format!("--device={}", common.device));
     }
     line.extend(common.peer.iter().map(|python| format!("--peer={python}")));
     line

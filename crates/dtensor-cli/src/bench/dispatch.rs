@@ -10,6 +10,8 @@
 //!   rank that starts to the last rank that finishes. Otherwise, with fewer cores than ranks, a rank that finishes within its time
 //!   slice would be timed as if it were alone, and a slower rank would not.
 //!
+//! On a GPU, `bare_launch` is a kernel that does nothing, launched by as many threads as ranks: what any operator costs there at least.
+//!
 //! On a busy machine the comparison is unfair: our timings are so short that they are seldom interrupted, PyTorch's are longer.
 
 use std::collections::BTreeMap;
@@ -26,7 +28,7 @@ use super::comparison;
 use super::peer::Peer;
 use super::row::{Row, Sink};
 use super::timing::{describe_speedups, median};
-use crate::device::{DeviceChoice, synchronize};
+use crate::device::{DeviceChoice, flush, synchronize};
 
 /// Operators per timing.
 const CALLS: usize = 1000;
@@ -94,6 +96,8 @@ enum Operator {
     AddShard,
     /// `Shard(0)` on the left, `Replicate` on the right.
     MatmulShard,
+    /// Launches of a kernel that does nothing: what every operator on a GPU costs at least.
+    Launch,
 }
 
 #[derive(Clone, Copy)]
@@ -104,7 +108,11 @@ struct Case {
     grad: bool,
 }
 
-const CASES: [Case; 7] = [
+/// The case without an operator, for GPUs.
+const LAUNCH: &str = "bare_launch";
+
+const CASES: [Case; 8] = [
+    Case { name: LAUNCH, operator: Operator::Launch, grad: false },
     Case { name: "local_add", operator: Operator::LocalAdd, grad: false },
     Case { name: "add_replicate", operator: Operator::AddReplicate, grad: false },
     Case { name: "add_shard", operator: Operator::AddShard, grad: false },
@@ -131,6 +139,7 @@ impl Case {
                     let b = distribute_tensor(&ones(8, 8)?, &mesh, Replicate)?;
                     spans(&world, || a.matmul(&b))
                 }
+                Operator::Launch => launches(&world, device.of_rank(world.rank())),
             }
         };
         let spans =
@@ -154,15 +163,32 @@ pub(crate) fn add_shard(ranks: usize) -> Result<f64> {
     )
 }
 
+/// The start and the end of each timing.
+type Spans = Vec<(Instant, Instant)>;
+
+/// Times an operator.
+fn spans(world: &World, body: impl Fn() -> Result<Tensor>) -> Result<Spans> {
+    time(world, body()?.device(), body)
+}
+
+/// Times launches of a kernel that does nothing.
+fn launches(world: &World, device: Device) -> Result<Spans> {
+    #[cfg(feature = "cuda")]
+    return time(world, device, || dtensor::cuda::launch_empty(device));
+    #[cfg(not(feature = "cuda"))]
+    time(world, device, || Ok(()))
+}
+
 /// Runs all timings, and returns the start and the end of each on this rank. A barrier lets ranks start together.
-fn spans(world: &World, body: impl Fn() -> Result<Tensor>) -> Result<Vec<(Instant, Instant)>> {
-    let device = body()?.device();
+fn time<T>(world: &World, device: Device, body: impl Fn() -> Result<T>) -> Result<Spans> {
     let mut spans = Vec::with_capacity(WARM_UP + TIMINGS);
     for _ in 0..WARM_UP + TIMINGS {
         world.group().barrier()?;
         let start = Instant::now();
         for _ in 0..CALLS {
-            drop(black_box(body()?));
+            let result = body()?;
+            flush(device)?;
+            drop(black_box(result));
         }
         synchronize(device)?;
         spans.push((start, Instant::now()));
@@ -171,7 +197,9 @@ fn spans(world: &World, body: impl Fn() -> Result<Tensor>) -> Result<Vec<(Instan
 }
 
 pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), Box<dyn Error>> {
-    let cases: Vec<Case> = CASES.into_iter().filter(|case| case.name.contains(&options.only)).collect();
+    let is_measured = |case: &Case| options.device.is_gpu() || case.name != LAUNCH;
+    let cases: Vec<Case> =
+        CASES.into_iter().filter(|case| case.name.contains(&options.only) && is_measured(case)).collect();
     if cases.is_empty() {
         return Ok(());
     }
@@ -182,7 +210,10 @@ pub(crate) fn run(options: &Options, sink: Sink<'_>) -> std::result::Result<(), 
     let mut speedups: BTreeMap<RankKind, Vec<f64>> = BTreeMap::new();
     for &world in &options.world {
         for &case in &cases {
-            let row = row(options, world, case, &mut peer)?;
+            let row = match case.name {
+                LAUNCH => row(options, world, case, &mut None)?,
+                _ => row(options, world, case, &mut peer)?,
+            };
             if let Some(ratio) = row.ratio {
                 speedups.entry(world).or_default().push(1.0 / ratio);
             }

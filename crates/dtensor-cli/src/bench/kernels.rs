@@ -6,10 +6,11 @@ use clap::Args;
 use dtensor::prelude::*;
 use dtensor::{BackwardOptions, grad, on_device, set_num_threads};
 
+use super::large;
 use super::peer::{Peer, python};
 use super::row::{Row, Sink};
 use super::timing::{median, seconds};
-use crate::device::{DeviceChoice, synchronize};
+use crate::device::{DeviceChoice, flush, synchronize};
 
 /// The flags of `dtensor bench kernels`.
 #[derive(Args)]
@@ -20,6 +21,9 @@ pub(crate) struct Options {
     /// Where the tensors are: `cpu`, or a GPU: `cuda`
     #[arg(long, default_value_t = DeviceChoice::Cpu, value_name = "DEVICE")]
     device: DeviceChoice,
+    /// Arrays of hundreds of MiB instead, which do not fit into a cache; on a GPU also products and attention in bf16
+    #[arg(long)]
+    large: bool,
     /// Only cases whose name contains this text
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) only: String,
@@ -28,12 +32,12 @@ pub(crate) struct Options {
     rounds: u16,
 }
 
-struct Case {
-    name: &'static str,
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
     /// Calls per timing: many if one call is too short to time.
-    inner: usize,
-    samples: usize,
-    body: Box<dyn Fn() -> Result<Tensor>>,
+    pub(crate) inner: usize,
+    pub(crate) samples: usize,
+    pub(crate) body: Box<dyn Fn() -> Result<Tensor>>,
 }
 
 fn case(name: &'static str, body: impl Fn() -> Result<Tensor> + 'static) -> Case {
@@ -44,7 +48,7 @@ fn tiny(name: &'static str, body: impl Fn() -> Result<Tensor> + 'static) -> Case
     Case { name, inner: 2000, samples: 15, body: Box::new(body) }
 }
 
-fn normal<const N: usize>(shape: [usize; N]) -> Result<Tensor> {
+pub(crate) fn normal<const N: usize>(shape: [usize; N]) -> Result<Tensor> {
     Tensor::randn(shape, DType::F32)
 }
 
@@ -129,16 +133,23 @@ fn measure(options: &Options, sink: Sink<'_>) -> std::result::Result<(), Box<dyn
         Some(path) => {
             let mut command = python(path, include_str!("kernels_peer.py"));
             command.env("DTENSOR_DEVICE", device.to_string());
+            command.env("DTENSOR_LARGE", if options.large { "1" } else { "" });
             Some(Peer::start("the peer", command)?)
         }
         None => None,
     };
     let mut logs = Vec::new();
-    for case in cases()?.into_iter().filter(|case| case.name.contains(&options.only)) {
-        let inner = if options.device.is_gpu() { case.inner.max(QUEUED) } else { case.inner };
+    let cases = if options.large { large::cases(options.device.is_gpu())? } else { cases()? };
+    for case in cases.into_iter().filter(|case| case.name.contains(&options.only)) {
+        let inner = match options.large {
+            false if options.device.is_gpu() => case.inner.max(QUEUED),
+            _ => case.inner,
+        };
         let ours = |samples| {
             let call = || {
-                std::hint::black_box((case.body)()?);
+                let result = (case.body)()?;
+                flush(device)?;
+                std::hint::black_box(result);
                 Ok::<(), dtensor::Error>(())
             };
             seconds(samples, inner, call, || synchronize(device))

@@ -69,6 +69,39 @@ cases = {
     "tiny_mm": lambda: tiny_a @ tiny_b,
 }
 
+if os.environ.get("DTENSOR_LARGE"):
+    big = torch.randn(8192, 8192)
+    big_weight, big_bias, big_ids = torch.randn(8192), torch.randn(8192), torch.randint(0, 8192, (8192,))
+    cases |= {
+        "large_add": lambda: big + big,
+        "large_gelu": lambda: F.gelu(big),
+        "large_softmax": lambda: big.softmax(-1),
+        "large_layernorm": lambda: F.layer_norm(big, (8192,), big_weight, big_bias),
+        "large_sum0": lambda: big.sum(0),
+        "large_sum1": lambda: big.sum(1),
+        "large_sum_all": lambda: big.sum(),
+        "large_transpose_contiguous": lambda: big.t().contiguous(),
+        "large_embedding": lambda: F.embedding(big_ids, big),
+        "large_cat0": lambda: torch.cat([big, big], 0),
+        "large_cat1": lambda: torch.cat([big, big], 1),
+        "large_dropout": lambda: F.dropout(big, 0.1),
+        "large_randn": lambda: torch.randn(8192, 8192),
+    }
+    if device != "cpu":
+        low_a, low_b = big.bfloat16(), torch.randn(8192, 8192).bfloat16()
+        q, k, v, dy = (torch.randn(8, 16, 4096, 64).bfloat16() for _ in range(4))
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+
+        def attention_backward():
+            y = F.scaled_dot_product_attention(*leaves, is_causal=True)
+            return torch.autograd.grad(y, leaves, dy)
+
+        cases |= {
+            "large_mm_bf16": lambda: low_a @ low_b,
+            "large_attention_bf16": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+            "large_attention_backward_bf16": attention_backward,
+        }
+
 for line in sys.stdin:
     case, samples, inner = line.split()
     body, times = cases[case], []

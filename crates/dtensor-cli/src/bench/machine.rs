@@ -14,6 +14,9 @@ pub(crate) struct Machine {
     workload: &'static str,
     cpu: String,
     cores: usize,
+    /// The GPU, if one is measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<String>,
     dtensor: &'static str,
     rustc: &'static str,
     /// The version of the MPI library, if the world `mpi` is measured.
@@ -37,6 +40,7 @@ impl Machine {
             workload: "machine",
             cpu: unknown(cpu()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
+            gpu: common.device.describe(1),
             dtensor: env!("CARGO_PKG_VERSION"),
             rustc: option_env!("DTENSOR_RUSTC").unwrap_or("unknown"),
             mpi: common.world.contains(&World::Mpi).then(|| unknown(mpi())),
@@ -50,7 +54,11 @@ impl Machine {
 impl fmt::Display for Machine {
     /// Formats the machine as a Markdown list.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "- machine: {}, {} cores", self.cpu, self.cores)?;
+        write!(f, "- machine: {}, {} cores", self.cpu, self.cores)?;
+        if let Some(gpu) = &self.gpu {
+            write!(f, ", {gpu}")?;
+        }
+        writeln!(f)?;
         write!(f, "- versions: dtensor {}, {}", self.dtensor, self.rustc)?;
         if let Some(version) = &self.pytorch {
             write!(f, ", PyTorch {version}")?;

@@ -6,7 +6,9 @@ mod collective;
 mod comparison;
 mod copy_rate;
 mod dispatch;
+mod gpt;
 mod kernels;
+mod large;
 mod machine;
 mod memory;
 mod models;
@@ -73,6 +75,12 @@ pub(crate) enum Workload {
     ///
     /// Each rank has its slice of the batch. Rows are like those of `transformer`.
     Fsdp(train::Options),
+    /// A training step of a GPT on one device, and of the same GPT on ranks that share the device; f32, and autocast to bf16.
+    ///
+    /// Cross-entropy and AdamW. PyTorch runs one process without a mesh, and compiles the largest case, too. Several steps are queued
+    /// before the wait. `--ranks` names the numbers of ranks beside one: with `_tp` the model is sequence- and tensor-parallel, with
+    /// `_fsdp` its parameters are sharded. Peak memory is that of the GPU, of all ranks together, while steps run.
+    Gpt(gpt::Options),
     /// Saving and loading of a model that is sharded over the ranks.
     ///
     /// A row is the median time from the first rank that starts to the last rank that finishes. What is saved is on the disk when the
@@ -130,6 +138,7 @@ impl Workload {
             Workload::Mlp(options) | Workload::Transformer(options) | Workload::Fsdp(options) => {
                 (!options.serve).then_some(&options.common.only)
             }
+            Workload::Gpt(options) => (!options.serve).then_some(&options.common.only),
             Workload::Checkpoint(options) => (!options.serve).then_some(&options.common.only),
             Workload::Startup(options) => (!options.serve).then_some(&options.common.only),
             Workload::Memory(options) => Some(&options.common.only),
@@ -154,6 +163,7 @@ fn measure(workload: &Workload, sink: row::Sink<'_>) -> Result<usize, Box<dyn Er
         Workload::Mlp(options) => train::run("mlp", options, sink),
         Workload::Transformer(options) => train::run("transformer", options, sink),
         Workload::Fsdp(options) => train::run("fsdp", options, sink),
+        Workload::Gpt(options) => gpt::run(options, sink),
         Workload::Checkpoint(options) => checkpoint::run(options, sink),
         Workload::Startup(options) => startup::run(options, sink),
         Workload::Memory(options) => memory::run(options, sink),

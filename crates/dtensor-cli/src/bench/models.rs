@@ -232,16 +232,16 @@ fn sequence_parallel() -> Result<dtensor::parallel::ParallelPlan> {
     })
 }
 
-const NOISE: usize = 1009;
+pub(crate) const NOISE: usize = 1009;
 
 /// Returns a pseudo-random integer from 0 to 1008.
-fn integer_noise(i: usize) -> usize {
+pub(crate) fn integer_noise(i: usize) -> usize {
     let i = i % NOISE;
     (31 * i * i + 7 * i) % NOISE
 }
 
 /// Returns a pseudo-random number from -0.5 to 0.5.
-fn noise(i: usize) -> f32 {
+pub(crate) fn noise(i: usize) -> f32 {
     integer_noise(i) as f32 / NOISE as f32 - 0.5
 }
 

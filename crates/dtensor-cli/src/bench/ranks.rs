@@ -12,7 +12,7 @@ use dtensor::{Device, DeviceMesh, Result, Tensor, set_num_threads};
 
 use super::peer::Measurement;
 use super::timing::median;
-use crate::device::synchronize;
+use crate::device::{flush, synchronize};
 
 /// Calls before those that count, so that memory and threads reach a steady state.
 pub(crate) const WARM_UP: usize = 3;
@@ -68,7 +68,9 @@ pub(crate) fn serve(
         let mesh = DeviceMesh::new(&world, [world.size()], "ranks")?;
         world.group().barrier()?;
         let rank = ServingRank { world, mesh, start, ready: now() };
-        while let Some(line) = next_line(rank.world.group())? {
+        // While the other programs are measured, which may compile first, the ranks wait.
+        let patient = rank.world.with_timeout(Duration::from_secs(24 * 3600));
+        while let Some(line) = next_line(patient.group())? {
             let measurement = measure(&rank, &Request::parse(&line)?)?;
             if rank.world.rank() == 0 {
                 println!("{}", serde_json::to_string(&measurement).expect("a measurement converts to JSON"));
@@ -115,6 +117,7 @@ pub(crate) fn time_all(
         for _ in 0..request.inner {
             let result = black_box(call()?);
             device = result.device();
+            flush(device)?;
         }
         synchronize(device)?;
         spans.push((start, now()));

@@ -517,3 +517,42 @@ fn checkpoint_saves_and_loads_beside_the_peer() {
         assert!(is_close(row["ratio"].as_f64().unwrap(), seconds / 2.0), "{row}");
     }
 }
+
+#[test]
+fn gpt_has_the_same_loss_on_one_rank_and_on_several() {
+    let run =
+        dtensor(&["bench", "gpt", "--ranks", "2", "--world", "threads", "--rounds", "1", "--only", "l2_"]);
+    assert!(run.status.success(), "{}", text(&run.stderr));
+    let rows: Vec<Value> =
+        text(&run.stdout).lines().map(|line| serde_json::from_str(line).expect("a JSON object")).collect();
+    let mut rows = rows.iter();
+    for dtype in ["f32", "bf16"] {
+        for (ranks, sharding) in [(1, ""), (2, "_tp"), (2, "_fsdp")] {
+            let row = rows.next().unwrap();
+            let case = format!("l2_v256_s32_d64_h4_b4_{dtype}{sharding}");
+            assert_eq!((&row["case"], &row["ranks"]), (&case.into(), &ranks.into()));
+            assert!(row["seconds"].as_f64().unwrap() > 0.0 && row["loss"].as_f64().unwrap() > 1.0, "{row}");
+        }
+    }
+    assert!(rows.next().is_none());
+}
+
+#[test]
+fn gpt_is_compared_with_the_peer() {
+    let quick = ["bench", "gpt", "--ranks", "1", "--rounds", "1", "--only", "l2_v256_s32_d64_h4_b4_f32"];
+    let run = |loss: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_dtensor"));
+        command.args(quick).args(["--peer", FAKE_PEER]).env("FAKE_LOSS", loss);
+        command.output().expect("the program starts")
+    };
+    let alone = dtensor(&quick);
+    let row: Value = serde_json::from_str(&text(&alone.stdout)).unwrap();
+    let beside = run(&row["loss"].to_string());
+    assert!(beside.status.success(), "{}", text(&beside.stderr));
+    let row: Value = serde_json::from_str(&text(&beside.stdout)).unwrap();
+    assert_eq!(row["peer_seconds"], 2.0);
+    assert!(text(&beside.stderr).contains("times as fast as the peer"), "{}", text(&beside.stderr));
+    let other = run("1.0");
+    assert!(!other.status.success());
+    assert!(text(&other.stderr).contains("the losses differ"), "{}", text(&other.stderr));
+}

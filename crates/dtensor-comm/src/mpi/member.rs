@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::control::Control;
 use super::exchange::run_collective;
+use super::gpus::{Gpus, Offer, Peer, Turn, run_in_turn};
 use super::message::{decode, encode};
 use super::raw::{Comm, ReceiveBuffer, Request, Span};
-use super::stage::{Next, Stage, StageError, StageResult};
+use super::stage::{Next, Stage, StageError, StageResult, Wait};
 use crate::Arrays;
 use crate::call::{Call, Collective, empty_meta};
 use crate::fault::Cause;
@@ -21,11 +22,12 @@ use dtensor_array::{Array, Device, Meta};
 /// One rank as a member of a group.
 #[derive(Debug)]
 pub(super) struct Member {
-    rank: usize,
+    pub(super) rank: usize,
     pub(super) me: usize,
     key: Key,
     pub(super) comm: Comm,
     control: Arc<Control>,
+    pub(super) gpus: Gpus,
 }
 
 /// What a member sends to another before a collective or a value.
@@ -34,11 +36,14 @@ struct Descriptor {
     call: Call,
     /// Shape and dtype of the value that the receiver will get, if it cannot know them from its own call.
     value: Option<Meta>,
+    /// What the members need to decide whether to use NCCL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    offer: Option<Offer>,
 }
 
 impl Member {
     pub(super) fn new(rank: usize, me: usize, key: Key, comm: Comm, control: Arc<Control>) -> Self {
-        Member { rank, me, key, comm, control }
+        Member { rank, me, key, comm, control, gpus: Gpus::new() }
     }
 
     pub(super) fn size(&self) -> usize {
@@ -51,8 +56,14 @@ impl Member {
         (0..self.size()).filter(move |&member| member != me)
     }
 
+    /// Returns true if ranks compare their calls.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(super) fn checks(&self) -> bool {
+        self.control.options.check
+    }
+
     /// Returns the error of a call and fails the group.
-    fn fault(&self, call: &Call, cause: Arc<Cause>, earlier: bool) -> Error {
+    pub(super) fn fault(&self, call: &Call, cause: Arc<Cause>, earlier: bool) -> Error {
         let cause = self.control.fail(&self.key, cause);
         self.control.ring.fault(self.rank, call, cause, earlier)
     }
@@ -85,9 +96,9 @@ impl Channel for Member {
         if let Some(cause) = self.control.failed(&self.key) {
             return Err(self.fault(&call, cause, true));
         }
-        // The library moves main memory.
-        let values: Arrays = values.iter().map(|x| x.to_device(Device::Cpu)).collect::<Result<_>>()?;
-        let next = begin(&self, &call, values);
+        let turn = self.gpus.take_turn(self.size()).map_err(|error| self.stage_fault(&call, error.into()))?;
+        let values = if turn.is_none() { to_main_memory(&values)? } else { values };
+        let next = begin(&self, &call, values, turn, timeout);
         Ok(OperationInFlight::start(self, call, next, timeout))
     }
 
@@ -105,7 +116,7 @@ impl Channel for Member {
         // The tag of the value contains this rank's message number, which the header carries. So it differs from the tags of
         // other values that were sent with the same user tag.
         let value_tag = tag(call.sequence, MessageKind::Value);
-        let descriptor = Descriptor { value: Some(meta), call };
+        let descriptor = Descriptor { value: Some(meta), call, offer: None };
         let header = encode(&descriptor, max_descriptor_len(self.size()))?;
         let stage = Stage::post(
             (header, value),
@@ -148,7 +159,7 @@ impl Channel for Member {
                 Ok(())
             },
             move |member, header| {
-                let Descriptor { call, value } = decode(&header)?;
+                let Descriptor { call, value, .. } = decode(&header)?;
                 let meta = value.unwrap_or_else(empty_meta);
                 let device = meta.device;
                 let buffer = ReceiveBuffer::new(&meta)?;
@@ -215,7 +226,18 @@ impl Operation {
     /// Makes as much progress as possible without waiting. Returns true if the operation is over.
     pub(super) fn advance(&mut self) -> bool {
         loop {
-            let Some(Ok(Next::Stage(stage))) = &mut self.next else { return true };
+            let stage = match &mut self.next {
+                Some(Ok(Next::Stage(stage))) => stage,
+                Some(Ok(Next::Wait(Wait(wait)))) => match wait(&self.member) {
+                    None => return false,
+                    next => {
+                        self.last_progress = self.last_progress.map(|_| Instant::now());
+                        self.next = next;
+                        continue;
+                    }
+                },
+                _ => return true,
+            };
             match stage.test() {
                 Ok((false, progressed)) => {
                     if progressed {
@@ -264,6 +286,7 @@ impl OperationInFlight {
             let last_progress = *operation.last_progress.get_or_insert_with(Instant::now);
             match &operation.next {
                 Some(Ok(Next::Stage(stage))) => (stage.peers(), last_progress),
+                Some(Ok(Next::Wait(_))) => (Vec::new(), last_progress),
                 _ => return None,
             }
         };
@@ -279,6 +302,10 @@ impl OperationInFlight {
             return Some(cause);
         }
         (last_progress.elapsed() >= self.timeout).then(|| {
+            if waiting.is_empty() {
+                let message = format!("NCCL did not connect the ranks within {:?}, or an earlier collective of the group is not done", self.timeout);
+                return Arc::new(Cause::Transport { rank: self.member.rank, message });
+            }
             let ranks = ranks.map(|rank| (rank, None)).collect();
             Arc::new(Cause::Late { ranks, waited: self.timeout })
         })
@@ -313,22 +340,66 @@ impl InFlight for OperationInFlight {
 
 /// Returns the maximum length of a descriptor in bytes. It may list a size for every member, and some replicas.
 fn max_descriptor_len(members: usize) -> usize {
-    6144 + 64 * members
+    8192 + 64 * members
+}
+
+/// Copies values to main memory, which the library moves.
+fn to_main_memory(values: &Arrays) -> Result<Arrays> {
+    values.iter().map(|x| x.to_device(Device::Cpu)).collect()
+}
+
+/// Moves the values of a collective after the ranks have compared their calls.
+fn move_values(
+    member: &Arc<Member>,
+    call: Call,
+    values: Arrays,
+    (metas, peers): (Vec<Meta>, Vec<Peer>),
+    turn: Option<Turn>,
+    timeout: Duration,
+) -> StageResult {
+    match turn {
+        None => run_collective(member, &call, values, &metas),
+        Some(turn) => {
+            run_in_turn(call, values, metas, peers, turn, timeout, |member, call, values, metas| {
+                let values = to_main_memory(&values)?;
+                if member.size() == 1 {
+                    return Ok(Next::Done(values));
+                }
+                run_collective(member, call, values, metas)
+            })
+        }
+    }
 }
 
 /// Begins a collective: exchanges descriptors or, if checking is off, moves the data at once.
-fn begin(member: &Arc<Member>, call: &Call, values: Arrays) -> StageResult {
+fn begin(
+    member: &Arc<Member>,
+    call: &Call,
+    values: Arrays,
+    turn: Option<Turn>,
+    timeout: Duration,
+) -> StageResult {
+    let offer = turn.map(|_| member.gpus.offer(call, member.me, member.checks())).transpose()?.flatten();
     if member.size() == 1 {
-        return Ok(Next::Done(values));
+        if turn.is_none() {
+            return Ok(Next::Done(values));
+        }
+        let metas = vec![values.first().map_or_else(|| call.meta.clone(), Array::meta)];
+        let peers = vec![Peer { device: call.meta.device, offer }];
+        return move_values(member, call.clone(), values, (metas, peers), turn, timeout);
     }
     // These need the descriptors even if checking is off: a rank learns from them the sizes it receives, and a barrier consists
     // of nothing else.
-    let needed = matches!(
-        call.collective,
-        Collective::Scatter { .. } | Collective::Gather { .. } | Collective::Exchange | Collective::Barrier
-    );
-    if !needed && !member.control.options.check {
-        return run_collective(member, call, values, &[]);
+    let needed = offer.is_some()
+        || matches!(
+            call.collective,
+            Collective::Scatter { .. }
+                | Collective::Gather { .. }
+                | Collective::Exchange
+                | Collective::Barrier
+        );
+    if !needed && !member.checks() {
+        return move_values(member, call.clone(), values, (Vec::new(), Vec::new()), turn, timeout);
     }
     let max_len = max_descriptor_len(member.size());
     let sent: Vec<(usize, Vec<u8>)> = member
@@ -340,7 +411,8 @@ fn begin(member: &Arc<Member>, call: &Call, values: Arrays) -> StageResult {
                 }
                 _ => None,
             };
-            Ok((other, encode(&Descriptor { call: call.clone(), value }, max_len)?))
+            let descriptor = Descriptor { call: call.clone(), value, offer: offer.clone() };
+            Ok((other, encode(&descriptor, max_len)?))
         })
         .collect::<Result<_>>()?;
     let received: Vec<(usize, Vec<u8>)> = member.others().map(|other| (other, vec![0; max_len])).collect();
@@ -368,7 +440,7 @@ fn begin(member: &Arc<Member>, call: &Call, values: Arrays) -> StageResult {
             }
             // Insert this rank's own descriptor at its position.
             let own = values.get(member.me).or(values.first()).map(Array::meta);
-            descriptors.insert(member.me, Descriptor { call: call.clone(), value: own });
+            descriptors.insert(member.me, Descriptor { call: call.clone(), value: own, offer });
             let calls: Vec<&Call> = descriptors.iter().map(|descriptor| &descriptor.call).collect();
             if let Some(cause) = Call::compare(&calls, &member.key.members) {
                 return Err(StageError::Cause(Arc::new(cause)));
@@ -376,7 +448,9 @@ fn begin(member: &Arc<Member>, call: &Call, values: Arrays) -> StageResult {
             // Shape and dtype of the value that each member sends to this rank.
             let meta = |d: &Descriptor| d.value.clone().unwrap_or_else(|| d.call.meta.clone());
             let metas: Vec<Meta> = descriptors.iter().map(meta).collect();
-            run_collective(member, &call, values, &metas)
+            let peer = |d: Descriptor| Peer { device: d.call.meta.device, offer: d.offer };
+            let peers = descriptors.into_iter().map(peer).collect();
+            move_values(member, call, values, (metas, peers), turn, timeout)
         },
     )?;
     Ok(Next::Stage(stage))

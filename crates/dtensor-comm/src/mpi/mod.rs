@@ -10,6 +10,8 @@
 
 mod control;
 mod exchange;
+#[cfg_attr(not(feature = "cuda"), path = "no_gpus.rs")]
+mod gpus;
 mod member;
 mod message;
 mod raw;
@@ -39,7 +41,8 @@ use crate::{Error, Failure, Result};
 pub struct MpiOptions {
     /// If true (the default), ranks compare their calls before each collective. Turning it off saves one exchange of small
     /// messages per collective. But then ranks whose calls do not match get garbage, an MPI error or a timeout, and differences
-    /// between replicated arrays and between random draws are not found.
+    /// between replicated arrays and between random draws are not found. If each rank has a GPU of its own, the values of a
+    /// collective must then be on the GPU on all ranks or on none.
     pub check: bool,
 }
 

@@ -23,11 +23,24 @@ impl From<Error> for StageError {
     }
 }
 
-/// What follows a stage: another stage, or the results of the collective.
+/// What follows a stage: another stage, something else to wait for, or the results of the collective.
 #[derive(Debug)]
 pub(super) enum Next {
     Stage(Stage),
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    Wait(Wait),
     Done(Arrays),
+}
+
+/// Something else than requests that a collective waits for. Asked again and again, until it returns what follows.
+pub(super) struct Wait(pub(super) Box<Ask>);
+
+type Ask = dyn FnMut(&Arc<Member>) -> Option<StageResult> + Send;
+
+impl std::fmt::Debug for Wait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Wait")
+    }
 }
 
 pub(super) type StageResult = std::result::Result<Next, StageError>;

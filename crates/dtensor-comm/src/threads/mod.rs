@@ -48,9 +48,33 @@ struct GroupState {
     members: Arc<[usize]>,
     rendezvous: Rendezvous<CollectiveTask>,
     mailbox: Mailbox,
+    #[cfg(feature = "cuda")]
+    gpus: Arc<crate::nccl::Ranks>,
 }
 
 impl GroupState {
+    #[cfg_attr(not(feature = "cuda"), allow(unused_variables))]
+    fn new(members: &Arc<[usize]>, world: &Arc<WorldState>) -> Arc<GroupState> {
+        Arc::new_cyclic(|group: &Weak<GroupState>| {
+            #[cfg(feature = "cuda")]
+            let gpus = Arc::new(crate::nccl::Ranks::default());
+            let task = CollectiveTask {
+                members: members.clone(),
+                #[cfg(feature = "cuda")]
+                gpus: gpus.clone(),
+                #[cfg(feature = "cuda")]
+                failing: Failing { world: Arc::downgrade(world), group: group.clone() },
+            };
+            GroupState {
+                members: members.clone(),
+                rendezvous: Rendezvous::new(task, members.len()),
+                mailbox: Mailbox::new(members.len()),
+                #[cfg(feature = "cuda")]
+                gpus,
+            }
+        })
+    }
+
     /// Records that a rank has left the world, if it is a member.
     fn leave(&self, rank: usize, cause: &Arc<Cause>) {
         if let Some(member) = self.members.iter().position(|&r| r == rank) {
@@ -71,20 +95,44 @@ impl GroupState {
 #[derive(Debug)]
 struct CollectiveTask {
     members: Arc<[usize]>,
+    #[cfg(feature = "cuda")]
+    gpus: Arc<crate::nccl::Ranks>,
+    #[cfg(feature = "cuda")]
+    failing: Failing,
+}
+
+/// What a member brings to a collective.
+#[derive(Debug)]
+struct Arrival {
+    call: Call,
+    values: Arrays,
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    timeout: Duration,
 }
 
 impl RoundTask for CollectiveTask {
-    type Input = (Call, Arrays);
+    type Input = Arrival;
     type Work = Work;
     type Output = Arc<Outputs>;
     type Fault = Arc<Cause>;
 
     fn open(&self, inputs: Vec<Self::Input>) -> std::result::Result<Self::Work, Self::Fault> {
-        let (calls, values): (Vec<Call>, Vec<Arrays>) = inputs.into_iter().unzip();
+        #[cfg(feature = "cuda")]
+        let timeout = inputs.iter().map(|arrival| arrival.timeout).max().unwrap_or_default();
+        let (calls, values): (Vec<Call>, Vec<Arrays>) =
+            inputs.into_iter().map(|arrival| (arrival.call, arrival.values)).unzip();
         if let Some(cause) = Call::compare(&calls.iter().collect::<Vec<_>>(), &self.members) {
             return Err(Arc::new(cause));
         }
-        work::plan(&calls, values).map_err(|error| self.transport_cause(error.to_string()))
+        let failed = |error: Error| self.transport_cause(error.to_string());
+        #[cfg(feature = "cuda")]
+        {
+            let watch = || self.failing.watch(calls.iter().cloned().enumerate().collect(), timeout);
+            if let Some(outputs) = self.gpus.run(&calls, &values, watch).map_err(failed)? {
+                return Ok(Work::Ready(outputs));
+            }
+        }
+        work::plan(&calls, values).map_err(failed)
     }
 
     fn parts(work: &Self::Work) -> usize {
@@ -107,6 +155,36 @@ impl RoundTask for CollectiveTask {
 impl CollectiveTask {
     fn transport_cause(&self, message: String) -> Arc<Cause> {
         Arc::new(Cause::Transport { rank: self.members[0], message })
+    }
+}
+
+/// How a group fails when its GPUs do not finish a collective.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Debug)]
+struct Failing {
+    world: Weak<WorldState>,
+    group: Weak<GroupState>,
+}
+
+#[cfg(feature = "cuda")]
+impl Failing {
+    /// Watches a collective of these members, with their calls.
+    fn watch(&self, calls: Vec<(usize, Call)>, timeout: Duration) -> dtensor_array::cuda::nccl::Watch {
+        let failing = self.clone();
+        let on_failure = move |why: &str| {
+            let (Some(world), Some(group)) = (failing.world.upgrade(), failing.group.upgrade()) else {
+                return Vec::new();
+            };
+            let (member, call) = &calls[0];
+            let (rank, call) = (group.members[*member], Box::new(call.clone()));
+            let cause = group.fail(Arc::new(Cause::Aborted { rank, call, why: why.to_owned() }));
+            let fault = |(member, call): &(usize, Call)| {
+                let rank = group.members[*member];
+                world.rings[rank].fault(rank, call, cause.clone(), false)
+            };
+            calls.iter().map(fault).collect()
+        };
+        dtensor_array::cuda::nccl::Watch { timeout, on_failure: Box::new(on_failure) }
     }
 }
 
@@ -140,10 +218,7 @@ impl Transport for Thread {
                 group
             }
             None => {
-                let task = CollectiveTask { members: members.clone() };
-                let rendezvous = Rendezvous::new(task, members.len());
-                let mailbox = Mailbox::new(members.len());
-                let group = Arc::new(GroupState { members: members.clone(), rendezvous, mailbox });
+                let group = GroupState::new(members, &self.world);
                 let gone: Vec<_> = left.iter().filter(|(rank, _)| members.contains(rank)).collect();
                 gone.iter().for_each(|(rank, cause)| group.leave(**rank, cause));
                 live.retain(|group| group.strong_count() > 0);
@@ -189,6 +264,16 @@ impl Member {
         self.world.rings[self.rank].fault(self.rank, call, cause, earlier)
     }
 
+    /// Returns an error if this rank records a graph and there are other ranks: their streams wait for each other, and cannot be part
+    /// of several graphs.
+    fn expect_running(&self, values: &[Array]) -> Result<()> {
+        let what = "a collective between ranks that are threads";
+        match self.group.members.len() {
+            1 => Ok(()),
+            _ => values.iter().try_for_each(|x| x.expect_running(what)),
+        }
+    }
+
     /// Returns the cause of a timeout that these members caused.
     fn late_cause(&self, members: &[usize], waited: Duration) -> Arc<Cause> {
         let ranks = members.iter().map(|&m| self.group.members[m]);
@@ -204,6 +289,7 @@ impl Channel for Member {
         mut values: Arrays,
         timeout: Duration,
     ) -> Result<Box<dyn InFlight>> {
+        self.expect_running(&values)?;
         self.note(&call);
         if call.collective.reduces() {
             // Reduction kernels read contiguous memory.
@@ -212,13 +298,15 @@ impl Channel for Member {
             }
         }
         let earlier = self.group.rendezvous.has_failed();
-        match self.group.rendezvous.arrive(self.me, call.sequence, (call.clone(), values)) {
+        let arrival = Arrival { call: call.clone(), values, timeout };
+        match self.group.rendezvous.arrive(self.me, call.sequence, arrival) {
             Ok(round) => Ok(Box::new(CollectiveInFlight { round, call, member: self, timeout, since: None })),
             Err(cause) => Err(self.fault(&call, cause, earlier)),
         }
     }
 
     fn send(&self, call: Call, value: Array, dst: usize, tag: u32) -> Result<()> {
+        self.expect_running(std::slice::from_ref(&value))?;
         self.note(&call);
         let earlier = self.group.rendezvous.has_failed();
         let result = self.group.mailbox.send(Route { from: self.me, to: dst, tag }, value);
@@ -310,6 +398,15 @@ impl InFlight for ReceiveInFlight {
         let until = deadline_since(&mut self.since, self.timeout);
         let ReceiveInFlight { message, call, member, timeout, .. } = &*self;
         match member.group.mailbox.receive(*message, until) {
+            #[cfg(feature = "cuda")]
+            Ok(Some(value)) => {
+                let (from, to) = (message.0.from, message.0.to);
+                let failing =
+                    Failing { world: Arc::downgrade(&member.world), group: Arc::downgrade(&member.group) };
+                let watch = || failing.watch(vec![(to, call.clone()), (to, call.clone())], *timeout);
+                Ok(Arrays::from_elem(member.group.gpus.deliver(value, from, to, watch)?, 1))
+            }
+            #[cfg(not(feature = "cuda"))]
             Ok(Some(value)) => Ok(Arrays::from_elem(value, 1)),
             Ok(None) => Err(member.fault(call, member.late_cause(&[message.0.from], *timeout), false)),
             Err(cause) => Err(member.fault(call, cause, false)),

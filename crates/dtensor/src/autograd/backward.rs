@@ -15,6 +15,7 @@ use super::{Backward, Leaf, Link, Moment, Node};
 use crate::comm::{RunningModule, Site, within_module};
 use crate::dispatch::autocast_off;
 use crate::distributed::begin_redistributions;
+use crate::journal::{self, Access};
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result, Tensor};
@@ -188,6 +189,7 @@ impl LeafGradient {
 
     /// Returns the gradient that the leaf has now, and its sum with that of this pass.
     fn accumulate(&self, at: &'static Location<'static>) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        journal::note(&self.leaf, Access::Read);
         let before = self.leaf.grad.lock().clone();
         let sum = {
             let grads: SmallVec<[&Tensor; 4]> = before.iter().chain(&self.grads).collect();
@@ -337,9 +339,14 @@ impl Pass {
                 }
             }
             self.recomputed.retain(|(region, _)| region.began() <= node.moment);
-            let cx = Backward::new(&node, self.take_saved(&node, self.retain)?, &grads);
+            let cx =
+                Backward::new(&node, self.take_saved(&node, self.retain)?, &grads, self.take_known(&node));
             let inputs = within_module(node.module, || with_caller_line(node.at, || node.op.gradient(&cx)))?;
+            let known = cx.take_known(|_| true);
             drop(cx);
+            if let (Some(slot), Some(known)) = (self.known_slot(&node), known) {
+                *slot = Some(known);
+            }
             drop(grads);
             self.check(&node, &inputs)?;
             for (link, grad) in node.edges.iter().zip(inputs) {
@@ -350,6 +357,18 @@ impl Pass {
             }
         }
         self.commit()
+    }
+
+    /// Takes the gradient that the first input of a node has so far, if the node's operator adds it to its own.
+    fn take_known(&mut self, node: &Node) -> Option<Tensor> {
+        let is_plain = !self.create && self.requested.is_none();
+        if is_plain && node.op.adds_known() { self.known_slot(node)?.take() } else { None }
+    }
+
+    /// Returns the place of the gradient of a node's first input, if that is the output of a node that has been reached.
+    fn known_slot(&mut self, node: &Node) -> Option<&mut Option<Tensor>> {
+        let Some(Link::Node(from, output)) = node.edges.first() else { return None };
+        self.grads.get_mut(&address(from))?.get_mut(*output)
     }
 
     /// Returns the saved values of a node, recomputed if it is in a checkpoint. `retain` keeps them for another pass.
@@ -409,7 +428,11 @@ impl Pass {
         }
         for (i, (grad, meta)) in grads.iter().zip(&node.inputs).enumerate() {
             match grad {
-                Some(g) if g.dims() != &meta.shape[..] || g.dtype() != meta.dtype => {
+                Some(g)
+                    if g.dims() != &meta.shape[..]
+                        || (g.dtype() != meta.dtype
+                            && !(g.dtype().is_float() && node.edges[i].takes_any_float())) =>
+                {
                     return wrong(format!(
                         "the gradient rule returned {} {} for input {i}, which is {} {}",
                         g.dtype(),
@@ -483,6 +506,7 @@ impl Pass {
         for leaf in &leaves {
             sums.push(leaf.accumulate(self.at)?);
         }
+        leaves.iter().for_each(|leaf| journal::note(&leaf.leaf, Access::Replace));
         // All threads lock leaves in the order of their addresses, so they cannot deadlock.
         let mut order: Vec<usize> = (0..leaves.len()).collect();
         order.sort_by_key(|&i| Arc::as_ptr(&leaves[i].leaf).addr());
@@ -519,6 +543,11 @@ fn same(a: Option<&Tensor>, b: Option<&Tensor>) -> bool {
 
 fn sum(before: Option<Tensor>, grad: Tensor) -> Result<Tensor> {
     match before {
+        Some(before) if before.dtype() != grad.dtype() => {
+            let wider =
+                if before.dtype().size() > grad.dtype().size() { before.dtype() } else { grad.dtype() };
+            before.to_dtype(wider)?.add(&grad.to_dtype(wider)?)
+        }
         Some(before) => before.add(&grad),
         None => Ok(grad),
     }

@@ -10,6 +10,7 @@ use dtensor_array::mode;
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
+use super::mode::grad_enabled;
 use super::region::{Region, add_to_region, in_region};
 use super::restore::is_restoring;
 use super::saved::{Saved, SavedValues, Saves};
@@ -42,6 +43,11 @@ impl Link {
             Link::Node(node, _) => node.moment,
             _ => Moment(0),
         }
+    }
+
+    /// Returns true if the tensor's gradient may have any floating-point dtype.
+    pub(super) fn takes_any_float(&self) -> bool {
+        matches!(self, Link::Node(node, 0) if node.op.takes_any_float())
     }
 }
 
@@ -140,6 +146,16 @@ pub(crate) trait Recorded: Debug + Send + Sync + 'static {
         Saves::NOTHING
     }
 
+    /// See [`Op::takes_any_float`].
+    fn takes_any_float(&self) -> bool {
+        false
+    }
+
+    /// See [`Op::adds_known`].
+    fn adds_known(&self) -> bool {
+        false
+    }
+
     /// Computes the gradients of the inputs from those of the outputs.
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads>;
 }
@@ -151,6 +167,14 @@ impl<O: Op> Recorded for O {
 
     fn saves(&self) -> Saves {
         Op::saves(self)
+    }
+
+    fn takes_any_float(&self) -> bool {
+        Op::takes_any_float(self)
+    }
+
+    fn adds_known(&self) -> bool {
+        Op::adds_known(self)
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
@@ -288,11 +312,29 @@ pub struct Backward<'a> {
     node: &'a Arc<Node>,
     saved: SavedValues,
     grads: &'a [Option<Tensor>],
+    /// The gradient that the first input has so far, for an operator that adds it.
+    known: RefCell<Option<Tensor>>,
 }
 
 impl<'a> Backward<'a> {
-    pub(super) fn new(node: &'a Arc<Node>, saved: SavedValues, grads: &'a [Option<Tensor>]) -> Self {
-        Backward { node, saved, grads }
+    pub(super) fn new(
+        node: &'a Arc<Node>,
+        saved: SavedValues,
+        grads: &'a [Option<Tensor>],
+        known: Option<Tensor>,
+    ) -> Self {
+        Backward { node, saved, grads, known: RefCell::new(known) }
+    }
+
+    /// Returns the gradient that the first input has so far, if there is one that fits. The rule must add it to its own.
+    pub(crate) fn take_known(&self, fits: impl FnOnce(&Tensor) -> bool) -> Option<Tensor> {
+        let mut known = self.known.borrow_mut();
+        if known.as_ref().is_some_and(fits) { known.take() } else { None }
+    }
+
+    /// Returns true if the i-th input's gradient may have another floating-point dtype than the input.
+    pub(crate) fn may_have_any_float(&self, i: usize) -> bool {
+        !grad_enabled() && self.node.edges.get(i).is_some_and(Link::takes_any_float)
     }
 
     fn missing(&self, what: &str, i: usize) -> Error {

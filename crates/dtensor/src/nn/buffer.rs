@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
+use crate::journal::{self, Access};
 use crate::{Result, Tensor};
 
 /// A shared cell that holds a tensor of the model's state that has no gradient, such as running statistics or a
@@ -48,6 +49,7 @@ impl Buffer {
 
     /// Returns the current tensor.
     pub fn get(&self) -> Tensor {
+        journal::note(&self.cell, Access::Read);
         self.cell.read().clone()
     }
 
@@ -55,6 +57,7 @@ impl Buffer {
     /// its layout.
     #[track_caller]
     pub fn set(&self, value: &Tensor) -> Result<()> {
+        journal::note(&self.cell, Access::Replace);
         let mut cell = self.cell.write();
         *cell = super::parameter::fit_value(&cell, "a buffer keeps its shape", value)?.detach();
         Ok(())
@@ -62,6 +65,7 @@ impl Buffer {
 
     /// Replaces the tensor by one of any shape, dtype, device and layout.
     pub fn replace(&self, value: &Tensor) {
+        journal::note(&self.cell, Access::Replace);
         *self.cell.write() = value.detach();
     }
 

@@ -8,6 +8,7 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 
 use super::stand_in::stand_in;
 use crate::comm::Site;
+use crate::journal::{self, Access, Content};
 use crate::owner::Owner;
 use crate::{DType, Device, Result, Shape, Tensor, no_grad, on_device};
 
@@ -44,6 +45,22 @@ impl Cell {
     fn new(tensor: Tensor, rule: Option<Rule>) -> Arc<Self> {
         tensor.value().part.count_as(Purpose::Parameter);
         Arc::new(Cell { tensor: RwLock::new(tensor), rule, owner: Owner::default() })
+    }
+
+    /// Locks the tensor to replace it.
+    fn write(self: &Arc<Self>) -> RwLockWriteGuard<'_, Tensor> {
+        journal::note(self, Access::Replace);
+        self.tensor.write()
+    }
+}
+
+impl Content for Cell {
+    fn content(&self) -> Option<Tensor> {
+        self.tensor.content()
+    }
+
+    fn restore(&self, content: Option<Tensor>) {
+        self.tensor.restore(content);
     }
 }
 
@@ -110,6 +127,7 @@ impl Parameter {
 
     /// Returns the leaf, even while a gathered tensor stands in for it.
     pub(crate) fn leaf(&self) -> Tensor {
+        journal::note(&self.cell, Access::Read);
         self.cell.tensor.read().clone()
     }
 
@@ -128,7 +146,7 @@ impl Parameter {
     #[track_caller]
     pub fn set(&self, value: &Tensor) -> Result<()> {
         self.check_owner("set")?;
-        let mut cell = self.cell.tensor.write();
+        let mut cell = self.cell.write();
         let value = fit_value(&cell, "a parameter keeps its shape", value)?;
         value.value().part.count_as(Purpose::Parameter);
         *cell = cell.with_value(value.value().clone());
@@ -147,7 +165,7 @@ impl Parameter {
     /// kept, and if it is true, the dtype must be a floating-point one.
     pub fn replace(&self, value: &Tensor) -> Result<()> {
         self.check_owner("replace")?;
-        let mut cell = self.cell.tensor.write();
+        let mut cell = self.cell.write();
         value.value().part.count_as(Purpose::Parameter);
         *cell = value.detach().requires_grad_(cell.requires_grad())?;
         Ok(())
@@ -155,7 +173,7 @@ impl Parameter {
 
     /// Restores an earlier tensor together with its gradient.
     pub(super) fn restore(&self, tensor: Tensor) {
-        *self.cell.tensor.write() = tensor;
+        *self.cell.write() = tensor;
     }
 
     /// Casts the value and the gradient.
@@ -183,7 +201,7 @@ impl Parameter {
             grad.value().part.count_as(Purpose::Gradient);
             value.set_grad(Some(grad))?;
         }
-        *self.cell.tensor.write() = value;
+        *self.cell.write() = value;
         Ok(())
     }
 
@@ -195,7 +213,7 @@ impl Parameter {
     /// Sets `requires_grad`. Switching it off clears the gradient.
     pub fn set_requires_grad(&self, on: bool) -> Result<()> {
         self.check_owner("set_requires_grad")?;
-        let mut cell = self.cell.tensor.write();
+        let mut cell = self.cell.write();
         *cell = cell.requires_grad_(on)?;
         Ok(())
     }
@@ -210,6 +228,7 @@ impl Parameter {
     /// Locks the tensor for a change in place, and returns it with its gradient. Returns `None` if there is no gradient.
     pub(crate) fn lock_to_step(&self) -> Result<Option<(RwLockWriteGuard<'_, Tensor>, Tensor)>> {
         self.check_owner("step")?;
+        journal::note(&self.cell, Access::Change);
         let cell = self.cell.tensor.write();
         let grad = cell.grad();
         Ok(grad.map(|grad| (cell, grad)))

@@ -1,14 +1,16 @@
 //! Concatenating tensors, and splitting one into several.
 
-use super::{Arrays, Grads, Here, Metas, Op, Precision, SELECTING, one, reshaped, same_dtype};
+use super::slice::Pad;
+use super::view::Reshape;
+use super::{Arrays, Grads, Here, Metas, Op, Precision, SELECTING, grads, one, reshaped, same_dtype};
 use crate::autograd::Backward;
-use crate::op::apply;
+use crate::op::{apply, apply_all};
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::Meta;
 use dtensor_array::kernels::cat as kernel;
 use dtensor_array::shape::Dim;
-use dtensor_layout::Rule;
+use dtensor_layout::{Placement, Rule, Shard, StridedShard};
 
 /// Concatenation of all inputs along `dim`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +65,53 @@ impl Op for Cat {
                 cx.when(i, || dy.narrow(self.dim, start - len, len))
             })
             .collect()
+    }
+}
+
+/// Consecutive slices of one dim, which add up to it. Its gradient is one concatenation, where a node for each slice would pad the
+/// gradient of each one with zeros and add them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Split {
+    dim: usize,
+    sizes: Vec<usize>,
+}
+
+impl Op for Split {
+    fn name(&self) -> &'static str {
+        "split"
+    }
+
+    fn shape(&self, x: &[Meta]) -> Result<Metas> {
+        Ok(self.sizes.iter().map(|&size| reshaped(&x[0], x[0].shape.with_dim(self.dim, size))).collect())
+    }
+
+    fn rule(&self, x: &[Meta], out: &[Meta]) -> Result<Rule> {
+        Rule::along(self.dim, x, out)?.passing(&SELECTING, &[0])
+    }
+
+    fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
+        let mut start = 0;
+        let slice = |&size: &usize| {
+            start += size;
+            x[0].narrow(self.dim, start - size, size)
+        };
+        self.sizes.iter().map(slice).collect()
+    }
+
+    fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
+        let mut used = (0..self.sizes.len()).filter(|&i| cx.grad(i).is_some());
+        let dx = match (used.next(), used.next()) {
+            (Some(only), None) => {
+                let (start, size) = (self.sizes[..only].iter().sum(), self.sizes.iter().sum());
+                let onto = cx.layout(0).map(|layout| layout.placements().into()).unwrap_or_default();
+                apply(Pad { dim: self.dim, start, size, onto }, &[&cx.dy_of(only)?])?
+            }
+            _ => {
+                let dy = (0..self.sizes.len()).map(|i| cx.dy_of(i)).collect::<Result<Vec<_>>>()?;
+                apply(Cat { dim: self.dim }, &dy.iter().collect::<Vec<_>>())?
+            }
+        };
+        Ok(grads![Some(dx)])
     }
 }
 
@@ -139,9 +188,24 @@ impl Tensor {
                 format!("sizes {sizes:?} must add up to the size of dim {dim} of shape {}", self.shape());
             return Err(Error::argument("split", message));
         }
+        self.slices(dim, sizes.to_vec())
+    }
+
+    /// Returns consecutive slices of a dim.
+    #[track_caller]
+    fn slices(&self, dim: usize, sizes: Vec<usize>) -> Result<Vec<Tensor>> {
+        // If the dim is sharded, no rank has all of a slice. Each is redistributed by itself, as much as it needs.
+        let is_sharded = |placement: &Placement| match *placement {
+            Shard(of) | StridedShard { dim: of, .. } => of == dim as isize,
+            _ => false,
+        };
+        let layout = self.layout();
+        if sizes.len() > 1 && !layout.is_some_and(|layout| layout.placements().iter().any(is_sharded)) {
+            return Ok(apply_all(Split { dim, sizes }, &[self])?.into_vec());
+        }
         // A loop instead of a closure, so that collectives carry the source line of the caller.
         let (mut start, mut parts) = (0, Vec::with_capacity(sizes.len()));
-        for &len in sizes {
+        for len in sizes {
             parts.push(self.narrow(dim, start, len)?);
             start += len;
         }
@@ -177,11 +241,8 @@ impl Tensor {
             parts.resize(chunks, self.clone());
             return Ok(parts);
         }
-        let (part, mut parts) = (size.div_ceil(chunks), Vec::new());
-        for start in (0..size).step_by(part) {
-            parts.push(self.narrow(dim, start, part.min(size - start))?);
-        }
-        Ok(parts)
+        let part = size.div_ceil(chunks);
+        self.slices(dim, (0..size).step_by(part).map(|start| part.min(size - start)).collect())
     }
 
     /// Returns all slices along one dim, which is removed.
@@ -200,9 +261,10 @@ impl Tensor {
         let Some(&size) = self.dims().get(dim) else {
             return Err(Error::argument("unbind", "a scalar (0-d tensor) has no dim to unbind"));
         };
-        let mut slices = Vec::new();
-        for i in 0..size {
-            slices.push(self.select(dim, i as isize)?);
+        let mut slices = self.slices(dim, vec![1; size])?;
+        for slice in &mut slices {
+            let shape = slice.shape().without_dim(dim);
+            *slice = apply(Reshape { op: "unbind", shape, strict: false }, &[slice])?;
         }
         Ok(slices)
     }

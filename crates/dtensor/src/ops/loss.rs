@@ -8,11 +8,12 @@ use super::{
 use crate::autograd::{Backward, Grads, Saves};
 use std::panic::Location;
 
-use crate::dispatch::{cast_input, cast_metas, check_same_mesh, locate};
+use crate::dispatch::{autocast_dtype, cast_input, cast_metas, check_same_mesh, locate};
 use crate::op::{apply, apply_all};
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
+use dtensor_array::kernels::cast::cast;
 use dtensor_array::kernels::loss::{self as kernel, ClassTargets};
 use dtensor_array::kernels::softmax as parts;
 use dtensor_array::{DType, Meta, Shape};
@@ -123,6 +124,8 @@ fn class_dim(rank: usize) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ClassLoss {
     from_logits: bool,
+    /// Half-precision logits have losses in single precision. As precise as casting the logits, which are large.
+    widens: bool,
     ignore_index: i64,
     smoothing: Bits,
     /// Records whether the operator was applied inside [`loss_parallel`](crate::parallel::loss_parallel).
@@ -135,7 +138,7 @@ impl Op for ClassLoss {
     }
 
     fn precision(&self) -> Precision {
-        Precision::Single
+        if self.widens { Precision::AsGiven } else { Precision::Single }
     }
 
     fn shape(&self, x: &[Meta]) -> Result<Metas> {
@@ -163,10 +166,10 @@ impl Op for ClassLoss {
             }
         }
         let losses = reshaped(&x[0], positions);
-        let statistics = statistics_dtype(losses.dtype);
-        let mut out: Metas = [losses.clone(), losses.clone()].into_iter().collect();
+        let statistics = Meta { dtype: statistics_dtype(losses.dtype), ..losses.clone() };
+        let losses = if self.widens { statistics.clone() } else { losses };
+        let mut out: Metas = [losses.clone(), losses].into_iter().collect();
         if self.from_logits {
-            let statistics = Meta { dtype: statistics, ..losses };
             out.extend([statistics.clone(), statistics]);
         }
         Ok(out)
@@ -269,10 +272,10 @@ impl ClassLoss {
     }
 }
 
-/// Reshapes the outputs to the local shape of their metas.
+/// Gives the outputs the local shape and the dtype of their metas.
 fn reshape_outputs<const N: usize>(values: [Array; N], here: &Here<'_>) -> Result<Arrays> {
     let shape = &here.out()[0].shape[..];
-    values.into_iter().map(|y| y.reshape(shape)).collect()
+    values.into_iter().zip(here.out()).map(|(y, meta)| cast(&y, meta.dtype)?.reshape(shape)).collect()
 }
 
 /// The gradient of the logits, computed from the gradient of the losses, the logits, the targets, the saved outputs
@@ -312,6 +315,7 @@ impl Op for ClassLossGrad {
         let goal = self.0.goal(&target, self.weight(x.len()).map(|i| x[i]), 1, here);
         let dx = if self.0.from_logits {
             let (dy, known) = (by.flat(x[0])?, [&by.flat(x[3])?, &by.flat(x[4])?]);
+            let dy = cast(&dy, known[0].dtype())?;
             kernel::cross_entropy_backward(&by.reshape_logits(x[1])?, known, &dy, &goal)?
         } else {
             let scale = by.flat(&binary(Binary::Mul, x[0], x[3])?)?;
@@ -400,8 +404,10 @@ impl Tensor {
         target: &Tensor,
         options: CrossEntropyOptions<'_>,
     ) -> Result<Tensor> {
+        let is_half = matches!(self.dtype(), DType::F16 | DType::BF16);
         let op = ClassLoss {
             from_logits,
+            widens: from_logits && is_half && options.weight.is_none() && autocast_dtype().is_some(),
             ignore_index: options.ignore_index,
             smoothing: Bits::new(options.label_smoothing),
             scope: LossScope::current(),

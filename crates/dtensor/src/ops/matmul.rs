@@ -98,12 +98,12 @@ impl Op for Matmul {
         let mut grads: Grads = grads![
             // The gradient of a matrix shared by a batch is one product over the folded batch dims.
             cx.when_broadcast(0, || if a.ndim() == 2 && b.ndim() == dy.ndim() && dy.ndim() > 2 {
-                apply(FoldedMatmul, &[&dy.transpose(-2, -1)?, &b.transpose(-2, -1)?])
+                apply(FoldedMatmul { out: dy.dtype() }, &[&dy.transpose(-2, -1)?, &b.transpose(-2, -1)?])
             } else {
                 dy.matmul(&b.transpose(-2, -1)?)
             })?,
             cx.when_broadcast(1, || if b.ndim() == 2 && a.ndim() == dy.ndim() {
-                apply(FoldedMatmul, &[&a, &dy])
+                apply(FoldedMatmul { out: dy.dtype() }, &[&a, &dy])
             } else {
                 a.transpose(-2, -1)?.matmul(&dy)
             })?,
@@ -178,7 +178,12 @@ impl Op for Linear {
                 let weight = cx.input(1)?;
                 if dy.ndim() == 1 { dy.unsqueeze(0)?.matmul(&weight)?.squeeze(0) } else { dy.matmul(&weight) }
             })?,
-            cx.when(1, || apply(FoldedMatmul, &[&dy, &cx.input(0)?]))?,
+            cx.when(1, || {
+                // A gradient that would be widened is computed in the wider dtype.
+                let is_half = matches!(dy.dtype(), DType::F16 | DType::BF16);
+                let wide = if is_half && cx.may_have_any_float(1) { DType::F32 } else { dy.dtype() };
+                apply(FoldedMatmul { out: wide }, &[&dy, &cx.input(0)?])
+            })?,
         ];
         if cx.inputs() == 3 {
             grads.push(cx.when_broadcast(2, || Ok(dy))?);
@@ -189,7 +194,10 @@ impl Op for Linear {
 
 /// `Σ aᵀ · b` over all leading dims: `[…, m], […, n] → [m, n]`. This is the gradient of a matrix shared by a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct FoldedMatmul;
+struct FoldedMatmul {
+    /// The dtype of the result: that of the inputs, or a wider one.
+    out: DType,
+}
 
 impl Op for FoldedMatmul {
     fn name(&self) -> &'static str {
@@ -200,7 +208,9 @@ impl Op for FoldedMatmul {
         check_product_dtype(self.name(), x)?;
         let lead = |meta: &Meta| meta.shape.split_last().map(|(&n, lead)| (n, lead.to_vec()));
         match (lead(&x[0]), lead(&x[1])) {
-            (Some((m, a)), Some((n, b))) if a == b => Ok(one(reshaped(&x[0], Shape::from([m, n])))),
+            (Some((m, a)), Some((n, b))) if a == b => {
+                Ok(one(Meta { dtype: self.out, ..reshaped(&x[0], Shape::from([m, n])) }))
+            }
             _ => Err(Error::ShapeMismatch {
                 op: self.name(),
                 why: "all dims but the last must agree",
@@ -215,7 +225,7 @@ impl Op for FoldedMatmul {
     }
 
     fn kernel(&self, x: &[&Array], _: &Here<'_>) -> Result<Arrays> {
-        Ok(one(kernel::folded(x[0], x[1])?))
+        Ok(one(kernel::folded(x[0], x[1], self.out)?))
     }
 
     fn saves(&self) -> Saves {
@@ -223,7 +233,7 @@ impl Op for FoldedMatmul {
     }
 
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        let g = cx.dy()?;
+        let g = cx.dy()?.to_dtype(cx.input_meta(0).dtype)?;
         Ok(grads![
             cx.when(0, || cx.input(1)?.linear(&g, None))?,
             cx.when(1, || cx.input(0)?.linear(&g.t()?, None))?,

@@ -106,6 +106,19 @@ pub trait Op: Attributes {
         true
     }
 
+    /// Returns true if [`gradient`](Op::gradient) takes the gradient of its output in any floating-point dtype. Operators before
+    /// and after it in the backward pass then need no casts.
+    #[doc(hidden)]
+    fn takes_any_float(&self) -> bool {
+        false
+    }
+
+    /// Returns true if [`gradient`](Op::gradient) can add the gradient that its first input has so far.
+    #[doc(hidden)]
+    fn adds_known(&self) -> bool {
+        false
+    }
+
     /// Computes the gradients of the inputs from those of the outputs, with public tensor operators.
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let _ = cx;

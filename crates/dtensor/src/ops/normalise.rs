@@ -116,8 +116,21 @@ impl Op for Normalise {
         Saves::only(if self.weight { &[0, 1] } else { &[0] }, &[1, 2])
     }
 
+    fn takes_any_float(&self) -> bool {
+        true
+    }
+
+    fn adds_known(&self) -> bool {
+        true
+    }
+
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
         let dy = cx.dy()?;
+        let known = cx.take_known(|known| {
+            known.dtype() == cx.input_meta(0).dtype
+                && known.layout() == dy.layout()
+                && known.layout() == cx.layout(0).as_ref()
+        });
         let (x, rstd) = (cx.input(0)?, cx.output(1)?.detach());
         let mut inputs = vec![dy, x, rstd];
         if self.kind == NormKind::Layer {
@@ -127,7 +140,8 @@ impl Op for Normalise {
             inputs.push(cx.input(1)?);
         }
         let parameters = (1..cx.inputs()).map(|i| cx.input_meta(i).dtype).collect();
-        let op = NormaliseGrad { forward: self.clone(), parameters };
+        inputs.extend(known.clone());
+        let op = NormaliseGrad { forward: self.clone(), parameters, adds: known.is_some() };
         let out = apply_all(op, &inputs.iter().collect::<Vec<_>>())?;
         Ok(out.into_iter().map(Some).collect())
     }
@@ -139,6 +153,16 @@ struct NormaliseGrad {
     forward: Normalise,
     /// The dtypes of weight and bias, if given.
     parameters: SmallVec<[DType; 2]>,
+    /// Whether the last input is added to the gradient of x.
+    adds: bool,
+}
+
+impl NormaliseGrad {
+    /// Returns the weight and what is added to the gradient of x, of the inputs.
+    fn optional<'a>(&self, x: &[&'a Array]) -> (Option<&'a Array>, Option<&'a Array>) {
+        let addend = self.adds.then(|| x[x.len() - 1]);
+        (self.forward.weight.then(|| x[x.len() - 1 - usize::from(self.adds)]), addend)
+    }
 }
 
 impl Op for NormaliseGrad {
@@ -156,9 +180,13 @@ impl Op for NormaliseGrad {
         // The gradients of weight and bias are sums over all rows.
         let row = named(0..self.forward.dims, |d| format!("r{d}!"));
         let weight = if self.forward.weight { format!(", {row}") } else { String::new() };
-        let statistics = ", …".repeat(x.len() - 2 - self.forward.weight as usize);
+        let addend = if self.adds { format!(", … {row}") } else { String::new() };
+        let statistics = match self.forward.kind {
+            NormKind::Layer => ", …, …",
+            NormKind::Rms => ", …",
+        };
         let parameters = format!(", {row}").repeat(out.len() - 1);
-        Ok(Rule::of(&format!("… {row}, … {row}{statistics}{weight} -> … {row}{parameters}"), x, out)?
+        Ok(Rule::of(&format!("… {row}, … {row}{statistics}{weight}{addend} -> … {row}{parameters}"), x, out)?
             .summing())
     }
 
@@ -166,7 +194,7 @@ impl Op for NormaliseGrad {
         let out = here.out();
         let forward = &self.forward;
         let row = forward.split(&out[0].shape).1;
-        let weight = forward.weight.then(|| x[x.len() - 1]);
+        let (weight, addend) = self.optional(x);
         let flat = |s: &Array| s.flatten();
         let mut parameters = self.parameters.iter().copied();
         let need_weight = forward.weight.then(|| parameters.next()).flatten();
@@ -174,6 +202,7 @@ impl Op for NormaliseGrad {
         let (dx, dweight, dbias) = match forward.kind {
             NormKind::Layer => kernel::layer_norm_backward(
                 x[0],
+                addend,
                 x[1],
                 &flat(x[3])?,
                 &flat(x[2])?,
@@ -183,8 +212,15 @@ impl Op for NormaliseGrad {
                 need_bias,
             )?,
             NormKind::Rms => {
-                let (dx, dweight) =
-                    kernel::rms_norm_backward(x[0], x[1], &flat(x[2])?, weight, forward.dims, need_weight)?;
+                let (dx, dweight) = kernel::rms_norm_backward(
+                    x[0],
+                    addend,
+                    x[1],
+                    &flat(x[2])?,
+                    weight,
+                    forward.dims,
+                    need_weight,
+                )?;
                 (dx, dweight, None)
             }
         };

@@ -6,12 +6,14 @@ use std::panic::Location;
 use crate::autograd::Recorded;
 use crate::autograd::{Backward, Grads};
 use crate::dispatch::{locate, record};
+use crate::layout::Layout;
 use crate::op::apply;
 use crate::tensor::{LocalTensor, Value};
 use crate::{Error, Result, Tensor};
 use dtensor_array::Array;
 use dtensor_array::ReduceOp;
 use dtensor_array::kernels::cast;
+use dtensor_array::origin::{caller_line, with_caller_line};
 use dtensor_array::shape::{Dim, DimList, Dims, NewShape};
 use dtensor_array::{DType, Device, Meta, Shape};
 use dtensor_layout::{Rule, named};
@@ -177,8 +179,19 @@ impl Op for Cast {
         Ok(one(cast::cast(x[0], self.0)?))
     }
 
+    fn takes_any_float(&self) -> bool {
+        true
+    }
+
     fn gradient(&self, cx: &Backward<'_>) -> Result<Grads> {
-        Ok(grads![Some(cx.dy()?.to_dtype(cx.input_meta(0).dtype)?)])
+        let (dy, dtype) = (cx.dy()?, cx.input_meta(0).dtype);
+        // A gradient that would only be widened is passed on as it is. Partial sums are added in the wider dtype.
+        let is_partial = |layout: &Layout| layout.placements().iter().any(|placement| placement.is_partial());
+        let is_narrower = dy.dtype().size() < dtype.size() && !dy.layout().is_some_and(is_partial);
+        if is_narrower && dy.dtype().is_float() && cx.may_have_any_float(0) {
+            return Ok(grads![Some(dy)]);
+        }
+        Ok(grads![Some(dy.to_dtype(dtype)?)])
     }
 }
 
@@ -492,7 +505,8 @@ impl Tensor {
                 let Some(array) = self.value().part.array()? else {
                     return Err(Error::NoValue { op: "to_device" });
                 };
-                let part = LocalTensor::Array(array.to_device(to)?);
+                let line = caller_line(Location::caller());
+                let part = LocalTensor::Array(with_caller_line(line, || array.to_device(to))?);
                 let value = Value { part, layout: self.layout().cloned() };
                 Ok(record(ToDevice { from }, self, value))
             }

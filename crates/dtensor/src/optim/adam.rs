@@ -3,6 +3,8 @@
 use super::Descent;
 use super::update::{OptionValue, Update, UpdateArrays, UpdateStep, expect_not_negative};
 use crate::{Error, Result};
+use smallvec::SmallVec;
+
 use dtensor_array::kernels::optim::{AdamSlot, AdamStep, adam_many};
 
 /// Adam: scales the running mean of the gradient by the root of the running mean of its square.
@@ -85,6 +87,23 @@ macro_rules! options {
             }
         }
 
+        impl $options {
+            fn at(&self, step: UpdateStep) -> AdamStep {
+                let ($o, $lr) = (self, step.lr);
+                // The running means start at zero, so they are divided by this bias correction.
+                let bias_correction = |beta: f64| 1.0 - beta.powf(step.count as f64);
+                AdamStep {
+                    lr: step.lr / bias_correction(self.betas.0),
+                    scale: 1.0 / bias_correction(self.betas.1).sqrt(),
+                    betas: self.betas,
+                    eps: self.eps,
+                    weight_decay: $added,
+                    shrink: $shrink,
+                    maximize: self.maximize,
+                }
+            }
+        }
+
         impl Update for $options {
             const NAME: &'static str = $name;
             const SLOTS: &'static [&'static str] = &["exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
@@ -122,19 +141,11 @@ macro_rules! options {
                 ]
             }
 
+            fn numbers(&self, step: UpdateStep) -> SmallVec<[f64; 9]> {
+                SmallVec::from(self.at(step).numbers())
+            }
+
             fn update(&self, step: UpdateStep, arrays: Vec<UpdateArrays<'_>>) -> Result<()> {
-                let ($o, $lr) = (self, step.lr);
-                // The running means start at zero, so they are divided by this bias correction.
-                let bias_correction = |beta: f64| 1.0 - beta.powf(step.count as f64);
-                let numbers = AdamStep {
-                    lr: step.lr / bias_correction(self.betas.0),
-                    scale: 1.0 / bias_correction(self.betas.1).sqrt(),
-                    betas: self.betas,
-                    eps: self.eps,
-                    weight_decay: $added,
-                    shrink: $shrink,
-                    maximize: self.maximize,
-                };
                 let slot = |UpdateArrays { value, grad, state }| {
                     let mut state = state.into_iter();
                     let (Some(mean), Some(square)) = (state.next(), state.next()) else {
@@ -142,7 +153,7 @@ macro_rules! options {
                     };
                     Ok(AdamSlot { value, grad, moments: [mean, square], largest: state.next() })
                 };
-                adam_many(&numbers, &mut arrays.into_iter().map(slot).collect::<Result<Vec<_>>>()?)
+                adam_many(&self.at(step), &mut arrays.into_iter().map(slot).collect::<Result<Vec<_>>>()?)
             }
         }
     };

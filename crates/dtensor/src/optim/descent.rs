@@ -2,13 +2,16 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 
 use dtensor_array::memory::Purpose;
 use parking_lot::{Mutex, RwLockWriteGuard};
 use smallvec::SmallVec;
 
+use super::recorded::{Call, Recorded};
 use super::update::{Update, UpdateArrays, UpdateStep, expect_not_negative};
 use super::{Optimizer, expect_not_partial, state};
+use crate::journal;
 use crate::nn::{Parameter, StateDict};
 use crate::{Error, Result, Tensor};
 
@@ -32,7 +35,8 @@ use crate::{Error, Result, Tensor};
 /// # }
 /// ```
 pub struct Descent<O> {
-    groups: Mutex<Groups<O>>,
+    /// Shared with recorded steps.
+    groups: Arc<Mutex<Groups<O>>>,
 }
 
 pub(super) struct Groups<O> {
@@ -60,11 +64,14 @@ pub(super) struct ParameterState {
     pub(super) slots: SmallVec<[Tensor; 3]>,
 }
 
+/// What a recorded step cannot contain.
+const CHANGE: &str = "changing the options or the state of an optimizer";
+
 impl<O: Update> Descent<O> {
     /// Creates an optimizer for these parameters. `options` may be just a learning rate. Duplicates count once, and a
     /// parameter without a gradient is not updated.
     pub fn new(parameters: impl IntoIterator<Item = Parameter>, options: impl Into<O>) -> Result<Self> {
-        let optimizer = Descent { groups: Mutex::new(Groups { all: Vec::new(), factor: 1.0 }) };
+        let optimizer = Descent { groups: Arc::new(Mutex::new(Groups { all: Vec::new(), factor: 1.0 })) };
         optimizer.add_group(parameters, options)?;
         Ok(optimizer)
     }
@@ -78,6 +85,7 @@ impl<O: Update> Descent<O> {
     ) -> Result<()> {
         let options = options.into();
         options.check()?;
+        journal::expect_closed(CHANGE)?;
         let mut groups = self.groups.lock();
         let known: HashSet<usize> = groups.members().map(|member| member.parameter.address()).collect();
         let (mut seen, mut members) = (HashSet::new(), Vec::new());
@@ -104,6 +112,7 @@ impl<O: Update> Descent<O> {
     pub fn set_options(&self, group: usize, options: impl Into<O>) -> Result<()> {
         let options = options.into();
         options.check()?;
+        journal::expect_closed(CHANGE)?;
         self.groups.lock().at(group)?.options = options;
         Ok(())
     }
@@ -116,6 +125,34 @@ impl<O> Groups<O> {
 }
 
 impl<O: Update> Groups<O> {
+    /// Makes a step with all parameters that have a gradient.
+    fn step(&mut self, mut recorded: Option<&mut Recorded<O>>) -> Result<()> {
+        let Groups { all, factor } = self;
+        for (index, Group { options, members }) in all.iter_mut().enumerate() {
+            let lr = options.lr() * *factor;
+            let open = members.iter_mut().enumerate();
+            let open = open.filter_map(|(index, member)| member.open(index, options).transpose());
+            let mut open: Vec<OpenMember<'_>> = open.collect::<Result<_>>()?;
+            // Parameters that have made as many steps go together: on a GPU, in few launches.
+            for alike in open.chunk_by_mut(|a, b| (a.count, a.is_fresh) == (b.count, b.is_fresh)) {
+                let (count, is_fresh) = (alike[0].count, alike[0].is_fresh);
+                let numbers = journal::recorded_numbers();
+                let arrays = alike.iter_mut().filter_map(|member| member.arrays(O::NAME).transpose());
+                options.update(UpdateStep { lr, count, is_fresh }, arrays.collect::<Result<_>>()?)?;
+                if let Some(recorded) = &mut recorded {
+                    recorded.add(Call {
+                        group: index,
+                        members: alike.iter().map(|member| member.index).collect(),
+                        variant: options.variant(),
+                        is_fresh,
+                        numbers: numbers..journal::recorded_numbers(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn at(&mut self, group: usize) -> Result<&mut Group<O>> {
         let count = self.all.len();
         let none = || Error::argument(O::NAME, format!("there is no group {group}: there are {count}"));
@@ -155,7 +192,7 @@ impl Member {
     }
 
     /// Prepares a step: creates the state that is missing, and counts. Returns `None` if there is no gradient.
-    fn open<O: Update>(&mut self, options: &O) -> Result<Option<OpenMember<'_>>> {
+    fn open<O: Update>(&mut self, index: usize, options: &O) -> Result<Option<OpenMember<'_>>> {
         let Member { parameter, state } = self;
         let Some((value, grad)) = parameter.lock_to_step()? else { return Ok(None) };
         let is_fresh = state.slots.len() < options.slots();
@@ -166,12 +203,14 @@ impl Member {
         }
         state.count += 1;
         let slots = &mut state.slots[..options.slots()];
-        Ok(Some(OpenMember { value, grad, count: state.count, is_fresh, slots }))
+        Ok(Some(OpenMember { index, value, grad, count: state.count, is_fresh, slots }))
     }
 }
 
 /// A parameter that is about to make a step.
 struct OpenMember<'a> {
+    /// The index in its group.
+    index: usize,
     value: RwLockWriteGuard<'a, Tensor>,
     grad: Tensor,
     /// The number of the step, from 1.
@@ -197,22 +236,16 @@ impl OpenMember<'_> {
 
 impl<O: Update> Optimizer for Descent<O> {
     fn step(&self) -> Result<()> {
-        let Groups { all, factor } = &mut *self.groups.lock();
-        for (number, member) in all.iter().flat_map(|group| &group.members).enumerate() {
+        let groups = &mut *self.groups.lock();
+        for (number, member) in groups.members().enumerate() {
             member.check(O::NAME, number)?;
         }
-        for Group { options, members } in all {
-            let lr = options.lr() * *factor;
-            let open = members.iter_mut().filter_map(|member| member.open(options).transpose());
-            let mut open: Vec<OpenMember<'_>> = open.collect::<Result<_>>()?;
-            // Parameters that have made as many steps go together: on a GPU, in few launches.
-            for alike in open.chunk_by_mut(|a, b| (a.count, a.is_fresh) == (b.count, b.is_fresh)) {
-                let (count, is_fresh) = (alike[0].count, alike[0].is_fresh);
-                let arrays = alike.iter_mut().filter_map(|member| member.arrays(O::NAME).transpose());
-                options.update(UpdateStep { lr, count, is_fresh }, arrays.collect::<Result<_>>()?)?;
-            }
+        let mut recorded = Recorded::begin(&self.groups, groups);
+        let result = groups.step(recorded.as_mut());
+        if let Some(recorded) = recorded {
+            journal::note_step(Box::new(recorded));
         }
-        Ok(())
+        result
     }
 
     fn parameters(&self) -> Vec<Parameter> {
@@ -230,6 +263,7 @@ impl<O: Update> Optimizer for Descent<O> {
 
     fn set_factor(&self, factor: f64) -> Result<()> {
         expect_not_negative(O::NAME, "factor of the learning rate", factor)?;
+        journal::expect_closed(CHANGE)?;
         self.groups.lock().factor = factor;
         Ok(())
     }
@@ -240,6 +274,7 @@ impl<O: Update> Optimizer for Descent<O> {
 
     #[track_caller]
     fn load_state_dict(&self, state: &StateDict) -> Result<()> {
+        journal::expect_closed(CHANGE)?;
         state::load(&mut self.groups.lock(), state)
     }
 }

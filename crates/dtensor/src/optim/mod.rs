@@ -30,6 +30,7 @@
 mod adam;
 mod clip;
 mod descent;
+mod recorded;
 mod schedule;
 mod sgd;
 mod state;

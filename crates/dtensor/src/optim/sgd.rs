@@ -3,6 +3,8 @@
 use super::Descent;
 use super::update::{OptionValue, Update, UpdateArrays, UpdateStep, expect_not_negative};
 use crate::{Error, Result};
+use smallvec::SmallVec;
+
 use dtensor_array::kernels::optim::{SgdSlot, SgdStep, sgd_many};
 
 /// Stochastic gradient descent, optionally with momentum.
@@ -69,6 +71,19 @@ impl From<f64> for SgdOptions {
     }
 }
 
+impl SgdOptions {
+    fn at(&self, step: UpdateStep) -> SgdStep {
+        SgdStep {
+            lr: step.lr,
+            weight_decay: self.weight_decay,
+            momentum: self.momentum,
+            gain: if step.is_fresh { 1.0 } else { 1.0 - self.dampening },
+            nesterov: self.nesterov,
+            maximize: self.maximize,
+        }
+    }
+}
+
 impl Update for SgdOptions {
     const NAME: &'static str = "Sgd";
     const SLOTS: &'static [&'static str] = &["momentum_buffer"];
@@ -107,19 +122,19 @@ impl Update for SgdOptions {
         ]
     }
 
+    fn numbers(&self, step: UpdateStep) -> SmallVec<[f64; 9]> {
+        SmallVec::from_slice(&self.at(step).numbers())
+    }
+
+    fn variant(&self) -> (usize, bool) {
+        (self.slots(), self.nesterov)
+    }
+
     fn update(&self, step: UpdateStep, arrays: Vec<UpdateArrays<'_>>) -> Result<()> {
-        let numbers = SgdStep {
-            lr: step.lr,
-            weight_decay: self.weight_decay,
-            momentum: self.momentum,
-            gain: if step.is_fresh { 1.0 } else { 1.0 - self.dampening },
-            nesterov: self.nesterov,
-            maximize: self.maximize,
-        };
         let slot = |UpdateArrays { value, grad, state }| {
             let momentum = state.into_iter().next();
             SgdSlot { value, grad, momentum }
         };
-        sgd_many(&numbers, &mut arrays.into_iter().map(slot).collect::<Vec<_>>())
+        sgd_many(&self.at(step), &mut arrays.into_iter().map(slot).collect::<Vec<_>>())
     }
 }

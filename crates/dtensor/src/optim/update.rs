@@ -31,6 +31,14 @@ pub trait Update: Clone + fmt::Debug + Send + Sync + 'static {
     /// Returns all options, by name.
     fn fields(&mut self) -> Vec<(&'static str, OptionValue<'_>)>;
 
+    /// Returns the numbers of a step, as kernels for GPUs read them.
+    fn numbers(&self, step: UpdateStep) -> SmallVec<[f64; 9]>;
+
+    /// Returns which kernels the options select: steps of one variant differ only in their numbers.
+    fn variant(&self) -> (usize, bool) {
+        (self.slots(), false)
+    }
+
     /// Updates parameters that make the same step.
     fn update(&self, step: UpdateStep, arrays: Vec<UpdateArrays<'_>>) -> Result<()>;
 }

@@ -7,7 +7,7 @@ use dtensor_array::mode;
 use dtensor_array::mode::Scope;
 
 use super::{Generator, GeneratorState};
-use crate::{DeviceMesh, Result};
+use crate::{DeviceMesh, Result, journal};
 
 mode! {
     static DEFAULT: RefCell<Generator> = Generator::new(0);
@@ -30,6 +30,7 @@ mode! {
 /// # }
 /// ```
 pub fn manual_seed(seed: u64) {
+    journal::forbid("seeding the generator");
     DEFAULT.set(Generator::new(seed));
 }
 
@@ -59,6 +60,7 @@ pub fn rng_state() -> GeneratorState {
 /// assert_eq!(rng_state(), set);
 /// ```
 pub fn set_rng_state(state: GeneratorState) {
+    journal::forbid("setting the state of the generator");
     DEFAULT.set(Generator::from_state(state));
 }
 
@@ -91,6 +93,7 @@ pub(crate) struct GeneratorGuard<'a> {
 /// Makes a generator this thread's default until the guard is dropped: [`with_generator`] for `#[track_caller]`
 /// functions, where a closure would lose the caller's source line.
 pub(crate) fn lend(generator: &mut Generator) -> GeneratorGuard<'_> {
+    journal::forbid("drawing from another generator than the thread's own");
     let mut guard = GeneratorGuard { generator, _uncompared: UNCOMPARED.enter(true) };
     guard.swap();
     guard

@@ -21,6 +21,7 @@ use std::panic::Location;
 
 use crate::autograd::{Leaf, Link};
 use crate::dispatch::locate;
+use crate::journal::{self, Access};
 use crate::layout::Layout;
 use crate::mesh::DeviceMesh;
 use crate::{Error, Result};
@@ -123,6 +124,12 @@ impl Value {
 impl Tensor {
     pub(crate) fn new(value: Value, link: Link) -> Self {
         Tensor { value, link }
+    }
+
+    /// Wraps a value in a tensor without autograd history.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn of_value(value: Value) -> Self {
+        Tensor { value, link: Link::None }
     }
 
     /// Wraps an array in a tensor that is not distributed and has no autograd history.
@@ -350,7 +357,10 @@ impl Tensor {
     /// Returns the accumulated gradient, or `None` if there is none yet or this is not a leaf that requires one.
     pub fn grad(&self) -> Option<Tensor> {
         match &self.link {
-            Link::Leaf(leaf) => leaf.grad.lock().clone(),
+            Link::Leaf(leaf) => {
+                journal::note(leaf, Access::Read);
+                leaf.grad.lock().clone()
+            }
             _ => None,
         }
     }
@@ -358,6 +368,7 @@ impl Tensor {
     /// Clears the accumulated gradient.
     pub fn zero_grad(&self) {
         if let Link::Leaf(leaf) = &self.link {
+            journal::note(leaf, Access::Replace);
             *leaf.grad.lock() = None;
         }
     }
@@ -375,6 +386,7 @@ impl Tensor {
         if let Some(grad) = &grad {
             self.expect_like(OP, "the gradient must have the tensor's shape", grad)?;
         }
+        journal::note(leaf, Access::Replace);
         *leaf.grad.lock() = grad;
         Ok(())
     }
@@ -382,6 +394,7 @@ impl Tensor {
     /// Applies `change` to the accumulated gradient, if there is one. The gradient loses its own autograd history.
     pub(crate) fn change_grad(&self, change: impl FnOnce(&mut Tensor) -> Result<()>) -> Result<()> {
         let Link::Leaf(leaf) = &self.link else { return Ok(()) };
+        journal::note(leaf, Access::Change);
         match &mut *leaf.grad.lock() {
             Some(grad) => {
                 grad.link = Link::None;

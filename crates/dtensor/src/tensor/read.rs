@@ -1,6 +1,9 @@
 //! Copying elements of a tensor into Rust values.
 
+use std::panic::Location;
+
 use dtensor_array::Element;
+use dtensor_array::origin::{caller_line, with_caller_line};
 
 use super::Tensor;
 use crate::{Error, Result};
@@ -18,12 +21,15 @@ impl Tensor {
     /// # Ok(())
     /// # }
     /// ```
+    #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.expect_dtype("to_vec", <T as Element>::DTYPE)?;
-        self.local("to_vec")?.copy_to_host()
+        let local = self.local("to_vec")?;
+        with_caller_line(caller_line(Location::caller()), || local.copy_to_host())
     }
 
     /// Copies a matrix into one vector per row. Returns an error if the tensor does not have 2 dims.
+    #[track_caller]
     pub fn to_vec2<T: Element>(&self) -> Result<Vec<Vec<T>>> {
         let &[rows, columns] = self.dims() else {
             return Err(Error::argument("to_vec2", format!("expected 2 dims, got shape {}", self.shape())));
@@ -33,8 +39,10 @@ impl Tensor {
     }
 
     /// Copies the elements into a vector of `f64`, in row-major order, whatever the dtype.
+    #[track_caller]
     pub fn to_f64_vec(&self) -> Result<Vec<f64>> {
-        self.local("to_f64_vec")?.copy_to_host_f64()
+        let local = self.local("to_f64_vec")?;
+        with_caller_line(caller_line(Location::caller()), || local.copy_to_host_f64())
     }
 
     /// Returns the only element. `T` must be the Rust type of the tensor's dtype. A distributed tensor is gathered

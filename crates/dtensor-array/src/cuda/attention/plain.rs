@@ -132,7 +132,9 @@ impl Matrices {
     /// Returns true if rows can be loaded 16 bytes at a time.
     fn is_aligned(&self, columns: u64) -> bool {
         let strides = || self.strides.iter().chain([&self.row]);
-        self.at % 16 == 0 && columns % 8 == 0 && strides().all(|stride| stride % 8 == 0)
+        self.at.is_multiple_of(16)
+            && columns.is_multiple_of(8)
+            && strides().all(|stride| stride.is_multiple_of(8))
     }
 }
 
@@ -144,7 +146,7 @@ impl Call {
         let is_aligned = a.q.is_aligned(a.width)
             && a.k.is_aligned(a.width)
             && [&a.v, &a.grad].iter().all(|x| x.is_aligned(a.value_width))
-            && a.out % 16 == 0;
+            && a.out.is_multiple_of(16);
         let fits = a.width.max(a.value_width) <= columns(which) as u64
             && [a.heads, a.queries, a.keys, a.first_query].iter().all(|&n| n < 1 << 30)
             && kernel.shared_bytes(which) <= self.stream.gpu.info.shared_bytes;

@@ -250,7 +250,7 @@ RARE A masked(A x, u32 kind, const void* mask, i64 at) {
     return x + acc(((const T*)mask)[at]);
 }
 
-RARE Words random_words(u64 seed, u64 stream, u64 block) { return philox(Draw{seed, stream}, block); }
+RARE Words random_words(Draw draw, u64 block) { return philox(draw, block); }
 
 // The mask and the dropout of a head.
 struct Rule {
@@ -289,7 +289,7 @@ struct Rule {
         u64 index = first_weight + query * a.keys + key;
         if (index / 4 != block) {
             block = index / 4;
-            words = random_words(a.draw.seed, a.draw.stream, block);
+            words = random_words(a.draw, block);
         }
         u32 k = (u32)(index % 4);
         u32 x = k & 1 ? words.x[1] : words.x[0], y = k & 1 ? words.x[3] : words.x[2];

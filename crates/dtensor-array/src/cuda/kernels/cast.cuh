@@ -35,15 +35,12 @@ template <class F> DEVICE void convert(F x, bfloat_t& y) { y.bits = float_to_bfl
 template <class F> DEVICE void convert(F x, float& y) { y = (float)x; }
 template <class F> DEVICE void convert(F x, double& y) { y = (double)x; }
 
-template <class O> struct Convert {
-    DEVICE O operator()(T x) const {
-        O y;
-        convert(acc(x), y);
-        return y;
-    }
-};
-#define CAST(name, type) \
-    ENTRY(to_##name, Map<1>) { map1<type, T>(a, Convert<type>()); }
+template <class O> DEVICE O converted(A x) {
+    O y;
+    convert(x, y);
+    return y;
+}
+#define CAST(name, type) FUNCTION1(to_##name, type, converted<type>(x))
 
 #if DTYPE != 0
 CAST(u8, unsigned char)

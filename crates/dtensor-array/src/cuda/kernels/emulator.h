@@ -314,7 +314,6 @@ inline float __expf(float x) { return expf(x); }
 inline float __logf(float x) { return logf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
-inline float normcdff(float x) { return 0.5f * erfcf(-x * 0.70710678118654752440f); }
 inline double normcdf(double x) { return 0.5 * erfc(-x * 0.70710678118654752440); }
 inline void sincospif(float x, float* s, float* c) {
     *s = (float)std::sin(3.14159265358979323846 * (double)x);

@@ -12,9 +12,10 @@ struct Args : Lines {
     const A* maxima;
     const A* totals;
     const A* picked;
-    const T* scale;
-    T* out;
-    T* out_weights;
+    // The gradients of the losses: of type `T` for negative log-likelihoods, else `A`. So are the losses and weights.
+    const void* scale;
+    void* out;
+    void* out_weights;
     A* out_maxima;
     A* out_totals;
     // The number of all classes, and the first one of the array.
@@ -52,8 +53,8 @@ DEVICE A loss_of(const Args& a, i64 cls, A x, A log_sum, A weighted) {
 }
 
 DEVICE void write_position(const Args& a, u64 position, i64 cls, A loss, A largest, A total) {
-    a.out[position] = to<T>(cls < 0 ? A(0) : loss);
-    a.out_weights[position] = to<T>(weight_of(a, cls));
+    ((A*)a.out)[position] = cls < 0 ? A(0) : loss;
+    ((A*)a.out_weights)[position] = weight_of(a, cls);
     a.out_maxima[position] = cls < 0 ? A(0) : largest;
     a.out_totals[position] = cls < 0 ? A(1) : total;
 }
@@ -93,7 +94,7 @@ template <int V> DEVICE void backward(const Args& a) {
         i64 cls = class_of(a, line.index), at = local_index(a, cls);
         A largest = A(0), factor = A(0), at_target = A(0), everywhere = A(0);
         if (cls >= 0) {
-            A scale = acc(a.scale[line.index]);
+            A scale = ((const A*)a.scale)[line.index];
             at_target = scale * A(a.keep) * weight_of(a, cls);
             everywhere = scale * A(a.spread);
             A all = a.is_smooth ? at_target + everywhere * weight_sum(a) : at_target;
@@ -111,7 +112,7 @@ template <int V> DEVICE void backward(const Args& a) {
                 }
                 dx.values[j] = to<T>(d);
             }
-            line.store<WIDTH(x)>(a.out, i, dx);
+            line.store<WIDTH(x)>((T*)a.out, i, dx);
         });
     });
 }
@@ -155,8 +156,8 @@ ENTRY(nll, Args) {
     for (u64 i = FIRST; i < a.lines; i += STEP) {
         i64 cls = class_of(a, i), at = local_index(a, cls);
         A logp = at < 0 ? A(0) : acc(a.x[place_of(a, i, at)]);
-        a.out[i] = to<T>(at < 0 ? A(0) : -(a.weight ? weight_of(a, cls) * logp : logp));
-        a.out_weights[i] = to<T>(weight_of(a, cls));
+        ((T*)a.out)[i] = to<T>(at < 0 ? A(0) : -(a.weight ? weight_of(a, cls) * logp : logp));
+        ((T*)a.out_weights)[i] = to<T>(weight_of(a, cls));
     }
 }
 
@@ -164,6 +165,6 @@ ENTRY(nll, Args) {
 ENTRY(nll_backward, Args) {
     for (u64 i = FIRST; i < a.lines; i += STEP) {
         i64 at = local_index(a, class_of(a, i));
-        if (at >= 0) a.out[place_of(a, i, at)] = to<T>(-acc(a.scale[i]));
+        if (at >= 0) ((T*)a.out)[place_of(a, i, at)] = to<T>(-acc(((const T*)a.scale)[i]));
     }
 }

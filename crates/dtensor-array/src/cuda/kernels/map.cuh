@@ -9,6 +9,7 @@ template <int N> struct Axis {
 };
 
 template <int N> struct Map {
+    static constexpr int OPERANDS = N;
     u64 numel;
     void* out;
     const void* in[N];
@@ -19,7 +20,8 @@ template <int N> struct Map {
 };
 
 // Calls `run(index, offsets)` for each index of a thread, counted in vectors, with the offset of its first element in each operand.
-template <int N, class F> DEVICE void each_index(const Map<N>& a, F run) {
+template <class M, class F> DEVICE void each_index(const M& a, F run) {
+    constexpr int N = M::OPERANDS;
     u64 count = a.numel / a.vector;
     for (u64 i = FIRST; i < count; i += STEP) {
         i64 offsets[N];
@@ -46,7 +48,7 @@ template <int N, class F> DEVICE void each_index(const Map<N>& a, F run) {
 }
 
 // Loads `V` elements of operand `k`, which are contiguous or the same.
-template <class E, int V, int N> DEVICE Pack<E, V> load(const Map<N>& a, int k, i64 offset) {
+template <class E, int V, class M> DEVICE Pack<E, V> load(const M& a, int k, i64 offset) {
     const E* from = (const E*)a.in[k] + offset;
     Pack<E, V> pack;
     if (V == 1) {
@@ -115,12 +117,3 @@ template <class O, class I, class J, class K, class F> DEVICE void map3(const Ma
     if (a.vector == 1) each_index(a, Map3<O, I, J, K, 1, F>{a, f});
     else each_index(a, Map3<O, I, J, K, V, F>{a, f});
 }
-
-// Widens the elements, applies a formula and narrows the result.
-template <class F> struct Widened {
-    F f;
-    DEVICE T operator()(T x) const { return to<T>(f(acc(x))); }
-    DEVICE T operator()(T x, T y) const { return to<T>(f(acc(x), acc(y))); }
-    DEVICE T operator()(T x, T y, T z) const { return to<T>(f(acc(x), acc(y), acc(z))); }
-};
-template <class F> DEVICE Widened<F> widened(F f) { return Widened<F>{f}; }

@@ -4,7 +4,11 @@
 // Must match `Args` in `norm.rs`.
 struct Args : Lines {
     const T* x;
-    const T* dy;
+    // Of dtype `T` if `dy_dtype` is 0, else of that dtype.
+    const void* dy;
+    u64 dy_dtype;
+    // Added to the gradient of `x`; null if nothing is.
+    const T* addend;
     // Of dtype `T`, or of the accumulation type if `is_wide`; null if all are 1 or 0.
     const void* weight;
     const void* bias;
@@ -16,8 +20,8 @@ struct Args : Lines {
     // The rounding error of the mean, which the gradients of the parameters need; null if they are not needed.
     A* rest;
     // The sums of some rows each, `[splits, n]`, for the gradients of the weight and the bias; null if they are not needed.
-    double* weight_parts;
-    double* bias_parts;
+    A* weight_parts;
+    A* bias_parts;
     u64 rows_per_split;
 };
 
@@ -82,6 +86,13 @@ template <int V, class W, bool CENTER> DEVICE void forward(const Args& a) {
     });
 }
 
+// Adds the elements of the addend to a gradient.
+template <int N> DEVICE void add_to(Pack<T, N>& dx, const Args& a, const Line& line, u64 i) {
+    if (!a.addend) return;
+    Pack<T, N> more = line.load<N>(a.addend, i);
+    for (int j = 0; j < N; j++) dx.values[j] = to<T>(acc(dx.values[j]) + acc(more.values[j]));
+}
+
 template <int V, class W, bool CENTER> DEVICE void backward(const Args& a) {
     SHARED_BYTES(shared);
     each_line(a, [&](const Line& line) {
@@ -91,7 +102,7 @@ template <int V, class W, bool CENTER> DEVICE void backward(const Args& a) {
         A rstd = is_there ? a.rstd[line.index] : A(0);
         A rest = A(0), g_sum = A(0), g_d_sum = A(0);
         // With g = dy·weight and x̂ the normalised row: dx = rstd·(g − mean(g) − x̂·mean(g·x̂)).
-        line.each<V>(a.x, a.dy, [&](u64 i, const auto& x, const auto& dy) {
+        line.each<V>(a.x, (const T*)a.dy, [&](u64 i, const auto& x, const auto& dy) {
             if (a.room) {
                 xs.set(i, x);
                 dys.set(i, dy);
@@ -122,18 +133,117 @@ template <int V, class W, bool CENTER> DEVICE void backward(const Args& a) {
         line.walk<V>([&](u64 i, auto width) {
             constexpr int N = decltype(width)::N;
             Pack<T, N> x = a.room ? xs.template get<N>(i) : line.load<N>(a.x, i);
-            Pack<T, N> dy = a.room ? dys.template get<N>(i) : line.load<N>(a.dy, i), dx;
+            Pack<T, N> dy = a.room ? dys.template get<N>(i) : line.load<N>((const T*)a.dy, i), dx;
             Pack<A, N> weight = parameter<N, W>(a.weight, i, A(1));
             for (int j = 0; j < N; j++) {
                 A xhat = ((acc(x.values[j]) - mean) - rest) * rstd, g = acc(dy.values[j]) * weight.values[j];
                 dx.values[j] = to<T>(rstd * (g - g_mean - xhat * g_xhat_mean));
             }
+            add_to(dx, a, line, i);
             line.store<N>(a.out, i, dx);
         });
     });
 }
 
+// The packs of a row that a thread holds. As in `norm.rs`.
+#define HELD (sizeof(T) == 2 ? 2 : 4)
+
+// As `backward`, and sums dy·x̂ and dy over the rows of each block, of which a thread holds its part in registers.
+// `D` is the type of `dy`.
+template <int V, class W, class D, bool CENTER> DEVICE void gradients(const Args& a) {
+    SHARED_BYTES(shared);
+    A weights[HELD][V], biases[HELD][V];
+    for (int k = 0; k < HELD; k++)
+        for (int j = 0; j < V; j++) weights[k][j] = biases[k][j] = A(0);
+    each_line(a, [&](const Line& line) {
+        Pack<T, V> xs[HELD];
+        Pack<D, V> dys[HELD];
+        const D* dy = (const D*)a.dy + line.first;
+        u64 first = line.lane * V, step = line.team * V;
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (first + k * step < line.n) {
+                xs[k] = line.load<V>(a.x, first + k * step);
+                dys[k] = *(const Pack<D, V>*)(dy + first + k * step);
+            }
+        bool is_there = line.index < a.lines;
+        A count = A((double)a.n), mean = CENTER && is_there ? a.mean[line.index] : A(0);
+        A rstd = is_there ? a.rstd[line.index] : A(0);
+        A rest = A(0), g_sum = A(0), g_d_sum = A(0);
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (first + k * step < line.n) {
+                Pack<A, V> weight = parameter<V, W>(a.weight, first + k * step, A(1));
+                A ds = A(0), gs = A(0), gds = A(0);
+                for (int j = 0; j < V; j++) {
+                    A d = acc(xs[k].values[j]) - mean, g = acc(dys[k].values[j]) * weight.values[j];
+                    ds += d;
+                    gs += g;
+                    gds += g * d;
+                }
+                rest += ds;
+                g_sum += gs;
+                g_d_sum += gds;
+            }
+        g_d_sum = line.sum(g_d_sum);
+        A g_mean = A(0);
+        if (CENTER) {
+            rest = line.sum(rest) / count;
+            g_sum = line.sum(g_sum);
+            g_mean = g_sum / count;
+        } else {
+            rest = A(0);
+        }
+        A g_xhat_mean = (CENTER ? g_d_sum - rest * g_sum : g_d_sum) * rstd / count;
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (first + k * step < line.n) {
+                Pack<A, V> weight = parameter<V, W>(a.weight, first + k * step, A(1));
+                Pack<T, V> dx;
+                for (int j = 0; j < V; j++) {
+                    A xhat = ((acc(xs[k].values[j]) - mean) - rest) * rstd, d = acc(dys[k].values[j]);
+                    dx.values[j] = to<T>(rstd * (d * weight.values[j] - g_mean - xhat * g_xhat_mean));
+                    weights[k][j] += d * xhat;
+                    biases[k][j] += d;
+                }
+                add_to(dx, a, line, first + k * step);
+                line.store<V>(a.out, first + k * step, dx);
+            }
+    });
+    // The teams of the block have summed different rows.
+    A* sums = (A*)shared;
+    u32 lane = threadIdx.x % a.team, slot = threadIdx.x / a.team;
+    for (int which = 0; which < 2; which++) {
+        A* parts = which ? a.bias_parts : a.weight_parts;
+        if (!parts) continue;
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            u64 i = (u64)(lane + k * a.team) * V;
+            if (i < a.n)
+                for (int j = 0; j < V; j++) sums[slot * a.n + i + j] = which ? biases[k][j] : weights[k][j];
+        }
+        __syncthreads();
+        for (u64 i = threadIdx.x; i < a.n; i += blockDim.x) {
+            double sum = 0.0;
+            for (u32 row = 0; row < a.across; row++) sum += (double)sums[row * a.n + i];
+            parts[blockIdx.x * a.n + i] = (A)sum;
+        }
+        __syncthreads();
+    }
+}
+
 #define PACKED (16 / sizeof(T))
+template <bool CENTER> DEVICE void gradients_any(const Args& a) {
+    if (sizeof(T) < sizeof(A) && a.is_wide)
+        a.vector == 1 ? gradients<1, A, T, CENTER>(a) : gradients<PACKED, A, T, CENTER>(a);
+    else if (a.vector == 1) gradients<1, T, T, CENTER>(a);
+#if DTYPE == 4
+    // Numbers of dtypes are those of `DType`.
+    else if (a.dy_dtype == 2) gradients<PACKED, T, half_t, CENTER>(a);
+    else if (a.dy_dtype == 3) gradients<PACKED, T, bfloat_t, CENTER>(a);
+#endif
+    else gradients<PACKED, T, T, CENTER>(a);
+}
 template <bool CENTER> DEVICE void forward_any(const Args& a) {
     // The accumulation type may be the element type, which is compiled once.
     if (sizeof(T) < sizeof(A) && a.is_wide) a.vector == 1 ? forward<1, A, CENTER>(a) : forward<PACKED, A, CENTER>(a);
@@ -147,6 +257,8 @@ BLOCK_ENTRY(layer_norm, Args) { forward_any<true>(a); }
 BLOCK_ENTRY(rms_norm, Args) { forward_any<false>(a); }
 BLOCK_ENTRY(layer_norm_backward, Args) { backward_any<true>(a); }
 BLOCK_ENTRY(rms_norm_backward, Args) { backward_any<false>(a); }
+BLOCK_ENTRY(layer_norm_gradients, Args) { gradients_any<true>(a); }
+BLOCK_ENTRY(rms_norm_gradients, Args) { gradients_any<false>(a); }
 
 // Threads side by side and above each other in the sums over rows.
 #define ACROSS 32
@@ -177,7 +289,7 @@ template <int V, bool CENTER> DEVICE void parameter_parts(const Args& a) {
 #pragma unroll 4
         for (; row < end; row += DOWN) {
             u64 at = row * a.n + column;
-            Pack<T, V> x = *(const Pack<T, V>*)(a.x + at), dy = *(const Pack<T, V>*)(a.dy + at);
+            Pack<T, V> x = *(const Pack<T, V>*)(a.x + at), dy = *(const Pack<T, V>*)((const T*)a.dy + at);
             A mean = CENTER ? a.mean[row] : A(0), rest = CENTER ? a.rest[row] : A(0), rstd = a.rstd[row];
             for (int j = 0; j < V; j++) {
                 A d = acc(dy.values[j]);
@@ -189,8 +301,8 @@ template <int V, bool CENTER> DEVICE void parameter_parts(const Args& a) {
     for (int j = 0; j < V; j++) {
         double weight = sum_down((double)weights[j]), bias = a.bias_parts ? sum_down((double)biases[j]) : 0.0;
         if (threadIdx.x < ACROSS && column < a.n) {
-            if (a.weight_parts) a.weight_parts[blockIdx.y * a.n + column + j] = weight;
-            if (a.bias_parts) a.bias_parts[blockIdx.y * a.n + column + j] = bias;
+            if (a.weight_parts) a.weight_parts[blockIdx.y * a.n + column + j] = (A)weight;
+            if (a.bias_parts) a.bias_parts[blockIdx.y * a.n + column + j] = (A)bias;
         }
     }
 }
@@ -203,16 +315,19 @@ BLOCK_ENTRY(rms_norm_parameters, Args) {
 
 // Must match `SumParts` in `norm.rs`.
 struct SumParts {
-    const double* parts;
-    T* out;
+    const A* parts[2];
+    T* out[2];
     u64 n, splits;
 };
-// Sums the splits of each column.
+// Sums the splits of each column, of one array or of two.
 BLOCK_ENTRY(sum_parts, SumParts) {
     u64 column = (u64)blockIdx.x * ACROSS + threadIdx.x % ACROSS;
+    const A* parts = a.parts[blockIdx.y];
     double sum = 0.0;
-    if (column < a.n)
-        for (u64 i = threadIdx.x / ACROSS; i < a.splits; i += DOWN) sum += a.parts[i * a.n + column];
+    if (column < a.n) {
+#pragma unroll 4
+        for (u64 i = threadIdx.x / ACROSS; i < a.splits; i += DOWN) sum += (double)parts[i * a.n + column];
+    }
     sum = sum_down(sum);
-    if (threadIdx.x < ACROSS && column < a.n) a.out[column] = to<T>((A)sum);
+    if (threadIdx.x < ACROSS && column < a.n) a.out[blockIdx.y][column] = to<T>((A)sum);
 }

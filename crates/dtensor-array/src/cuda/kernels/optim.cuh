@@ -13,12 +13,16 @@ struct Slot {
 // Must match `Update` in `optim.rs`.
 struct Update {
     double numbers[9];
+    // The numbers in a recording, which may change them from replay to replay.
+    const double* recorded;
     u32 nesterov;
     u32 count;
     Slot slots[SLOTS];
     // The first block of each parameter, and the number of blocks.
     u32 first[SLOTS + 1];
 };
+
+DEVICE A number(const Update& a, int i) { return (A)(a.recorded ? a.recorded : a.numbers)[i]; }
 
 // Calls `f(x)` for each index of the arrays of all parameters. `x` holds the elements of the `N` arrays, and those that `writes`
 // has a bit for are replaced.
@@ -68,8 +72,8 @@ struct Sgd {
     A lr, decay, keep, gain, sign;
     bool nesterov;
     DEVICE Sgd(const Update& a)
-        : lr((A)a.numbers[0]), decay((A)a.numbers[1]), keep((A)a.numbers[2]), gain((A)a.numbers[3]),
-          sign((A)a.numbers[4]), nesterov(a.nesterov) {}
+        : lr(number(a, 0)), decay(number(a, 1)), keep(number(a, 2)), gain(number(a, 3)),
+          sign(number(a, 4)), nesterov(a.nesterov) {}
 };
 struct PlainSgd : Sgd {
     DEVICE PlainSgd(const Update& a) : Sgd(a) {}
@@ -93,9 +97,9 @@ DEVICE double root(double x) { return sqrt(x); }
 template <int N> struct Adam {
     A lr, scale, first, beta2, second, eps, decay, shrink, sign;
     DEVICE Adam(const Update& a)
-        : lr((A)a.numbers[0]), scale((A)a.numbers[1]), first((A)a.numbers[2]), beta2((A)a.numbers[3]),
-          second((A)a.numbers[4]), eps((A)a.numbers[5]), decay((A)a.numbers[6]), shrink((A)a.numbers[7]),
-          sign((A)a.numbers[8]) {}
+        : lr(number(a, 0)), scale(number(a, 1)), first(number(a, 2)), beta2(number(a, 3)),
+          second(number(a, 4)), eps(number(a, 5)), decay(number(a, 6)), shrink(number(a, 7)),
+          sign(number(a, 8)) {}
     DEVICE void operator()(A (&x)[N]) const {
         A g = add_decay(x[1] * sign, decay, x[0]);
         A m = x[2] + first * (g - x[2]);
@@ -117,7 +121,7 @@ struct Scale {
     A by;
     DEVICE void operator()(A (&x)[1]) const { x[0] = x[0] * by; }
 };
-ENTRY(scale, Update) { update<1>(a, 1, Scale{(A)a.numbers[0]}); }
+ENTRY(scale, Update) { update<1>(a, 1, Scale{number(a, 0)}); }
 
 struct Clamp {
     A low, high;
@@ -126,4 +130,4 @@ struct Clamp {
         x[0] = y > high ? high : y;
     }
 };
-ENTRY(clamp, Update) { update<1>(a, 1, Clamp{(A)a.numbers[0], (A)a.numbers[1]}); }
+ENTRY(clamp, Update) { update<1>(a, 1, Clamp{number(a, 0), number(a, 1)}); }

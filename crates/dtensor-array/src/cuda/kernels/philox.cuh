@@ -2,6 +2,8 @@
 
 struct Draw {
     u64 seed, stream;
+    // The seed and number of a replay's first draw, to which this one is relative; null for a draw by itself.
+    const u64* first;
 };
 
 struct Words {
@@ -10,8 +12,13 @@ struct Words {
 
 // The words of a block.
 DEVICE Words philox(const Draw& draw, u64 block) {
-    u32 c0 = (u32)block, c1 = (u32)(block >> 32), c2 = (u32)draw.stream, c3 = (u32)(draw.stream >> 32);
-    u32 k0 = (u32)draw.seed, k1 = (u32)(draw.seed >> 32);
+    u64 seed = draw.seed, stream = draw.stream;
+    if (draw.first) {
+        seed += draw.first[0];
+        stream += draw.first[1];
+    }
+    u32 c0 = (u32)block, c1 = (u32)(block >> 32), c2 = (u32)stream, c3 = (u32)(stream >> 32);
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
     for (int round = 0; round < 10; round++) {
         u64 p = (u64)c0 * 0xd2511f53u, q = (u64)c2 * 0xcd9e8d57u;
         c0 = (u32)(q >> 32) ^ c1 ^ k0;

@@ -13,16 +13,6 @@ DEVICE i64 power(i64 x, i64 e) {
     return (i64)product;
 }
 
-struct Power {
-    DEVICE A operator()(A x, A e) const { return power(x, e); }
-};
-ENTRY(pow, Map<2>) { map2<T, T, T>(a, widened(Power())); }
-
-struct PowerOf : Map<1> {
-    Number e, unused;
-};
-struct ToThe {
-    A e;
-    DEVICE A operator()(A x) const { return power(x, e); }
-};
-ENTRY(pow_scalar, PowerOf) { map1<T, T>(a, widened(ToThe{a.e.value()})); }
+//! kernels: pow pow_scalar
+POINTWISE2(pow, power(x, y))
+POINTWISE1(pow_scalar, power(x, n[0].value()))

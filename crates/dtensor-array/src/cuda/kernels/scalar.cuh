@@ -1,44 +1,25 @@
 // Element-wise functions of an array and numbers.
 
-struct Numbers : Map<1> {
-    Number x, y;
-};
-
-//! kernels: scale shift affine unit square cube inverse_square clamp
-#define SCALAR(name, formula)                                                                       \
-    struct F_##name {                                                                               \
-        A m, n;                                                                                     \
-        DEVICE A operator()(A x) const { return formula; }                                          \
-    };                                                                                              \
-    ENTRY(name, Numbers) { map1<T, T>(a, widened(F_##name{a.x.value(), a.y.value()})); }
+//! kernels: scale shift affine unit square cube inverse_square clamp clamp_grad
+POINTWISE1(scale, multiply(x, n[0].value()))
+POINTWISE1(shift, add(x, n[1].value()))
+POINTWISE1(affine, add(multiply(x, n[0].value()), n[1].value()))
+POINTWISE1(unit, A(1))
+POINTWISE1(square, multiply(x, x))
+POINTWISE1(cube, multiply(multiply(x, x), x))
 
 DEVICE A clamped(A x, A lo, A hi) {
     x = x < lo ? lo : x;
     return x > hi ? hi : x;
 }
-
-SCALAR(scale, multiply(x, m))
-SCALAR(shift, add(x, n))
-SCALAR(affine, add(multiply(x, m), n))
-SCALAR(unit, A(1))
-SCALAR(square, multiply(x, x))
-SCALAR(cube, multiply(multiply(x, x), x))
-SCALAR(clamp, clamped(x, m, n))
+POINTWISE1(clamp, clamped(x, n[0].value(), n[1].value()))
 
 #if DTYPE >= 2
-SCALAR(inverse_square, A(1) / (x * x))
+POINTWISE1(inverse_square, A(1) / (x * x))
 
-struct Bounds : Map<2> {
-    Number lo, hi;
-    // Whether there is no bound on this side.
-    u32 no_lo, no_hi;
-};
-struct Inside {
-    A lo, hi;
-    u32 no_lo, no_hi;
-    DEVICE A operator()(A x, A dy) const { return (no_lo || x > lo) && (no_hi || x < hi) ? dy : A(0); }
-};
-ENTRY(clamp_grad, Bounds) {
-    map2<T, T, T>(a, widened(Inside{a.lo.value(), a.hi.value(), a.no_lo, a.no_hi}));
+// The lowest bits of `missing` say that there is no lower, and no upper bound.
+DEVICE A inside(A x, A dy, A lo, A hi, u64 missing) {
+    return (missing & 1 || x > lo) && (missing & 2 || x < hi) ? dy : A(0);
 }
+POINTWISE2(clamp_grad, inside(x, y, n[0].value(), n[1].value(), n[2].bits))
 #endif

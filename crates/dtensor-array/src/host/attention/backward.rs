@@ -133,7 +133,17 @@ unsafe fn one_head<T: Float<Acc: Default>>(
                 let ds = Mat { ptr: ds.as_ptr(), ..p };
                 let add = |size, dst: *mut T::Acc, row, a, b| {
                     let [_, n, _]: [usize; 3] = size;
-                    product(size, dst.add(row * n), n, true, one, a, b, gemm_common::Parallelism::None)
+                    let dst = dst.add(row * n);
+                    product(
+                        size,
+                        dst,
+                        n,
+                        Some(Mat::of_rows(dst, n)),
+                        one,
+                        a,
+                        b,
+                        gemm_common::Parallelism::None,
+                    )
                 };
                 add([block.keys, value_width, queries], dv, key, p.t(), x.grad.row(query));
                 add([block.keys, width, queries], dk, key, ds.t(), x.q.row(query));

@@ -103,7 +103,7 @@ impl Block {
                 [self.queries, self.keys, width],
                 out.as_mut_ptr(),
                 self.keys,
-                false,
+                None,
                 scale,
                 left.row(self.query),
                 right.at(self.key * right.cs),

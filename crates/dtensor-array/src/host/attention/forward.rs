@@ -113,7 +113,8 @@ unsafe fn one_head<T: Float<Acc: Default>>(
                 let p = Mat { ptr: scratch.logits.as_ptr(), rs: block.keys, cs: 1 };
                 let size = [queries, sizes.value_width, block.keys];
                 let stride = sizes.value_width;
-                product(size, out, stride, key > 0, one, p, v.row(key), gemm_common::Parallelism::None);
+                let before = (key > 0).then(|| Mat::of_rows(out, stride));
+                product(size, out, stride, before, one, p, v.row(key), gemm_common::Parallelism::None);
             }
         }
         let lse = &mut lse[query..query + queries];

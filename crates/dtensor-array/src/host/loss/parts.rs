@@ -109,13 +109,13 @@ fn losses<T: Float<Acc: Element> + Element>(
         let of = |(position, target): (usize, &Option<usize>)| {
             let Some(class) = *target else {
                 (maxima[position], totals[position]) = (T::Acc::ZERO, T::Acc::ONE);
-                return T::default();
+                return T::Acc::ZERO;
             };
             let weighted = if loss.smooth.is_some() { picked[n + position] } else { T::Acc::ZERO };
-            T::from_acc(loss.value(class, picked[position], totals[position].ln(), weighted))
+            loss.value(class, picked[position], totals[position].ln(), weighted)
         };
-        let losses: Vec<T> = targets.iter().enumerate().map(of).collect();
-        let weights = weights_of::<T>(&targets, loss.weight);
+        let losses: Vec<T::Acc> = targets.iter().enumerate().map(of).collect();
+        let weights = loss.weights();
         Ok([
             Array::from_vec(losses, &[n])?,
             Array::from_vec(weights, &[n])?,

@@ -3,18 +3,20 @@
 use std::mem::MaybeUninit;
 
 use super::{Mat, Plan, matmul, product};
+use crate::host::cast::cast;
 use crate::host::fill_array;
 use crate::{Array, Num, Real};
 use crate::{DType, Element, Result};
 
 /// Computes `aᵀ · b`, summed over all leading dims: `[..., m]` and `[..., n]` give `[m, n]`. The leading dims must be the
-/// same.
-pub(crate) fn folded(a: &Array, b: &Array) -> Result<Array> {
-    match a.dtype() {
+/// same. The result has dtype `out`: that of the arrays, or a wider one.
+pub(crate) fn folded(a: &Array, b: &Array, out: DType) -> Result<Array> {
+    let product = match a.dtype() {
         DType::F32 if avoids_copies(a, b) => sum_of_products::<f32>(a, b),
         DType::F64 if avoids_copies(a, b) => sum_of_products::<f64>(a, b),
         _ => matmul(&flatten_rows(a)?.transpose(0, 1)?, &flatten_rows(b)?, None),
-    }
+    };
+    cast(&product?, out)
 }
 
 /// Merges all dims except the last into one.
@@ -52,14 +54,14 @@ fn sum_of_products<T: Element<Acc = T> + Real>(a: &Array, b: &Array) -> Result<A
     let parallelism = plan.parallelism();
     let fill = |out: &mut [MaybeUninit<T>]| {
         let (a, b, out) = (a.data().as_ptr(), b.data().as_ptr(), out.as_mut_ptr().cast::<T>());
-        let mut accumulate = false;
+        let mut added = None;
         plan.each(|a_at, b_at, _| {
             let a = Mat { ptr: a, rs: plan.a.0, cs: plan.a.1 }.at(a_at);
             let b = Mat { ptr: b, rs: plan.b.0, cs: plan.b.1 }.at(b_at);
             // SAFETY: the plan has the strides of the arrays being read, and the first product writes every element of the
             // `m` by `n` result.
-            unsafe { product(plan.mnk, out, n, accumulate, <T as Num>::ONE, a, b, parallelism) };
-            accumulate = true;
+            unsafe { product(plan.mnk, out, n, added, <T as Num>::ONE, a, b, parallelism) };
+            added = Some(Mat::of_rows(out, n));
         });
     };
     // SAFETY: neither array is empty, so there is at least one product, and the first one writes every element.

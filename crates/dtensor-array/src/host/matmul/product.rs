@@ -7,8 +7,11 @@ use crate::{Num, Real};
 
 /// Up to this many multiplications, a simple loop is faster than the call of gemm.
 const TINY: usize = 2048;
+/// As [`TINY`], beside our own products with AVX-512.
+#[cfg(target_arch = "x86_64")]
+const TINY_512: usize = 1024;
 /// The number of elements of a scratch array.
-const SCRATCH: usize = 1 << 20;
+pub(super) const SCRATCH: usize = 1 << 20;
 
 /// A matrix in memory: a pointer and strides in elements.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +25,12 @@ pub(crate) struct Mat<T> {
 }
 
 impl<T: Copy> Mat<T> {
+    /// Creates a matrix with contiguous rows.
+    #[inline(always)]
+    pub(crate) fn of_rows(ptr: *const T, rs: usize) -> Self {
+        Mat { ptr, rs, cs: 1 }
+    }
+
     /// Returns the matrix that starts `elements` elements later.
     #[inline(always)]
     pub(crate) fn at(self, elements: usize) -> Self {
@@ -34,6 +43,12 @@ impl<T: Copy> Mat<T> {
         self.at(row * self.rs)
     }
 
+    /// Returns the matrix as one of elements of another type.
+    #[inline(always)]
+    pub(super) fn cast<U>(self) -> Mat<U> {
+        Mat { ptr: self.ptr.cast(), rs: self.rs, cs: self.cs }
+    }
+
     /// Returns the transpose.
     #[inline(always)]
     pub(crate) fn t(self) -> Self {
@@ -41,18 +56,71 @@ impl<T: Copy> Mat<T> {
     }
 }
 
-/// Computes `dst = scale × a × b`, or `dst += scale × a × b` if `accumulate` is true. `dst` is `m` by `n`, with row stride
-/// `dst_rs` and column stride 1.
+/// Computes `dst = scale × a × b`, or `dst = added + scale × a × b`. `dst` is `m` by `n`, with row stride `dst_rs` and column
+/// stride 1. `added` may be `dst`, or a matrix with a column stride of 0 or 1 that does not overlap it.
 ///
 /// # Safety
-/// `T` must be `f32` or `f64`. The elements of `a` (`m` by `k`) and `b` (`k` by `n`) must be readable, those of `dst` writable.
-/// `dst` must not overlap the operands, and must be initialised if `accumulate` is true.
+/// `T` must be `f32` or `f64`. The elements of `a` (`m` by `k`), `b` (`k` by `n`) and `added` (`m` by `n`) must be readable, those
+/// of `dst` writable. `dst` must not overlap the operands.
 #[allow(clippy::too_many_arguments)] // the BLAS signature
 pub(crate) unsafe fn product<T: Real + Default>(
     [m, n, k]: [usize; 3],
     dst: *mut T,
     dst_rs: usize,
-    accumulate: bool,
+    added: Option<Mat<T>>,
+    scale: T,
+    a: Mat<T>,
+    b: Mat<T>,
+    parallelism: Parallelism,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if m * n * k > TINY_512 && prefers_avx512([m, n, k], a, b) && pulp::x86::V4::try_new().is_some() {
+        macro_rules! call {
+            ($V:ident, $T:ty) => {
+                super::avx512::product::<std::arch::x86_64::$V>(
+                    [m, n, k],
+                    dst.cast::<$T>(),
+                    dst_rs,
+                    added.map(Mat::cast),
+                    scale.to_f64() as $T,
+                    a.cast(),
+                    b.cast(),
+                    parallelism,
+                )
+            };
+        }
+        // SAFETY: the machine has AVX-512. The caller guarantees the rest, and `T` is one of these two types.
+        return unsafe {
+            if size_of::<T>() == size_of::<f32>() { call!(__m512, f32) } else { call!(__m512d, f64) }
+        };
+    }
+    // SAFETY: the caller guarantees the same.
+    unsafe { product_by_gemm([m, n, k], dst, dst_rs, added, scale, a, b, parallelism) }
+}
+
+/// Returns true if our own product with AVX-512 is faster than gemm.
+#[cfg(target_arch = "x86_64")]
+fn prefers_avx512<T>([m, n, k]: [usize; 3], a: Mat<T>, b: Mat<T>) -> bool {
+    // gemm has its own loops for products with a vector, and for a few long sums.
+    let (vector, few_sums) = (m == 1 || n == 1, a.cs == 1 && b.rs == 1 && b.cs != 1 && m * n <= 256);
+    // It packs the left operand, which repays if each column is read many times and is on pages of its own.
+    let far = |stride: usize| stride * size_of::<T>() > 2048;
+    let far_columns = a.cs != 1 && far(a.cs) && k > 256 && n > 96;
+    // It reads whole rows of the right operand at a time, which is better if they are far apart and read only once.
+    let far_rows = b.cs == 1 && far(b.rs) && m < 8;
+    !vector && !few_sums && !far_columns && !far_rows
+}
+
+/// Computes [`product`] without AVX-512 code of our own.
+///
+/// # Safety
+/// As for [`product`].
+#[allow(clippy::too_many_arguments)] // the BLAS signature
+pub(super) unsafe fn product_by_gemm<T: Real + Default>(
+    [m, n, k]: [usize; 3],
+    dst: *mut T,
+    dst_rs: usize,
+    added: Option<Mat<T>>,
     scale: T,
     a: Mat<T>,
     b: Mat<T>,
@@ -60,6 +128,15 @@ pub(crate) unsafe fn product<T: Real + Default>(
 ) {
     // SAFETY: the caller's guarantees hold for the blocks passed to the calls below, and the scratch arrays have the right sizes.
     unsafe {
+        let accumulate = added.is_some();
+        if let Some(added) = added.filter(|added| !std::ptr::eq(added.ptr, dst)) {
+            for row in 0..m {
+                let (from, to) = (added.row(row), dst.add(row * dst_rs));
+                for col in 0..n {
+                    to.add(col).write(*from.at(col * added.cs).ptr);
+                }
+            }
+        }
         if m * n * k <= TINY && b.cs == 1 {
             return tiny([m, n, k], dst, dst_rs, accumulate, scale, a, b);
         }

@@ -105,7 +105,7 @@ fn folded_is_the_product_of_all_rows() {
             for a in of(m, 1) {
                 for b in of(n, 2) {
                     let want = matmul(&rows(&a, m).transpose(0, 1).unwrap(), &rows(&b, n), None).unwrap();
-                    let got = folded(&a, &b).unwrap();
+                    let got = folded(&a, &b, a.dtype()).unwrap();
                     assert_eq!((got.dims(), got.dtype(), got.is_contiguous()), (&[m, n][..], dtype, true));
                     let tolerance = if dtype == DType::F64 { 1e-13 } else { 1e-5 };
                     for (x, y) in values(&got).into_iter().zip(values(&want)) {
@@ -120,7 +120,8 @@ fn folded_is_the_product_of_all_rows() {
         // An operand that is broadcast over the batch.
         let (one, b) = (sample(dtype, &[1, 20, 3], 3), sample(dtype, &[4, 20, 2], 4));
         let a = one.expand(&[4, 20, 3]).unwrap();
-        let (got, want) = (folded(&a, &b).unwrap(), folded(&a.contiguous().unwrap(), &b).unwrap());
+        let (got, want) =
+            (folded(&a, &b, a.dtype()).unwrap(), folded(&a.contiguous().unwrap(), &b, a.dtype()).unwrap());
         for (x, y) in values(&got).into_iter().zip(values(&want)) {
             assert!((x - y).abs() <= 1e-5 * (1.0 + y.abs()), "{dtype}: {x}, not {y}");
         }
@@ -294,6 +295,163 @@ fn integers_wrap_and_bytes_are_errors() {
     assert_eq!(out.copy_to_host::<i64>().unwrap(), [13]);
     let bytes = Array::from_vec(vec![1u8], &[1, 1]).unwrap();
     assert!(matches!(matmul(&bytes, &bytes, None), Err(Error::DType { dtype: DType::U8, .. })));
+}
+
+/// The operands of a product in memory, each with one of the orders of its elements.
+struct Operands<T> {
+    data: [Vec<T>; 2],
+    mats: [Mat<T>; 2],
+}
+
+/// Orders of the elements of an operand: rows contiguous, columns contiguous, neither.
+const ORDERS: [usize; 3] = [0, 1, 2];
+
+impl<T: Real + Element + Default> Operands<T> {
+    fn new([m, n, k]: [usize; 3], orders: [usize; 2]) -> Self {
+        let make = |rows: usize, cols: usize, order: usize, seed: u64| {
+            let (rs, cs) = [(cols + 3, 1), (1, rows + 5), (2 * cols + 1, 2)][order];
+            let len = rows * rs.max(1) + cols * cs;
+            let data = sample(T::DTYPE, &[len], seed).copy_to_host::<T>().unwrap();
+            let mat = Mat { ptr: data.as_ptr(), rs, cs };
+            (data, mat)
+        };
+        let ((a, a_mat), (b, b_mat)) = (make(m, k, orders[0], 1), make(k, n, orders[1], 2));
+        Operands { data: [a, b], mats: [a_mat, b_mat] }
+    }
+
+    /// Returns element `[i, j]` of operand `x`.
+    fn get(&self, x: usize, i: usize, j: usize) -> f64 {
+        self.data[x][i * self.mats[x].rs + j * self.mats[x].cs].to_f64()
+    }
+}
+
+type Product<T> = unsafe fn([usize; 3], *mut T, usize, Option<Mat<T>>, T, Mat<T>, Mat<T>, Parallelism);
+
+/// Sizes around those of vectors, tiles and blocks: rows, columns, inner sizes.
+const SIZES: [[usize; 3]; 22] = [
+    [2, 2, 0],
+    [2, 3, 1],
+    [3, 15, 7],
+    [5, 16, 4],
+    [7, 17, 33],
+    [8, 31, 5],
+    [9, 33, 8],
+    [15, 47, 9],
+    [16, 48, 16],
+    [17, 49, 17],
+    [6, 64, 10],
+    [1, 80, 6],
+    [80, 1, 6],
+    [4, 7, 600],
+    [12, 95, 3],
+    [23, 97, 40],
+    [65, 20, 512],
+    [70, 50, 513],
+    [66, 130, 100],
+    [10, 300, 200],
+    [90, 24, 1030],
+    [2, 100, 1025],
+];
+
+/// Every kind of addend, scale, stride and thread gives the result of the definition, and writes nothing else.
+#[test]
+fn products_of_all_kinds() {
+    fn check<T: Real + Element + Default + std::fmt::Debug>(product: Product<T>, epsilon: f64) {
+        let number = <T as Num>::from_f64;
+        for (case, &[m, n, k]) in SIZES.iter().enumerate() {
+            for orders in ORDERS.map(|a| ORDERS.map(|b| [a, b])).concat() {
+                let x = Operands::<T>::new([m, n, k], orders);
+                let addend = sample(T::DTYPE, &[m.max(n) + 1], 3).copy_to_host::<T>().unwrap();
+                // Without, the result itself, equal rows, equal columns, one number.
+                for (kind, (rs, cs)) in [(0, 0), (0, 0), (0, 1), (1, 0), (0, 0)].into_iter().enumerate() {
+                    let dst_rs = n + [0, 5][kind % 2];
+                    let mut out = vec![number(9.0); m * dst_rs + 1];
+                    for (i, x) in
+                        out.iter_mut().enumerate().filter(|(i, _)| i % dst_rs < n && *i < m * dst_rs)
+                    {
+                        *x = if kind == 1 { number(i as f64 / 64.0) } else { number(f64::NAN) };
+                    }
+                    let added = match kind {
+                        0 => None,
+                        1 => Some(Mat::of_rows(out.as_ptr(), dst_rs)),
+                        _ => Some(Mat { ptr: addend.as_ptr(), rs, cs }),
+                    };
+                    let scale = [1.0, 0.5][case % 2];
+                    let threads = [Parallelism::None, Parallelism::Rayon(3)][(case + kind) % 2];
+                    let dst = out.as_mut_ptr();
+                    let added = added.map(|x| if kind == 1 { Mat::of_rows(dst, x.rs) } else { x });
+                    // SAFETY: the operands have these sizes and strides, and so have the result and the addend.
+                    unsafe {
+                        product([m, n, k], dst, dst_rs, added, number(scale), x.mats[0], x.mats[1], threads)
+                    };
+                    for (at, &got) in out.iter().enumerate() {
+                        let (i, j) = (at / dst_rs, at % dst_rs);
+                        let want = match kind {
+                            _ if i >= m || j >= n => 9.0,
+                            0 => 0.0,
+                            1 => at as f64 / 64.0,
+                            _ => addend[i * rs + j * cs].to_f64(),
+                        };
+                        let sum: f64 = match i < m && j < n {
+                            true => (0..k).map(|l| x.get(0, i, l) * x.get(1, l, j)).sum(),
+                            false => 0.0,
+                        };
+                        let want = want + scale * sum;
+                        assert!(
+                            (got.to_f64() - want).abs() <= epsilon * (1.0 + want.abs() + k as f64 / 16.0),
+                            "{m}x{n}x{k} {orders:?}, addend {kind}: [{i}, {j}] is {got:?}, not {want}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+    check::<f32>(product::product, 2e-6);
+    check::<f64>(product::product, 2e-15);
+    check::<f32>(product::product_by_gemm, 2e-6);
+    check::<f64>(product::product_by_gemm, 2e-15);
+}
+
+/// With our own products, the bits of an element do not depend on how many rows and columns the matrices have.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn elements_do_not_depend_on_sizes() {
+    fn check<T: Real + Element + Default + std::fmt::Debug>() {
+        for k in [3, 200, 512, 700, 1025] {
+            let [m, n] = [150, 170];
+            for order in [0, 1] {
+                let x = Operands::<T>::new([m, n, k], [order, order]);
+                let addend = sample(T::DTYPE, &[n], 3).copy_to_host::<T>().unwrap();
+                let run = |rows: usize, cols: usize, threads| {
+                    let mut out = vec![T::default(); rows * cols];
+                    let (a, b) = (x.mats[0].row(m - rows), x.mats[1].at((n - cols) * x.mats[1].cs));
+                    let added = Some(Mat { ptr: addend.as_ptr(), rs: 0, cs: 1 }.at(n - cols));
+                    let one = <T as Num>::ONE;
+                    // SAFETY: the last rows of `a` and columns of `b` and of the addend are inside them.
+                    unsafe { product([rows, cols, k], out.as_mut_ptr(), cols, added, one, a, b, threads) };
+                    out
+                };
+                let full = run(m, n, Parallelism::None);
+                for (rows, cols) in [(m, n), (149, 21), (2, 170), (8, 40), (64, 64), (150, 3), (9, 129)] {
+                    if rows * cols <= 256 {
+                        continue; // gemm's
+                    }
+                    for threads in [Parallelism::None, Parallelism::Rayon(2), Parallelism::Rayon(5)] {
+                        let part = run(rows, cols, threads);
+                        for (i, row) in part.chunks(cols).enumerate() {
+                            let want = &full[(m - rows + i) * n + n - cols..][..cols];
+                            assert_eq!(row, want, "{rows}x{cols}x{k}, order {order}, {threads:?}, row {i}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // These sizes are not gemm's, which promises nothing.
+    if pulp::x86::V4::try_new().is_some() {
+        check::<f32>();
+        check::<f64>();
+    }
 }
 
 #[test]

@@ -64,20 +64,25 @@ impl<T: Float<Acc: Sample>> Source<T> for Truncated {
     const PER_BLOCK: u64 = <T::Acc as Sample>::PER_BLOCK;
     #[inline(always)]
     fn chunk(&self, block: u64) -> [T; CHUNK] {
-        T::Acc::inner_uniforms(self.draw, block).map(|u| self.number(u))
+        self.numbers(T::Acc::inner_uniforms(self.draw, block))
     }
     #[inline(always)]
     fn few(&self, block: u64) -> [T; FEW] {
-        T::Acc::few_inner_uniforms(self.draw, block).map(|u| self.number(u))
+        self.numbers(T::Acc::few_inner_uniforms(self.draw, block))
     }
 }
 
 impl Truncated {
     #[inline(always)]
-    fn number<T: Float>(&self, u: f64) -> T {
-        let x = nearest::<T>(self.form.number(u));
-        let x = if x > self.high { self.high } else { x };
-        T::from_acc(T::Acc::from_f64(if x < self.low { self.low } else { x }))
+    fn numbers<T: Float, const N: usize>(&self, u: [f64; N]) -> [T; N] {
+        self.form.numbers(u).map(
+            #[inline(always)]
+            |x| {
+                let x = nearest::<T>(x);
+                let x = if x > self.high { self.high } else { x };
+                T::from_acc(T::Acc::from_f64(if x < self.low { self.low } else { x }))
+            },
+        )
     }
 }
 
@@ -128,15 +133,29 @@ impl Form {
         Form::Quantile { mean, std, below, above, between }
     }
 
+    /// Returns the `u`-quantiles of the truncated distribution.
+    #[inline(always)]
+    fn numbers<const N: usize>(&self, u: [f64; N]) -> [f64; N] {
+        let Form::Quantile { mean, std, below, above, between } = *self else {
+            return u.map(|u| self.number(u));
+        };
+        let (mut p, mut side) = ([0.0; N], [0.0; N]);
+        for i in 0..N {
+            let (under, over) = (below + u[i] * between, above + (1.0 - u[i]) * between);
+            (p[i], side[i]) = if under < over { (under, 1.0) } else { (over, -1.0) };
+        }
+        let mut z = quantiles(p);
+        for i in 0..N {
+            z[i] = mean + std * (side[i] * z[i]);
+        }
+        z
+    }
+
     /// Returns the `u`-quantile of the truncated distribution.
     fn number(&self, u: f64) -> f64 {
         match *self {
             Form::One(x) => x,
-            Form::Quantile { mean, std, below, above, between } => {
-                let under = below + u * between;
-                let over = above + (1.0 - u) * between;
-                mean + std * if under < over { quantile(under) } else { -quantile(over) }
-            }
+            Form::Quantile { .. } => self.numbers([u])[0],
             Form::Narrow { bound, step, slope, width } => {
                 let (u, rest) = if step < 0.0 { (1.0 - u, u) } else { (u, 1.0 - u) };
                 let fall = slope * width;
@@ -180,44 +199,67 @@ fn normal_cdf(z: f64) -> f64 {
 }
 
 /// Computes a polynomial. The coefficients start with that of the highest power.
+#[inline(always)]
 fn poly<const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
     coefficients.into_iter().fold(0.0, |sum, c| sum.mul_add(x, c))
 }
 
-/// Computes the `p`-quantile of the standard normal distribution to about 16 digits, for `p` up to about 0.9. This is Wichura's
+/// Computes the `p`-quantiles of the standard normal distribution to about 16 digits, for `p` up to about 0.9. This is Wichura's
 /// algorithm AS 241 ("The percentage points of the normal distribution", 1988).
-fn quantile(p: f64) -> f64 {
-    let q = p - 0.5;
-    if q.abs() <= 0.425 {
-        let r = 0.425 * 0.425 - q * q;
-        let over = poly(
-            r,
-            [
-                2_509.080_928_730_122_7,
-                33_430.575_583_588_13,
-                67_265.770_927_008_7,
-                45_921.953_931_549_87,
-                13_731.693_765_509_46,
-                1_971.590_950_306_551_3,
-                133.141_667_891_784_38,
-                3.387_132_872_796_366_5,
-            ],
-        );
-        let under = poly(
-            r,
-            [
-                5_226.495_278_852_854,
-                28_729.085_735_721_943,
-                39_307.895_800_092_71,
-                21_213.794_301_586_597,
-                5_394.196_021_424_751,
-                687.187_007_492_057_9,
-                42.313_330_701_600_91,
-                1.0,
-            ],
-        );
-        return q * over / under;
+#[inline(always)]
+fn quantiles<const N: usize>(p: [f64; N]) -> [f64; N] {
+    // Most numbers are in the middle. Its loop has no branches, so that it is vectorised, and the others are computed after it.
+    let mut z = [0.0; N];
+    for i in 0..N {
+        z[i] = middle_quantile(p[i] - 0.5);
     }
+    for i in 0..N {
+        if (p[i] - 0.5).abs() > MIDDLE {
+            z[i] = tail_quantile(p[i]);
+        }
+    }
+    z
+}
+
+/// Up to this distance of the probability from ½, [`middle_quantile`] applies.
+const MIDDLE: f64 = 0.425;
+
+/// Computes one of the [`quantiles`], of `½ + q`.
+#[inline(always)]
+fn middle_quantile(q: f64) -> f64 {
+    let r = MIDDLE * MIDDLE - q * q;
+    let over = poly(
+        r,
+        [
+            2_509.080_928_730_122_7,
+            33_430.575_583_588_13,
+            67_265.770_927_008_7,
+            45_921.953_931_549_87,
+            13_731.693_765_509_46,
+            1_971.590_950_306_551_3,
+            133.141_667_891_784_38,
+            3.387_132_872_796_366_5,
+        ],
+    );
+    let under = poly(
+        r,
+        [
+            5_226.495_278_852_854,
+            28_729.085_735_721_943,
+            39_307.895_800_092_71,
+            21_213.794_301_586_597,
+            5_394.196_021_424_751,
+            687.187_007_492_057_9,
+            42.313_330_701_600_91,
+            1.0,
+        ],
+    );
+    q * over / under
+}
+
+/// Computes one of the [`quantiles`], of a small probability.
+#[inline(always)]
+fn tail_quantile(p: f64) -> f64 {
     if p <= 0.0 {
         return f64::NEG_INFINITY;
     }
@@ -286,6 +328,10 @@ fn quantile(p: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn quantile(p: f64) -> f64 {
+        quantiles([p])[0]
+    }
 
     /// Mills' ratio agrees with the CDF where both can be computed.
     #[test]

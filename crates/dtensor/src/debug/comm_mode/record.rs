@@ -182,7 +182,7 @@ fn as_text<S: Serializer>(
 }
 
 /// Operators that only reinterpret, copy or cast their input, and conversions between local and distributed tensors.
-const TRIVIAL: [&str; 14] = [
+const TRIVIAL: [&str; 15] = [
     "contiguous",
     "expand",
     "flatten",
@@ -195,6 +195,7 @@ const TRIVIAL: [&str; 14] = [
     "to_dtype",
     "to_local",
     "transpose",
+    "unbind",
     "unsqueeze",
     "view",
 ];

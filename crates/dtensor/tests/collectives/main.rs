@@ -1,9 +1,0 @@
-//! Tests of collectives on threads and processes: their results, their gradients, and thousands of them in flight.
-
-#[path = "../common/mod.rs"]
-mod common;
-
-mod coalesced_collectives;
-mod laws_collective_gradients;
-mod laws_collectives;
-mod soak_collectives;
