@@ -48,7 +48,7 @@ pub(super) const FORWARD_PASS: Kernel = Kernel {
     units: [&FORWARD, &FORWARD_WIDE],
     shapes: [
         Shape { tile: 128, groups: 1, blocks: 3, stages: 2, keeps_left: false },
-        Shape { tile: 128, groups: 2, blocks: 1, stages: 2, keeps_left: false },
+        Shape { tile: 128, groups: 2, blocks: 1, stages: 3, keeps_left: false },
     ],
     operands: 1,
 };
@@ -58,7 +58,7 @@ pub(super) const QUERY_GRADIENTS: Kernel = Kernel {
     units: [&QUERIES, &QUERIES_WIDE],
     shapes: [
         Shape { tile: 64, groups: 1, blocks: 4, stages: 2, keeps_left: false },
-        Shape { tile: 128, groups: 2, blocks: 1, stages: 2, keeps_left: false },
+        Shape { tile: 64, groups: 1, blocks: 2, stages: 2, keeps_left: true },
     ],
     operands: 2,
 };
@@ -68,7 +68,7 @@ pub(super) const KEY_GRADIENTS: Kernel = Kernel {
     units: [&KEYS, &KEYS_WIDE],
     shapes: [
         Shape { tile: 64, groups: 1, blocks: 2, stages: 3, keeps_left: true },
-        Shape { tile: 32, groups: 2, blocks: 1, stages: 2, keeps_left: true },
+        Shape { tile: 64, groups: 1, blocks: 2, stages: 2, keeps_left: false },
     ],
     operands: 2,
 };
@@ -77,9 +77,13 @@ pub(super) const KEY_GRADIENTS: Kernel = Kernel {
 const GROUP_ROWS: usize = 64;
 const GROUP_THREADS: usize = 128;
 /// The bytes of the operands of the heads that run together, a part of the cache of today's GPUs.
-const CACHED: usize = 16 << 20;
+const CACHED: usize = 24 << 20;
 /// The queries of a plane of `dots` are a multiple of this. As in `kernels/attention_plain.cuh`.
 const PLANE: usize = 128;
+
+// The blocks of query gradients write the numbers of all queries that the tiles of key gradients have.
+const _: () =
+    assert!(KEY_GRADIENTS.shapes[0].tile <= GROUP_ROWS && KEY_GRADIENTS.shapes[1].tile <= GROUP_ROWS);
 
 impl Kernel {
     fn source(&self, which: usize) -> String {
@@ -87,7 +91,7 @@ impl Kernel {
         let (columns, keeps) = (columns(which), u8::from(keeps_left));
         let defines = format!(
             "#define W {columns}\n#define TILE {tile}\n#define GROUPS {groups}\n#define BLOCKS {blocks}\n#define STAGES {stages}\n\
-             #define KEEPS {keeps}\n#define ORDERS 1\n"
+             #define KEEPS {keeps}\n"
         );
         [
             &defines,
@@ -96,6 +100,7 @@ impl Kernel {
             include_str!("../kernels/attention_operands.cuh"),
             include_str!("../kernels/tensor_cores.cuh"),
             include_str!("../kernels/warpgroup.cuh"),
+            include_str!("../kernels/split_barrier.cuh"),
             include_str!("../kernels/attention_plain.cuh"),
             self.text,
         ]
@@ -105,10 +110,11 @@ impl Kernel {
     /// Returns the shared memory of a block.
     fn shared_bytes(&self, which: usize) -> usize {
         let Shape { tile, groups, stages, .. } = self.shapes[which];
-        // Each stage has two tiles; in the backward pass with two numbers for each query of a tile.
         let in_stages = 2 * stages * tile;
         let rows = self.operands * groups * GROUP_ROWS + in_stages;
-        rows * columns(which) * size_of::<u16>() + in_stages * size_of::<f32>()
+        // The forward pass has two barriers, and the backward pass two numbers for each query of its tiles.
+        let others = if self.operands == 1 { 2 * size_of::<u64>() } else { in_stages * size_of::<f32>() };
+        rows * columns(which) * size_of::<u16>() + others
     }
 }
 

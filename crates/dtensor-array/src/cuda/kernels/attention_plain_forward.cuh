@@ -1,12 +1,15 @@
 // The forward pass of attention, with a running maximum and sum of each query (online softmax). It starts with the last keys, as only
 // these tiles have keys that a query does not attend to.
+//
+// With three stages, the groups of a block wait for each other in two places with work between them, so that the products of one run
+// during the softmax of another.
 
 //! kernels: forward
 PLAIN_ENTRY(forward) {
     PLAIN_SHARED(shared);
     Tile<ROWS>& queries = *(Tile<ROWS>*)shared;
     Tile<TILE>* keys = (Tile<TILE>*)(&queries + 1);
-    Tile<TILE>* values = keys + 2;
+    Tile<TILE>* values = keys + STAGES;
     Place place(a, a.causal);
     Side q = side(a.q, place.head, a.queries, a.width), k = side(a.k, place.head, a.keys, a.width);
     Side v = side(a.v, place.head, a.keys, a.value_width);
@@ -26,21 +29,52 @@ PLAIN_ENTRY(forward) {
         key -= TILE;
         load(queries, q, place.row);
         load(keys[0], k, key);
+#if STAGES == 3
+        // The operands of a step are there, and all groups are done with those of the step before.
+        SplitBarrier *is_full = (SplitBarrier*)(values + STAGES), *is_free = is_full + 1;
+        u32 parity = 0;
+        if (threadIdx.x == 0) {
+            is_full->init(THREADS / WARP);
+            is_free->init(THREADS / WARP);
+        }
+        __syncthreads();
+        end_loads();
+        if (key > 0) load(keys[1], k, key - TILE);
+        load(values[0], v, key);
+        end_loads();
+        await_own_loads<1>();
+        is_full->arrive();
+#endif
         // The product of a tile's probabilities and values runs during the softmax of the next tile.
         auto step = [&](auto is_first, auto is_masked) {
+            int before = stage == 0 ? STAGES - 1 : stage - 1, next = stage == STAGES - 1 ? 0 : stage + 1;
+#if STAGES == 3
+            is_full->await(parity);
+            is_free->arrive();
+#else
             await_loads();
-            if (decltype(is_first)::value) left.load(queries);
             load(values[stage], v, key);
-            if (key > 0) load(keys[1 - stage], k, key - TILE);
+            if (key > 0) load(keys[next], k, key - TILE);
+#endif
+            if (decltype(is_first)::value) left.load(queries);
             float s[TILE / 8][4];
             start_dots(s, left, keys[stage]);
             if (decltype(is_first)::value) {
                 await_products<0>();
             } else {
-                start_product(o, p, values[1 - stage]);
+                start_product(o, p, values[before]);
                 await_products<1>();
             }
             pin(s);
+#if STAGES == 3
+            await_own_loads<0>();
+            is_full->arrive();
+            is_free->await(parity);
+            parity ^= 1;
+            if (key > TILE) load(keys[before], k, key - 2 * TILE);
+            if (key > 0) load(values[next], v, key - TILE);
+            end_loads();
+#endif
             float factors[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
@@ -70,9 +104,7 @@ PLAIN_ENTRY(forward) {
                     }
                 sums[i] = fmaf(sums[i], factors[i], sum);
             }
-#if ORDERS
             compute_before_wait(float_to_bits(sums[0] + sums[1]) & 0x80000000u);
-#endif
             if (!decltype(is_first)::value) {
                 await_products<0>();
                 pin(o);
@@ -85,14 +117,18 @@ PLAIN_ENTRY(forward) {
                 }
             }
             to_left(p, s);
-            stage = 1 - stage;
+            stage = next;
             key -= TILE;
         };
         step(Yes(), Yes());
         while (key >= 0 && key + TILE > seen_by_all) step(No(), Yes());
         while (key >= 0) step(No(), No());
+#if STAGES == 3
+        is_full->await(parity);
+#else
         await_loads();
-        start_product(o, p, values[1 - stage]);
+#endif
+        start_product(o, p, values[stage == 0 ? STAGES - 1 : stage - 1]);
         await_products<0>();
         pin(o);
     }

@@ -1,4 +1,6 @@
 // The gradients of keys and values, after those of queries. Rows are keys here, and columns are queries.
+//
+// With three stages, the last products of a step run beside the first ones of the next.
 
 //! kernels: key_gradients
 PLAIN_ENTRY(key_gradients) {
@@ -31,24 +33,7 @@ PLAIN_ENTRY(key_gradients) {
         load(rows[0], k, place.row);
         load(rows[1], v, place.row);
         load_next(0, query);
-#if SPLIT
-        SplitBarrier* is_full = (SplitBarrier*)(numbers + STAGES);
-        SplitBarrier* is_free = is_full + 1;
-        u32 parity = 0;
-        end_loads();
-        if (query + TILE < q.rows) load_next(1, query + TILE);
-        end_loads();
-        if (threadIdx.x == 0) {
-            is_full->init(THREADS / WARP);
-            is_free->init(THREADS / WARP);
-        }
-        __syncthreads();
-        await_own_loads<1>();
-        is_full->arrive();
-        if (KEEPS) is_full->await(0);
-#else
         if (KEEPS) await_loads();
-#endif
         Left keys, values;
         u32 p[TILE / 16][4], dp[TILE / 16][4];
         int stage = 0;
@@ -56,26 +41,17 @@ PLAIN_ENTRY(key_gradients) {
         clear(s);
         clear(ds);
         auto step = [&](auto is_masked) {
-#if SPLIT
-            is_full->await(parity);
-#else
             await_loads();
-#endif
             Tile<TILE>* now = tiles + 2 * stage;
             const float *shifts = numbers[stage][0] + thread_column(), *dots = numbers[stage][1] + thread_column();
             int next = stage == STAGES - 1 ? 0 : stage + 1;
-#if !SPLIT
             if (query + TILE < q.rows) load_next(next, query + TILE);
-#endif
             start_dots(s, keys, now[0]);
             start_dots(ds, values, now[1]);
-#if STAGES == 3 && !SPLIT
+#if STAGES == 3
             await_products<2>();
             pin(dv);
             pin(dk);
-#endif
-#if SPLIT
-            is_free->arrive();
 #endif
             await_products<1>();
             pin(s);
@@ -91,14 +67,6 @@ PLAIN_ENTRY(key_gradients) {
             to_left(p, s);
             await_products<0>();
             pin(ds);
-#if SPLIT
-            await_own_loads<0>();
-            is_full->arrive();
-            is_free->await(parity);
-            parity ^= 1;
-            if (query + 2 * TILE < q.rows) load_next(stage == 0 ? STAGES - 1 : stage - 1, query + 2 * TILE);
-            end_loads();
-#endif
             start_product(dv, p, now[1]);
 #pragma unroll
             for (int j = 0; j < TILE / 8; j++) {
@@ -108,7 +76,7 @@ PLAIN_ENTRY(key_gradients) {
             }
             to_left(dp, ds);
             start_product(dk, dp, now[0]);
-#if STAGES == 2 || SPLIT
+#if STAGES == 2
             await_products<0>();
             pin(dv);
             pin(dk);
@@ -120,7 +88,7 @@ PLAIN_ENTRY(key_gradients) {
         values.load(rows[1]);
         while (query < q.rows && query < whole) step(Yes());
         while (query < q.rows) step(No());
-#if STAGES == 3 && !SPLIT
+#if STAGES == 3
         await_products<0>();
         pin(dv);
         pin(dk);

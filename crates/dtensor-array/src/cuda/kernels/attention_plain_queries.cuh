@@ -19,14 +19,6 @@ PLAIN_ENTRY(query_gradients) {
         load(rows[1], grad, place.row);
         load(tiles[0], k, 0);
         load(tiles[1], v, 0);
-#if SPLIT
-        end_loads();
-        if (TILE < end) {
-            load(tiles[2], k, TILE);
-            load(tiles[3], v, TILE);
-        }
-        end_loads();
-#endif
     }
     float shifts[2], dots[2];
     int ends[2], plane = padded(a);
@@ -59,48 +51,20 @@ PLAIN_ENTRY(query_gradients) {
         }
     }
     if (end > 0) {
-#if SPLIT
-        SplitBarrier* is_full = (SplitBarrier*)(tiles + 2 * STAGES);
-        SplitBarrier* is_free = is_full + 1;
-        u32 parity = 0;
-        if (threadIdx.x == 0) {
-            is_full->init(THREADS / WARP);
-            is_free->init(THREADS / WARP);
-        }
-        __syncthreads();
-        await_own_loads<1>();
-        is_full->arrive();
-        if (KEEPS) is_full->await(0);
-#else
         if (KEEPS) await_loads();
-#endif
         Left queries, grads;
         u32 p[TILE / 16][4];
         int stage = 0, key = 0;
         auto step = [&](auto is_masked) {
-#if SPLIT
-            is_full->await(parity);
-#else
             await_loads();
-#endif
             Tile<TILE>* now = tiles + 2 * stage;
-            int next = stage == STAGES - 1 ? 0 : stage + 1;
-#if !SPLIT
             if (key + TILE < end) {
-                load(tiles[2 * next], k, key + TILE);
-                load(tiles[2 * next + 1], v, key + TILE);
+                load(tiles[2 - 2 * stage], k, key + TILE);
+                load(tiles[3 - 2 * stage], v, key + TILE);
             }
-#endif
             float s[TILE / 8][4], ds[TILE / 8][4];
             start_dots(s, queries, now[0]);
             start_dots(ds, grads, now[1]);
-#if STAGES == 3 && !SPLIT
-            await_products<2>();
-            pin(o);
-#endif
-#if SPLIT
-            is_free->arrive();
-#endif
             await_products<1>();
             pin(s);
 #pragma unroll
@@ -110,18 +74,6 @@ PLAIN_ENTRY(query_gradients) {
                     bool is_seen = !decltype(is_masked)::value || j * 8 + e % 2 < ends[e / 2] - key;
                     s[j][e] = is_seen ? exp2_of(fmaf(s[j][e], scale2, -shifts[e / 2])) : 0.0f;
                 }
-#if SPLIT
-            await_own_loads<0>();
-            is_full->arrive();
-            is_free->await(parity);
-            parity ^= 1;
-            if (key + 2 * TILE < end) {
-                int before = stage == 0 ? STAGES - 1 : stage - 1;
-                load(tiles[2 * before], k, key + 2 * TILE);
-                load(tiles[2 * before + 1], v, key + 2 * TILE);
-            }
-            end_loads();
-#endif
             await_products<0>();
             pin(ds);
 #pragma unroll
@@ -130,21 +82,15 @@ PLAIN_ENTRY(query_gradients) {
                 for (int e = 0; e < 4; e++) s[j][e] *= ds[j][e] - dots[e / 2];
             to_left(p, s);
             start_product(o, p, now[0]);
-#if STAGES == 2 || SPLIT
             await_products<0>();
             pin(o);
-#endif
-            stage = next;
+            stage = 1 - stage;
             key += TILE;
         };
         queries.load(rows[0]);
         grads.load(rows[1]);
         while (key + TILE <= seen_by_all) step(No());
         while (key < end) step(Yes());
-#if STAGES == 3 && !SPLIT
-        await_products<0>();
-        pin(o);
-#endif
     }
     store(a.dq + place.head * a.queries * a.width, place.row, q.rows, q.columns, o, scale, scale);
 }

@@ -43,24 +43,6 @@ template <int count> DEVICE void pin(u32 (&x)[count][4]) {
 DEVICE void compute_before_wait(u32 bits) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %0, 0; @p st.volatile.shared.b32 [%1], %0; }" : : "r"(bits), "r"(0) : "memory");
 }
-// For numbers that are not negative.
-template <int count> DEVICE void compute_before_wait(const float (&x)[count][4]) {
-    u32 bits = 0;
-#pragma unroll
-    for (int i = 0; i < count; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) bits |= __float_as_uint(x[i][j]);
-    compute_before_wait(bits & 0x80000000u);
-}
-template <int count> DEVICE void compute_before_wait(const u32 (&pairs)[count][4]) {
-    u32 bits = 0;
-#pragma unroll
-    for (int i = 0; i < count; i++)
-#pragma unroll
-        for (int j = 0; j < 4; j++) bits |= pairs[i][j];
-    compute_before_wait(bits & 0x80008000u);
-}
-
 // Describes a matrix in panels of rows of 128 bytes, whose 16-byte parts are permuted within each 8 rows. `panel` is the distance of
 // panels in bytes.
 DEVICE u64 describe(const T* at, u32 panel) {
@@ -71,37 +53,14 @@ DEVICE u64 describe(const T* at, u32 panel) {
 // Products of 64 rows and 16 columns of the left operand: `c` becomes the product, plus `c` if `adds`.
 #define FOUR(i) "+f"(c[i][0]), "+f"(c[i][1]), "+f"(c[i][2]), "+f"(c[i][3])
 #define SIXTEEN(i) FOUR(i), FOUR(i + 1), FOUR(i + 2), FOUR(i + 3)
-#define OF32 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
 #define OF64 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define OF80 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39}"
-#define OF96 \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}"
 #define OF128 \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-
-DEVICE void multiply(float (&c)[4][4], u64 a, u64 b, bool adds) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %18, 0; wgmma.mma_async.sync.aligned.m64n32k16" TYPES OF32
-                 ", %16, %17, p, 1, 1, 0, 0; }"
-                 : SIXTEEN(0)
-                 : "l"(a), "l"(b), "r"((int)adds));
-}
-template <bool transposed> DEVICE void multiply(float (&c)[4][4], const u32 (&a)[4], u64 b, bool adds) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %21, 0; wgmma.mma_async.sync.aligned.m64n32k16" TYPES OF32
-                 ", {%16, %17, %18, %19}, %20, p, 1, 1, %22; }"
-                 : SIXTEEN(0)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds), "n"((int)transposed));
-}
 
 DEVICE void multiply(float (&c)[8][4], u64 a, u64 b, bool adds) {
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16" TYPES OF64
@@ -113,32 +72,6 @@ template <bool transposed> DEVICE void multiply(float (&c)[8][4], const u32 (&a)
     asm volatile("{ .reg .pred p; setp.ne.b32 p, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16" TYPES OF64
                  ", {%32, %33, %34, %35}, %36, p, 1, 1, %38; }"
                  : SIXTEEN(0), SIXTEEN(4)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds), "n"((int)transposed));
-}
-
-DEVICE void multiply(float (&c)[10][4], u64 a, u64 b, bool adds) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %42, 0; wgmma.mma_async.sync.aligned.m64n80k16" TYPES OF80
-                 ", %40, %41, p, 1, 1, 0, 0; }"
-                 : SIXTEEN(0), SIXTEEN(4), FOUR(8), FOUR(9)
-                 : "l"(a), "l"(b), "r"((int)adds));
-}
-template <bool transposed> DEVICE void multiply(float (&c)[10][4], const u32 (&a)[4], u64 b, bool adds) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %45, 0; wgmma.mma_async.sync.aligned.m64n80k16" TYPES OF80
-                 ", {%40, %41, %42, %43}, %44, p, 1, 1, %46; }"
-                 : SIXTEEN(0), SIXTEEN(4), FOUR(8), FOUR(9)
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds), "n"((int)transposed));
-}
-
-DEVICE void multiply(float (&c)[12][4], u64 a, u64 b, bool adds) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %50, 0; wgmma.mma_async.sync.aligned.m64n96k16" TYPES OF96
-                 ", %48, %49, p, 1, 1, 0, 0; }"
-                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8)
-                 : "l"(a), "l"(b), "r"((int)adds));
-}
-template <bool transposed> DEVICE void multiply(float (&c)[12][4], const u32 (&a)[4], u64 b, bool adds) {
-    asm volatile("{ .reg .pred p; setp.ne.b32 p, %53, 0; wgmma.mma_async.sync.aligned.m64n96k16" TYPES OF96
-                 ", {%48, %49, %50, %51}, %52, p, 1, 1, %54; }"
-                 : SIXTEEN(0), SIXTEEN(4), SIXTEEN(8)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds), "n"((int)transposed));
 }
 
@@ -162,6 +95,6 @@ DEVICE void end_products() {}
 template <int batches> DEVICE void await_products() {}
 DEVICE void show_to_products() {}
 template <class X> DEVICE void pin(X&) {}
-template <class X> DEVICE void compute_before_wait(const X&) {}
+DEVICE void compute_before_wait(u32) {}
 
 #endif
