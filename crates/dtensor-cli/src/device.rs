@@ -144,6 +144,18 @@ pub(crate) fn reset_peak_memory(_: Device) -> Result<()> {
     Ok(())
 }
 
+/// Returns a step that is recorded as a CUDA graph and replayed.
+#[cfg(feature = "cuda")]
+pub(crate) fn recorded(step: impl Fn() -> Result<Tensor> + 'static) -> Box<dyn Fn() -> Result<Tensor>> {
+    let graph = std::cell::RefCell::new(dtensor::cuda::graph(move |_: &[Tensor]| Ok(vec![step()?])));
+    Box::new(move || Ok(graph.borrow_mut().run(&[])?.remove(0)))
+}
+
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn recorded(step: impl Fn() -> Result<Tensor> + 'static) -> Box<dyn Fn() -> Result<Tensor>> {
+    Box::new(step)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -159,16 +171,4 @@ mod tests {
         assert!("meta".parse::<DeviceChoice>().is_err() && "gpu".parse::<DeviceChoice>().is_err());
         assert_eq!(DeviceChoice::Gpu(1).of_rank(3), Device::Cuda(1));
     }
-}
-
-/// Returns a step that is recorded as a CUDA graph and replayed.
-#[cfg(feature = "cuda")]
-pub(crate) fn recorded(step: impl Fn() -> Result<Tensor> + 'static) -> Box<dyn Fn() -> Result<Tensor>> {
-    let graph = std::cell::RefCell::new(dtensor::cuda::graph(move |_: &[Tensor]| Ok(vec![step()?])));
-    Box::new(move || Ok(graph.borrow_mut().run(&[])?.remove(0)))
-}
-
-#[cfg(not(feature = "cuda"))]
-pub(crate) fn recorded(step: impl Fn() -> Result<Tensor> + 'static) -> Box<dyn Fn() -> Result<Tensor>> {
-    Box::new(step)
 }
