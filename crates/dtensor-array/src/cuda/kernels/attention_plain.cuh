@@ -2,7 +2,7 @@
 // case that has to be fast. A group of 4 warps computes 64 rows, in a loop over tiles of `TILE` columns.
 //
 // `W` is the number of columns of all operands, `GROUPS` the groups of a block, `BLOCKS` the blocks that a multiprocessor runs at a
-// time, and `KEEPS` is 1 if the left operands of dot products stay in registers.
+// time, `STAGES` the tiles of each operand of the loop, and `KEEPS` is 1 if the left operands of dot products stay in registers.
 
 #define THREADS (128 * GROUPS)
 #define ROWS (64 * GROUPS)
