@@ -375,7 +375,8 @@ impl Pass {
     fn take_saved(&mut self, node: &Arc<Node>, retain: bool) -> Result<SavedValues> {
         let mut saved = node.saved.lock();
         let (region, n) = match &*saved {
-            Saved::Values(values) if retain => return Ok(values.clone()),
+            // What saves nothing has nothing to free, and may be passed again: other outputs of a `split`, say.
+            Saved::Values(values) if retain || values.is_empty() => return Ok(values.clone()),
             Saved::Recompute(region, n) => (region.clone(), *n),
             _ => {
                 let Saved::Values(values) = std::mem::replace(&mut *saved, Saved::Freed) else {

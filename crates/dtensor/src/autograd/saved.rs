@@ -69,6 +69,11 @@ pub(crate) struct SavedValues {
 }
 
 impl SavedValues {
+    /// Returns true if nothing is saved.
+    pub(super) fn is_empty(&self) -> bool {
+        self.inputs.iter().all(Option::is_none) && self.outputs.iter().all(Option::is_none)
+    }
+
     pub(super) fn of(saves: Saves, inputs: &[&Tensor], outputs: &[Value]) -> Self {
         let inputs = inputs.iter().enumerate();
         let outputs = outputs.iter().enumerate();
