@@ -155,13 +155,23 @@ unsafe extern "C" {
     fn atexit(callback: extern "C" fn()) -> std::ffi::c_int;
 }
 
-/// Lets the threads that run work of the library finish before the process unloads it. After that, communicators leak.
+/// Stops the watchdog and lets the threads that run work of the library finish before the process unloads it. After that, communicators leak.
 extern "C" fn finish_detached() {
-    IS_ENDING.store(true, Ordering::SeqCst);
+    if IS_ENDING.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    watchdog::stop();
     let began = Instant::now();
     while DETACHED.load(Ordering::SeqCst) > 0 && began.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+/// Has the end of the process wait for work of the library. Called whenever such work begins: what is registered last runs first, so
+/// before the driver and the library, which register while they work, are torn down.
+fn expect_end() {
+    // SAFETY: the function takes no arguments and lives as long as the program.
+    unsafe { atexit(finish_detached) };
 }
 
 /// Runs work of the library that may wait for other ranks, on a thread if so.
@@ -169,10 +179,7 @@ fn detach(nccl: &'static dyn Nccl, work: impl FnOnce() + Send + 'static) {
     if !nccl.waits_for_others() {
         return work();
     }
-    // Anew each time: what is registered last runs first, so before the driver and the library, which register while they work, are
-    // torn down.
-    // SAFETY: the function takes no arguments and lives as long as the program.
-    unsafe { atexit(finish_detached) };
+    expect_end();
     /// Counts the thread, also if it panics.
     struct Counted;
     impl Drop for Counted {

@@ -47,10 +47,19 @@ struct Watchdog {
     wakeup: Condvar,
 }
 
+static WATCHDOG: OnceLock<std::result::Result<&'static Watchdog, String>> = OnceLock::new();
+
+/// Stops the watchdog for good, between two looks at the transfers: the process ends, and the driver with it.
+pub(super) fn stop() {
+    if let Some(Ok(watchdog)) = WATCHDOG.get() {
+        std::mem::forget(watchdog.flights.try_lock_for(Duration::from_secs(5)));
+    }
+}
+
 /// Returns the watchdog, which runs from the first call on.
 fn watchdog() -> Result<&'static Watchdog> {
-    static WATCHDOG: OnceLock<std::result::Result<&'static Watchdog, String>> = OnceLock::new();
     let started = WATCHDOG.get_or_init(|| {
+        super::expect_end();
         let watchdog: &'static Watchdog = Box::leak(Box::default());
         let thread = std::thread::Builder::new().name("nccl watchdog".into()).spawn(|| watchdog.run());
         thread.map(|_| watchdog).map_err(|error| error.to_string())
