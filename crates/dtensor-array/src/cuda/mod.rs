@@ -3,7 +3,7 @@
 //! Work is asynchronous. Each thread has a stream per GPU. An operator queues its kernel there and returns an array at once; only
 //! copies to main memory wait. A storage knows the streams that use it, so arrays may move between threads freely.
 //!
-//! Chains of element-wise operators run as one kernel: see [`mod@fuse`].
+//! Chains of element-wise operators run as one kernel: see `fuse.rs`.
 //!
 //! Kernels are CUDA C++ in `kernels/`, one file per family. They are compiled for an element type and a GPU when they are first
 //! used, and cached on disk. With the feature `cuda-emulator` and no GPU, the system's C++ compiler compiles them, and they run on

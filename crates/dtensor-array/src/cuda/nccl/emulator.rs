@@ -1,7 +1,7 @@
 //! An NCCL for emulated GPUs. Ranks may be threads or processes of one machine: they leave their data in files for each other.
 //!
-//! Emulated streams run work when it is queued, so [`Nccl::group_end`] waits for the other ranks. A transfer that hangs is emulated as on
-//! a GPU: its stream stands still ([`stall`]), and so does every stream that waits for an event of it, until it is aborted.
+//! Emulated streams run work when it is queued, so `Nccl::group_end` waits for the other ranks. A transfer that hangs is emulated as on
+//! a GPU: its stream stands still (`stall`), and so does every stream that waits for an event of it, until it is aborted.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

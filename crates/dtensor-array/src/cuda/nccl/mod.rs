@@ -1,7 +1,7 @@
 //! NCCL: communication between GPUs, one rank per GPU.
 //!
 //! A [`Communicator`] is one rank's end of a group. It has a stream of its own, on which its transfers run beside the other work
-//! of the GPU. [`communicate`] queues transfers and does not wait. A thread ([`watchdog`]) looks after them: if they do not finish, it
+//! of the GPU. [`communicate`] queues transfers and does not wait. A thread (`watchdog.rs`) looks after them: if they do not finish, it
 //! aborts the communicators, and those who read the results get an error.
 
 mod bindings;
