@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Thread-locals that are not modes: file, name and reason.
-const STATE: [(&str, &str, &str); 15] = [
+const STATE: [(&str, &str, &str); 16] = [
     ("dtensor-array/src/cuda/device.rs", "ENTERED", "the GPU that the driver acts on"),
     ("dtensor-array/src/cuda/device.rs", "WAITS", "a counter"),
+    ("dtensor-array/src/cuda/device.rs", "LAUNCHES", "a counter"),
     ("dtensor-array/src/cuda/nccl/emulator.rs", "GROUP", "transfers that have begun"),
     ("dtensor-array/src/cuda/recorder.rs", "RECORDER", "a graph records all work of the thread"),
     ("dtensor-array/src/cuda/stream.rs", "STREAMS", "the queues of the thread's work"),
