@@ -185,15 +185,16 @@ fn a_transfer_that_hangs_is_aborted_and_reported_to_its_readers() {
         let on_failure = |why: &str| (0..2).map(|i| Error::argument("test", format!("{i}: {why}"))).collect();
         // Longer than queueing takes on a busy machine.
         let timeout = Duration::from_secs(if error.is_some() { 60 } else { 3 });
-        communicate(&all, Watch { timeout, on_failure: Box::new(on_failure) }).unwrap();
+        let want = if error.is_none() { "did not finish it within 3s" } else { "a link is down" };
+        let queued = communicate(&all, Watch { timeout, on_failure: Box::new(on_failure) });
+        // The watchdog may find the error while the transfers are still being queued.
+        if let Err(early) = &queued {
+            assert!(error.is_some() && early.to_string().contains(want), "{early}");
+        }
         // This stream reads the result, and then waits for it.
-        for (i, out) in outs.iter().enumerate() {
+        for (i, out) in outs.iter().enumerate().filter(|_| queued.is_ok()) {
             let twice = reduce_alone(ReduceOp::Sum, &[out, out]);
             let error = twice.and_then(|twice| twice.to_device(Device::Cpu)).unwrap_err().to_string();
-            let want = match count {
-                70_001 => "did not finish it within 3s",
-                _ => "a link is down",
-            };
             assert!(error.contains(&format!("{i}: ")) && error.contains(want), "{error}");
         }
         // Later work is not affected, but the communicators are.
