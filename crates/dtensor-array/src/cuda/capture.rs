@@ -1,4 +1,4 @@
-//! Recorded work of the emulator: what is queued on a stream between `begin_capture` and `end_capture`.
+//! Stream capture in the emulator: records the work queued between `begin_capture` and `end_capture`, and replays it.
 //!
 //! The rules are CUDA's: a stream joins a recording by waiting for an event of a stream that is recorded, must be waited for before the
 //! recording ends, and can neither be waited for on the host nor wait for work outside of the recording.

@@ -43,7 +43,7 @@ impl Recording {
         let stream = current_stream(gpu(ordinal)?)?;
         let gpu = stream.gpu;
         gpu.enter()?;
-        // What is pending is no part of the recording.
+        // Queue pending work first: it must run now, outside the recording.
         fuse::flush()?;
         let numbers = stream.empty(DType::U8, &[NUMBERS])?;
         let numbers_at = stream.read(&numbers)?;

@@ -78,7 +78,7 @@ impl Ranks {
             return Ok(None);
         }
         if let Collective::Scatter { src } = calls[0].collective {
-            // Only one rank has values, so the GPUs of the others are those that they have used before.
+            // Only one rank passes values, so use the GPUs that the other ranks used in earlier collectives.
             let known = self.known.lock().last().cloned();
             return Ok(known.filter(|all| are_on(&values[src], all[src].device())));
         }

@@ -158,7 +158,7 @@ struct NormaliseGrad {
 }
 
 impl NormaliseGrad {
-    /// Returns the weight and what is added to the gradient of x, of the inputs.
+    /// Returns two of the inputs: the weight, and the tensor added to the gradient of x.
     fn optional<'a>(&self, x: &[&'a Array]) -> (Option<&'a Array>, Option<&'a Array>) {
         let addend = self.adds.then(|| x[x.len() - 1]);
         (self.forward.weight.then(|| x[x.len() - 1 - usize::from(self.adds)]), addend)

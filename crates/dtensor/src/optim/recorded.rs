@@ -24,7 +24,7 @@ struct Before {
     count: u64,
     /// The number of state tensors.
     slots: usize,
-    /// The state tensors that somebody else holds, which the step replaces.
+    /// State tensors that are shared, by their index: the step replaces them instead of writing in place.
     shared: Vec<(usize, Tensor)>,
 }
 

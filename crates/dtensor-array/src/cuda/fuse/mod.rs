@@ -44,7 +44,7 @@ const MOST_OPERATORS: usize = 16;
 const MOST_INPUTS: usize = 8;
 /// The most pending storages of a stream.
 const MOST_PENDING: usize = 64;
-/// The most bytes that pending work keeps allocated: inputs that nobody else holds.
+/// The most bytes of inputs that only pending work holds.
 const MOST_BYTES: usize = 256 << 20;
 
 #[derive(Clone, Copy)]

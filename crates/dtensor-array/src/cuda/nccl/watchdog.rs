@@ -104,7 +104,7 @@ fn mark(ranks: &[Arc<Communicator>]) -> Result<Vec<Handle>> {
 }
 
 impl Queueing {
-    /// Notes whether the transfers have been queued. If not, nobody waits for them.
+    /// Marks the end of queueing. If queueing failed, the watchdog stops watching these transfers.
     pub(super) fn end(self, queued: Result<()>) -> Result<()> {
         let mut state = self.watchdog.flights.lock();
         let Some(at) = state.0.iter().position(|flight| flight.number == self.number) else {
